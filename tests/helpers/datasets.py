@@ -1,0 +1,134 @@
+"""Small datasets that a tiny model can learn, written as the manifest's contract says."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from trainer.data import manifest as manifests
+from trainer.data.manifest import Feature, Manifest, Shard, Split
+
+#: A class is the third of the image that is bright.
+CLASS_NAMES = ("top", "middle", "bottom")
+
+RECORDS = {"train": 96, "validation": 24, "test": 30}
+
+
+def write_dataset(
+    directory: Path,
+    *,
+    records: Mapping[str, int] = RECORDS,
+    shape: tuple[int, int, int] = (12, 12, 3),
+    shards: int = 2,
+    seed: int = 0,
+) -> Manifest:
+    """Writes a dataset directory of noisy PNG images with one bright band, and its manifest.
+
+    Record p of a split lies in shard p % shards at position p // shards; every shard mixes the classes.
+
+    Args:
+        directory: Made if it is not there.
+        records: Number of examples per split; a split with 0 is left out.
+        shape: (height, width, channels) of the images; channels is 1 or 3.
+        shards: Number of shards of every split.
+        seed: Of the noise. The same arguments give the same bytes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    splits = {
+        name: _write_split(directory, name, total, shape, shards, rng)
+        for name, total in records.items()
+        if total
+    }
+    checksums = [shard.crc32c for split in splits.values() for shard in split.shards]
+    manifest = Manifest(
+        fingerprint="sha256:" + hashlib.sha256("".join(checksums).encode()).hexdigest(),
+        source="bands",
+        settings={"seed": seed, "image_size": shape[0]},
+        class_names=CLASS_NAMES,
+        features=(
+            Feature("image", "uint8", shape, "png"),
+            Feature("label", "int64"),
+            Feature("key", "string"),
+        ),
+        splits=splits,
+    )
+    manifests.save(manifest, directory)
+    return manifest
+
+
+def read_examples(directory: Path, split: str) -> Iterator[tuple[str, bytes, int]]:
+    """Yields (key, encoded image, label) of every example of a split, shard by shard."""
+    for shard in manifests.load(directory).splits[split].shards:
+        for record in tf.data.TFRecordDataset(str(directory / shard.file)):
+            features = tf.train.Example.FromString(record.numpy()).features.feature
+            yield (
+                features["key"].bytes_list.value[0].decode(),
+                features["image"].bytes_list.value[0],
+                features["label"].int64_list.value[0],
+            )
+
+
+def band_image(label: int, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
+    """Returns a uint8 image of dark noise whose third number `label` is bright."""
+    height = shape[0]
+    pixels = rng.integers(0, 100, shape, dtype=np.uint8)
+    band = slice(height * label // len(CLASS_NAMES), height * (label + 1) // len(CLASS_NAMES))
+    pixels[band] += 120
+    return pixels
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """Returns a uint8 (height, width, channels) image as PNG; 1 channel is grey, 3 are RGB."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_shard(path: Path, examples: list[bytes]) -> Shard:
+    """Writes serialized examples to a TFRecord file and describes it for a manifest."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for example in examples:
+            writer.write(example)
+    content = path.read_bytes()
+    return Shard(path.name, len(examples), len(content), f"{google_crc32c.value(content):08x}")
+
+
+def make_example(key: str, image: bytes, label: int) -> bytes:
+    """Returns a serialized tf.train.Example as datasets hold it."""
+    features = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+        "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def _write_split(
+    directory: Path,
+    name: str,
+    total: int,
+    shape: tuple[int, int, int],
+    shards: int,
+    rng: np.random.Generator,
+) -> Split:
+    # A plain p % 3 would leave one class to a shard where the shards are a multiple of three.
+    labels = [(p % shards + p // shards) % len(CLASS_NAMES) for p in range(total)]
+    examples = [
+        make_example(f"{name}/{p:05d}", encode_png(band_image(label, shape, rng)), label)
+        for p, label in enumerate(labels)
+    ]
+    return Split(
+        shards=tuple(
+            write_shard(directory / f"{name}-{i:05d}-of-{shards:05d}.tfrecord", examples[i::shards])
+            for i in range(shards)
+        ),
+        class_counts=tuple(labels.count(label) for label in range(len(CLASS_NAMES))),
+    )

@@ -1,0 +1,62 @@
+"""Starts the replicas of a cluster as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def tf_configs(replicas: int, *, chief: bool = True) -> list[dict[str, object]]:
+    """Returns TF_CONFIG of each replica, with a chief task or with workers only."""
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(replicas)]
+    cluster = {"chief": hosts[:1], "worker": hosts[1:]} if chief else {"worker": hosts}
+    tasks = [{"type": kind, "index": i} for kind in cluster for i in range(len(cluster[kind]))]
+    return [{"cluster": cluster, "task": task} for task in tasks]
+
+
+def start(
+    arguments: Sequence[str], replicas: int, *, chief: bool = True, environ: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
+    """Starts `python ARGUMENTS` once per replica; one replica gets no TF_CONFIG."""
+    processes = []
+    for config in tf_configs(replicas, chief=chief):
+        extra = {"TF_CONFIG": json.dumps(config)} if replicas > 1 else {}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **extra, **(environ or {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=ROOT,
+            )
+        )
+    return processes
+
+
+def run(arguments: Sequence[str], replicas: int, **options: object) -> list[str]:
+    """Runs the replicas to their end and returns their outputs; fails the test when one fails."""
+    processes = start(arguments, replicas, **options)  # type: ignore[arg-type]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-5000:]
+    return outputs

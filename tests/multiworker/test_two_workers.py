@@ -1,0 +1,74 @@
+"""Two replicas as real processes: the same numbers as one, nothing lost at save, only the chief writes."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from tests.helpers import replicas
+from tests.helpers.datasets import read_examples, write_dataset
+from trainer.callbacks import read_history
+from trainer.saving import load_model
+
+pytestmark = pytest.mark.multiworker
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dataset")
+    write_dataset(directory, records={"train": 96, "validation": 25, "test": 8}, shards=4)
+    return directory
+
+
+def train(dataset, out, count, batch, *, model, epochs=2, chief=True, tmpdir=None):
+    arguments = ["-m", "trainer.task", "--dataset", dataset, "--model", model, "--model-dir", out]
+    arguments += ["--epochs", epochs, "--per-replica-batch-size", batch, "--learning-rate", 0.01]
+    environ = {"TMPDIR": str(tmpdir)} if tmpdir else {}
+    return replicas.run([str(a) for a in arguments], count, chief=chief, environ=environ)
+
+
+def weights(out):
+    return load_model(out / "model.keras").get_weights()
+
+
+def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(dataset, tmp_path):
+    model = "tests.helpers.models:synchronized"
+    train(dataset, tmp_path / "one", 1, 16, model=model)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    outputs = train(dataset, tmp_path / "two", 2, 8, model=model, tmpdir=scratch)
+
+    for one, two in zip(read_history(tmp_path / "one"), read_history(tmp_path / "two"), strict=True):
+        for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+            assert float(two[name]) == pytest.approx(float(one[name]), abs=1e-5)
+    for one, two in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
+        np.testing.assert_allclose(two, one, atol=1e-5)
+    # The worker ran the same program, said nothing, and left nothing behind.
+    assert "epoch 2/2" in outputs[0]
+    assert "epoch" not in outputs[1]
+    assert list(scratch.iterdir()) == []
+    assert sorted(p.name for p in (tmp_path / "two").iterdir()) == sorted(
+        p.name for p in (tmp_path / "one").iterdir()
+    )
+    assert len(list((tmp_path / "two").glob("logs/train/*"))) == 1
+
+
+def test_batch_normalization_of_all_replicas_is_saved(dataset, tmp_path):
+    """One step over the whole split, momentum 0: the saved mean is that of all examples, not of replica 0's."""
+    train(dataset, tmp_path, 2, 48, model="tests.helpers.models:momentless", epochs=1, chief=False)
+
+    images = [
+        np.asarray(keras.ops.convert_to_numpy(_decode(encoded)))
+        for _, encoded, _ in read_examples(dataset, "train")
+    ]
+    everything = np.stack(images).mean(axis=(0, 1, 2)) / 255
+    saved = load_model(tmp_path / "model.keras").get_layer("bn").moving_mean
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(saved), everything, atol=1e-5)
+    assert json.loads((tmp_path / "settings.json").read_text())["replicas"] == 2
+
+
+def _decode(encoded):
+    import tensorflow as tf
+
+    return tf.io.decode_png(encoded)

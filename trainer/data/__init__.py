@@ -1,0 +1,1 @@
+"""Reading a dataset directory: its manifest, its images, its input pipeline."""

@@ -1,0 +1,205 @@
+"""The manifest of a dataset directory: what is in it, and what a model is told about it.
+
+A dataset directory holds `{split}-{i:05d}-of-{n:05d}.tfrecord` files of tf.train.Example and one
+`manifest.json`, which is written last. Readers trust the manifest, never a glob. This module loads
+neither TensorFlow nor Keras, so that the writing side can use it too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer import files
+from trainer.errors import DatasetError
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = "shardline.dataset"
+FORMAT_VERSION = 1
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature of every tf.train.Example.
+
+    Attributes:
+        name: Key in the Example: "image", "label", "key".
+        dtype: Of the value after decoding: "uint8", "int64", "string".
+        shape: Of the value after decoding; (height, width, channels) for an image, () for a scalar.
+        encoding: How the bytes are stored: "png" or "jpeg" (both for a mixture: "image"), "" for none.
+        resize: How the stored image came to its shape, and serving must repeat: "crop" (shorter side
+            fitted with antialiasing, then centre-cropped) or "" (stored as the source had it).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    encoding: str = ""
+    resize: str = ""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One TFRecord file of a split.
+
+    Attributes:
+        file: Name of the file inside the dataset directory.
+        records: Number of examples in it.
+        bytes: Size of the file.
+        crc32c: Checksum of the whole file, eight hexadecimal digits.
+    """
+
+    file: str
+    records: int
+    bytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a dataset.
+
+    Attributes:
+        shards: In order. They differ by at most one record, the longer ones first.
+        class_counts: Examples per class, in the order of `Manifest.class_names`.
+    """
+
+    shards: tuple[Shard, ...]
+    class_counts: tuple[int, ...]
+
+    @property
+    def records(self) -> int:
+        """Number of examples in the split."""
+        return sum(shard.records for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a model function is told about the dataset.
+
+    Attributes:
+        input_shape: (height, width, channels) of the decoded uint8 image, values 0..255.
+        num_classes: Number of classes; labels are int64 in 0..num_classes-1.
+        class_names: Name of each class.
+        features: All features of an example, by name.
+        records: Number of examples by split.
+    """
+
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    class_names: tuple[str, ...]
+    features: Mapping[str, Feature]
+    records: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about a dataset directory.
+
+    Attributes:
+        fingerprint: "sha256:..." over content and settings, and nothing else.
+        source: The source string that the data came from.
+        settings: How the source became shards (seed, split, image size, ...).
+        class_names: Name of each class; a label is an index into it.
+        features: The feature specification.
+        splits: By name; only splits that have examples.
+        rejected: Examples left out, each with "key" and "reason".
+    """
+
+    fingerprint: str
+    source: str
+    settings: Mapping[str, Any]
+    class_names: tuple[str, ...]
+    features: tuple[Feature, ...]
+    splits: Mapping[str, Split]
+    rejected: tuple[Mapping[str, str], ...] = field(default=())
+
+    @property
+    def image(self) -> Feature:
+        """The image feature.
+
+        Raises:
+            DatasetError: When the dataset has none.
+        """
+        for feature in self.features:
+            if feature.name == "image":
+                return feature
+        raise DatasetError("the dataset has no feature 'image'; only image datasets can be trained on")
+
+    def info(self) -> DatasetInfo:
+        """Returns the part of the manifest that a model function sees."""
+        height, width, channels = self.image.shape
+        return DatasetInfo(
+            input_shape=(height, width, channels),
+            num_classes=len(self.class_names),
+            class_names=self.class_names,
+            features={feature.name: feature for feature in self.features},
+            records={name: split.records for name, split in self.splits.items()},
+        )
+
+
+def save(manifest: Manifest, directory: Path) -> None:
+    """Writes manifest.json atomically; it must be the last file written into the directory."""
+    files.write_json(
+        directory / MANIFEST_FILE, {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(manifest)}
+    )
+
+
+def load(directory: Path) -> Manifest:
+    """Reads a dataset directory's manifest.
+
+    Raises:
+        DatasetError: When there is no manifest, it is damaged, of another format, or names a shard
+            outside the directory.
+    """
+    path = directory / MANIFEST_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DatasetError(
+            f"no {MANIFEST_FILE} in {directory}: not a dataset, or one whose preprocessing did not finish; "
+            "write one with 'shardline preprocess SOURCE OUT'"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"cannot read {path}: {error}; preprocess the data again") from None
+    return _parse(content, path)
+
+
+def _parse(content: Any, path: Path) -> Manifest:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DatasetError(f"{path} is not a Shardline manifest (no format {FORMAT!r})")
+    if content.get("format_version") != FORMAT_VERSION:
+        raise DatasetError(
+            f"{path} has format_version {content.get('format_version')!r}, this release reads "
+            f"{FORMAT_VERSION}; preprocess the data again"
+        )
+    try:
+        manifest = Manifest(
+            fingerprint=content["fingerprint"],
+            source=content["source"],
+            settings=content["settings"],
+            class_names=tuple(content["class_names"]),
+            features=tuple(
+                Feature(**{**item, "shape": tuple(item["shape"])}) for item in content["features"]
+            ),
+            splits={name: _parse_split(item) for name, item in content["splits"].items()},
+            rejected=tuple(content["rejected"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{path} is damaged: {error!r}; preprocess the data again") from None
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            if shard.file != Path(shard.file).name:
+                raise DatasetError(f"{path} names a shard outside the directory: {shard.file!r}")
+    return manifest
+
+
+def _parse_split(content: Mapping[str, Any]) -> Split:
+    return Split(
+        shards=tuple(Shard(**item) for item in content["shards"]),
+        class_counts=tuple(content["class_counts"]),
+    )

@@ -1,0 +1,61 @@
+"""The tree of errors that Shardline raises on purpose.
+
+    ShardlineError
+    ├── SettingsError    a setting, flag or parameter is missing, mistyped or out of range
+    ├── SourceError      the raw data: an unknown source, an unreadable or unusable example
+    ├── DatasetError     a dataset directory: no manifest, damaged shard, empty split
+    ├── ModelError       a model function or a model file
+    ├── ClusterError     TF_CONFIG, hosts, replicas
+    ├── PipelineError    a compiled pipeline (YAML) and the parameters given to it
+    └── RunError         something that was started correctly and then failed (exit code 1)
+
+Every message says what was wrong, what was found, and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+#: Exit code for a mistake of the user: trying again cannot help, so a job is not restarted on it.
+EXIT_BAD_INPUT = 2
+
+#: Exit code for a run that failed after it had been started correctly.
+EXIT_FAILED = 1
+
+
+class ShardlineError(Exception):
+    """Base of all errors raised on purpose.
+
+    Attributes:
+        exit_code: Status of a process that ends with this error.
+    """
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class SettingsError(ShardlineError):
+    """A setting, flag or parameter is missing, mistyped or out of range."""
+
+
+class SourceError(ShardlineError):
+    """The raw data cannot be used: unknown source, unreadable or unusable example."""
+
+
+class DatasetError(ShardlineError):
+    """A dataset directory cannot be used: no manifest, damaged shard, empty split."""
+
+
+class ModelError(ShardlineError):
+    """A model function or a model file cannot be used."""
+
+
+class ClusterError(ShardlineError):
+    """The cluster description (TF_CONFIG) or one of its hosts is wrong."""
+
+
+class PipelineError(ShardlineError):
+    """A compiled pipeline, or a parameter given to it, is wrong."""
+
+
+class RunError(ShardlineError):
+    """Something was started correctly and then failed."""
+
+    exit_code = EXIT_FAILED

@@ -1,0 +1,29 @@
+"""Model functions. Each returns a compiled keras.Model that takes uint8 images."""
+
+from __future__ import annotations
+
+from trainer.errors import ModelError
+
+#: Built-in model functions by name, as import strings.
+BUILT_IN = {
+    "mnist_cnn": "trainer.models.mnist_cnn:build_model",
+    "resnet50": "trainer.models.resnet50:build_model",
+}
+
+
+def import_string(model: str) -> str:
+    """Returns the import string of a model function; loads neither it nor Keras.
+
+    Args:
+        model: A built-in name, or `pkg.module:function`.
+
+    Raises:
+        ModelError: When it is neither.
+    """
+    reference = BUILT_IN.get(model, model)
+    module, _, name = reference.partition(":")
+    if not module or not name:
+        raise ModelError(
+            f"unknown model {model!r}; built in are {', '.join(BUILT_IN)}, your own is pkg.module:function"
+        )
+    return reference

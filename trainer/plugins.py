@@ -1,0 +1,94 @@
+"""Plug-ins: a user's own function or class, named by an import string such as `pkg.module:name`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trainer.errors import ModelError, ShardlineError
+
+_SHOWN_NAMES = 8
+
+
+def load(
+    reference: str, kind: str, error: type[ShardlineError] = ModelError, *, known: Sequence[str] = ()
+) -> Any:
+    """Returns the object that an import string names; modules of the working directory can be imported.
+
+    Args:
+        reference: `pkg.module:name`.
+        kind: What the object is for ("model", "source"), used in messages.
+        error: Type of the error to raise.
+        known: Other forms that `kind` accepts ("mnist_cnn", "images:DIR"), named in messages.
+
+    Raises:
+        ShardlineError: Of type `error`: the reference is malformed, or the module or name does not exist
+            (the message says what does), or importing the module fails.
+    """
+    module_name, _, name = reference.partition(":")
+    forms = f"; known: {', '.join(known)}" if known else ""
+    if not module_name or not name:
+        raise error(f"unknown {kind} {reference!r}: not an import string such as pkg.module:name{forms}")
+    _make_working_directory_importable()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as missing:
+        if missing.name and f"{module_name}.".startswith(f"{missing.name}."):
+            raise error(
+                f"unknown {kind} {reference!r}: no module {missing.name!r}{_neighbours(missing.name)}{forms}"
+            ) from None
+        raise error(f"{kind} {reference!r}: importing {module_name} failed: {describe(missing)}") from missing
+    except Exception as failure:
+        raise error(f"{kind} {reference!r}: importing {module_name} failed: {describe(failure)}") from failure
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        there = _closest(name, _public_names(module)) or "nothing public"
+        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
+
+
+def describe(error: BaseException) -> str:
+    """Returns one line that says what an exception of a user's code was, and in which file and line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or isinstance(error, SyntaxError):  # a SyntaxError names its place itself
+        return text
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
+def _make_working_directory_importable() -> None:
+    """Does for a console script what `python -m` does by itself."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+
+
+def _neighbours(module_name: str) -> str:
+    """Says which modules exist beside the one that does not."""
+    package, _, name = module_name.rpartition(".")
+    parent = sys.modules.get(package)
+    path = list(getattr(parent, "__path__", ())) if package else [str(Path.cwd())]
+    there = _closest(name, (module.name for module in pkgutil.iter_modules(path)))
+    return f", {package or 'the working directory'} has {there}" if there else ""
+
+
+def _public_names(module: ModuleType) -> list[str]:
+    own = [
+        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+    ]
+    return [name for name in own if not name.startswith("_")]
+
+
+def _closest(name: str, candidates: Iterable[str]) -> str:
+    """Returns some of the candidates as text, those most like `name` first."""
+    names = sorted(candidates)
+    names.sort(key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())
+    return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")

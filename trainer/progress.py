@@ -1,0 +1,140 @@
+"""Progress: what a run tells the person who watches it.
+
+Every part of Shardline reports through this module, in one of four kinds of event:
+
+* `say(topic, text)`: one line worth reading ("train: chief + 1 worker, global batch 64").
+* `advance(topic, done, total, unit, text)`: how far a long piece of work has come.
+* `fact(name, value, text)`: a result that belongs in the table at the end of a run.
+* `fail(topic, error)`: the one line that explains why the process is about to end.
+
+By default an event becomes a plain line on standard output, which is what a log viewer wants. A process
+started by Shardline's own local runner has SHARDLINE_EVENTS=1 in its environment and writes events as
+marked JSON lines instead; the runner parses them (`parse`) out of everything else that is printed and
+shows them in its own way (a bar on a terminal). A command in the foreground installs its own `sink`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from trainer.errors import ShardlineError
+
+EVENTS_VARIABLE = "SHARDLINE_EVENTS"
+_MARK = "@shardline "
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        kind: "line", "progress", "fact" or "error".
+        topic: The step that speaks ("preprocess", "train", "validate", "register"); of a fact, its name.
+        text: What a person reads.
+        done: Units of work done so far (progress only).
+        total: Units of work in all (progress only).
+        unit: Name of the unit, plural ("records", "steps").
+        exit_code: Status with which the process ends (errors only).
+        value: What a program reads (facts only).
+    """
+
+    kind: Literal["line", "progress", "fact", "error"]
+    topic: str
+    text: str
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    exit_code: int = 0
+    value: Scalar = None
+
+
+Sink = Callable[[Event], None]
+
+
+def render(event: Event) -> str:
+    """Returns the event as one plain line of text."""
+    if event.kind == "progress":
+        amount = f"{event.done:,}/{event.total:,} {event.unit}"
+        return f"{event.topic}: {amount}  {event.text}".rstrip()
+    if event.kind == "error":
+        return f"{event.topic}: error: {event.text}"
+    return f"{event.topic}: {event.text}"
+
+
+def parse(line: str) -> Event | None:
+    """Returns the event that a line of a process's output carries, or None for any other line."""
+    _, mark, payload = line.partition(_MARK)
+    if not mark:
+        return None
+    try:
+        return Event(**json.loads(payload))
+    except (ValueError, TypeError):
+        return None
+
+
+def _default_sink(event: Event) -> None:
+    if os.environ.get(EVENTS_VARIABLE) == "1":
+        print(_MARK + json.dumps(asdict(event)), flush=True)
+    else:
+        print(render(event), flush=True, file=sys.stderr if event.kind == "error" else sys.stdout)
+
+
+_sink: Sink = _default_sink
+
+
+@contextlib.contextmanager
+def sink(show: Sink) -> Iterator[None]:
+    """Sends all events of this process to `show` while the context lasts."""
+    global _sink
+    previous, _sink = _sink, show
+    try:
+        yield
+    finally:
+        _sink = previous
+
+
+def emit(event: Event) -> None:
+    """Reports an event as it is, which another process had reported to this one."""
+    _sink(event)
+
+
+def say(topic: str, text: str) -> None:
+    """Reports one line worth reading."""
+    _sink(Event("line", topic, text))
+
+
+def advance(topic: str, done: int, total: int, unit: str, text: str = "") -> None:
+    """Reports how far a long piece of work has come."""
+    _sink(Event("progress", topic, text, done=done, total=total, unit=unit))
+
+
+def fact(name: str, value: Scalar, text: str = "") -> None:
+    """Reports a result for the table at the end of a run; `text` is `value` unless given."""
+    _sink(Event("fact", name, text or str(value), value=value))
+
+
+def fail(topic: str, error: ShardlineError) -> None:
+    """Reports the error that ends this process."""
+    _sink(Event("error", topic, " ".join(str(error).split()), exit_code=error.exit_code))
+
+
+@contextlib.contextmanager
+def errors_end_the_process(topic: str) -> Iterator[None]:
+    """Turns a `ShardlineError` into its one line and exit code; other exceptions keep their traceback.
+
+    Raises:
+        SystemExit: With the error's exit code.
+    """
+    try:
+        yield
+    except ShardlineError as error:
+        fail(topic, error)
+        raise SystemExit(error.exit_code) from None
