@@ -21,42 +21,37 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
     def __init__(self, plan: EpochPlan, first_epoch: int, epochs: int):
         super().__init__()
         self._plan = plan
-        self._first_epoch = first_epoch
+        self._first_step = first_epoch * plan.steps
         self._epochs = epochs
         self._epoch = first_epoch
-        self._train_seconds = 0.0
-        self._examples = 0
+        self._done = self._first_step
         self._started = time.monotonic()
+        self._epoch_started = self._started
+        self._rate = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Remembers which epoch runs."""
+        """Starts the clock of the epoch."""
         self._epoch = epoch
-
-    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Starts the clock of an execution."""
-        self._execution_started = time.monotonic()
-        self._execution_first = batch
+        self._epoch_started = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Reports how far the training has come."""
-        self._train_seconds += time.monotonic() - self._execution_started
-        self._examples += (batch + 1 - self._execution_first) * self._plan.global_batch_size
-        steps = self._plan.steps
-        done = self._epoch * steps + batch + 1
-        fresh = done - self._first_epoch * steps
-        left = (time.monotonic() - self._started) / fresh * (self._epochs * steps - done)
-        progress.advance(
-            "train",
-            done,
-            self._epochs * steps,
-            "steps",
-            f"epoch {self._epoch + 1}/{self._epochs}  {_metrics(logs)}  "
-            f"{self._examples / self._train_seconds:,.0f} examples/s  ETA {left:.0f} s",
-        )
+        self._done = self._epoch * self._plan.steps + batch + 1
+        examples = min((batch + 1) * self._plan.global_batch_size, self._plan.records)
+        self._rate = examples / (time.monotonic() - self._epoch_started)
+        progress.advance("train", self._done, self._epochs * self._plan.steps, "steps", self._text(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Reports the epoch's metrics."""
-        progress.say("train", f"epoch {epoch + 1}/{self._epochs}  {_metrics(logs)}")
+        """Reports the epoch with its validation."""
+        progress.say("train", self._text(logs))
+
+    def _text(self, logs: Logs | None) -> str:
+        steps_left = self._epochs * self._plan.steps - self._done
+        eta = (time.monotonic() - self._started) / (self._done - self._first_step) * steps_left
+        return (
+            f"epoch {self._epoch + 1}/{self._epochs}  {_metrics(logs)}  "
+            f"{self._rate:,.0f} examples/s  ETA {eta:.0f} s"
+        )
 
 
 class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

@@ -51,6 +51,9 @@ def load_model(path: Path) -> keras.Model:
 def _import_model_module(settings: Path) -> None:
     if not settings.is_file():
         return
-    model = json.loads(settings.read_text(encoding="utf-8"))["model"]
+    try:
+        model = json.loads(settings.read_text(encoding="utf-8"))["model"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"cannot read {settings}: {error!r}; train the model again") from None
     if ":" in model:
         plugins.load(model, "model", ModelError)

@@ -7,25 +7,34 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
+from trainer import quiet
+from trainer.errors import SettingsError
 from trainer.progress import errors_end_the_process
 from trainer.settings import STRATEGIES, TrainSettings
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the flags as every other mistake is said."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; see python -m trainer.task --help")
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
     """Turns command-line flags into settings.
 
     Raises:
-        SettingsError: When a value is out of range.
-        SystemExit: When a flag is unknown or mistyped (argparse says which).
+        SettingsError: When a flag is unknown or mistyped, or a value is out of range.
     """
     defaults = {field.name: field.default for field in fields(TrainSettings)}
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m trainer.task",
         description="Trains a compiled Keras 3 model on a dataset directory, alone or as one replica of the "
         "cluster that TF_CONFIG describes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--dataset", required=True, help="dataset directory written by preprocessing")
@@ -56,8 +65,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def run(settings: TrainSettings) -> dict[str, float]:
     """Trains in this process as the environment says (TF_CONFIG, AIP_*)."""
-    # TensorFlow's own notices would hide ours; what it calls an error is still shown.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet.import_tensorflow()
     from trainer.train import train  # TensorFlow, so only once the settings are known to be good
 
     return train(settings, os.environ)

@@ -127,6 +127,7 @@ def _announce(run: Run) -> None:
         {
             "model": settings.model,
             "fingerprint": run.manifest.fingerprint,
+            "class_names": run.manifest.class_names,
             "seed": settings.seed,
             "settings": asdict(settings),
             "strategy": name,

@@ -67,7 +67,7 @@ def test_a_model_with_its_own_train_step_trains_and_loads_in_safe_mode(dataset, 
 def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
     run(dataset, tmp_path, epochs=1)
 
-    with pytest.raises(SettingsError, match="another run: model was 'mnist_cnn', is 'tests.helpers.models"):
+    with pytest.raises(SettingsError, match=r"another run: model was 'mnist_cnn', is 'tests.helpers.models"):
         run(dataset, tmp_path, model="tests.helpers.models:synchronized")
 
 
@@ -109,7 +109,7 @@ def test_a_dataset_without_a_train_split_is_refused(tmp_path):
 def test_resnet50_refuses_missing_weights(tmp_path):
     write_dataset(tmp_path, records={"train": 8, "validation": 4, "test": 4}, shape=(32, 32, 1))
 
-    with pytest.raises(ModelError, match="no weights file 'none.h5'"):
+    with pytest.raises(ModelError, match=r"no weights file 'none.h5'"):
         run(
             tmp_path,
             tmp_path / "out",

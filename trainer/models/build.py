@@ -64,7 +64,7 @@ def check_fit(name: str, model: keras.Model, dataset: DatasetInfo) -> None:
     takes = _shape(model, "input_shape")
     if takes is not None and not _fits(takes[1:], dataset.input_shape):
         raise ModelError(
-            f"model {name!r} takes input of shape {takes[1:]}, the dataset's images have {dataset.input_shape}"
+            f"model {name!r} takes input of shape {takes[1:]}, the images have {dataset.input_shape}"
         )
     gives = _shape(model, "output_shape")
     binary = dataset.num_classes == 2 and gives is not None and gives[1:] == (1,)

@@ -11,7 +11,7 @@ from trainer.errors import ModelError
 _SMALLEST = 4
 
 
-def build_model(dataset: DatasetInfo, learning_rate: float = 1e-3) -> keras.Model:
+def build_model(dataset: DatasetInfo, learning_rate: float = 2e-3) -> keras.Model:
     """Conv2D 32 -> pooling -> flatten -> Dense 64 -> Dense classes.
 
     Args:

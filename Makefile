@@ -1,0 +1,48 @@
+# Everything is set up on demand: `make run` and `make test` work in a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETTINGS := settings/local.toml
+PIPELINE := compiled/retrain.yaml
+# Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
+PARAMS := $(filter-out PYTHON PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
+
+.PHONY: help run test lint compile clean
+
+help:  ## Show this help
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(BIN)/.run $(PIPELINE)  ## Run the compiled pipeline here; NAME=VALUE sets its parameters
+	@$(BIN)/shardline run $(PIPELINE) $(foreach p,$(PARAMS),--param '$(p)=$(subst ','\'',$($(p)))')
+
+test: $(BIN)/.test  ## Run all tests; PYTEST_ARGS="-m 'not multiworker and not e2e'" for the quick ones
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the compiled pipeline
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/shardline compile --check
+
+compile: $(BIN)/.run  ## Compile the pipeline
+	$(BIN)/shardline compile --settings $(SETTINGS) --output $(PIPELINE)
+
+clean:  ## Remove the virtual environment and caches; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+
+$(PIPELINE):
+	$(BIN)/shardline compile --settings $(SETTINGS) --output $(PIPELINE)
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+	  || { echo "Shardline needs Python 3.11 or 3.12; try: make PYTHON=python3.11 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(BIN)/.run: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local]'
+	@touch $@
+
+$(BIN)/.test: $(BIN)/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The components ring: Kubeflow Pipelines components, each a thin body over the module beside it."""

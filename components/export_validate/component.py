@@ -1,0 +1,44 @@
+"""The validation component. KFP embeds the source text of the function alone, so it imports inside."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+def export_validate(
+    dataset: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    exported: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+    confusion: dsl.Output[dsl.ClassificationMetrics],
+    report: dsl.Output[dsl.HTML],
+    min_accuracy: float,
+) -> NamedTuple("Outputs", [("blessed", bool), ("accuracy", float)]):  # type: ignore[valid-type]
+    """Exports a model and judges the export on the test split.
+
+    Args:
+        dataset: Dataset directory.
+        model: Directory with model.keras.
+        exported: SavedModel with its evaluation, report and verdict.
+        metrics: Accuracy, log loss and number of examples.
+        confusion: Confusion matrix.
+        report: HTML page for a person.
+        min_accuracy: The model is blessed from this test accuracy on, 0..1.
+
+    Returns:
+        Whether the model is blessed, and its test accuracy.
+    """
+    from trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("validate"):
+        from components.export_validate.artifacts import validate_artifacts
+
+        return validate_artifacts(
+            dataset=dataset,
+            model=model,
+            exported=exported,
+            metrics=metrics,
+            confusion=confusion,
+            report=report,
+            min_accuracy=min_accuracy,
+        )

@@ -1,0 +1,115 @@
+"""Every example of one split, once and in order, straight from the shards that the manifest names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.data.manifest import Manifest, Split
+from trainer.errors import DatasetError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples, as they are stored.
+
+    Attributes:
+        images: Encoded images, a string tensor of shape [n].
+        labels: int64 [n].
+        keys: One per example.
+    """
+
+    images: tf.Tensor
+    labels: npt.NDArray[np.int64]
+    keys: tuple[str, ...]
+
+
+def find_split(manifest: Manifest, directory: Path, name: str) -> Split:
+    """Returns a split of a dataset after a look at its files.
+
+    Raises:
+        DatasetError: When the split is missing or empty, or one of its shards is missing or of another
+            size than the manifest says.
+    """
+    split = manifest.splits.get(name)
+    if split is None or split.records == 0:
+        raise DatasetError(
+            f"the dataset {directory} has no examples in its {name} split, there is nothing to evaluate on; "
+            f"its splits: {', '.join(manifest.splits) or 'none'}"
+        )
+    for shard in split.shards:
+        try:
+            size = (directory / shard.file).stat().st_size
+        except OSError as error:
+            raise DatasetError(
+                f"cannot read shard {directory / shard.file}: {error.strerror}; preprocess the data again"
+            ) from None
+        if size != shard.bytes:
+            raise DatasetError(
+                f"shard {directory / shard.file} has {size:,} bytes, the manifest says {shard.bytes:,}; "
+                "preprocess the data again"
+            )
+    return split
+
+
+def read_batches(split: Split, directory: Path, batch_size: int, classes: int) -> Iterator[Batch]:
+    """Yields every example of a split once, in the order of its shards.
+
+    Raises:
+        DatasetError: When a shard is damaged, a label is no class of the dataset, or the number of examples
+            is not the manifest's.
+    """
+    paths = [str(directory / shard.file) for shard in split.shards]
+    records = tf.data.TFRecordDataset(paths).batch(batch_size).map(_parse).prefetch(2)
+    seen = 0
+    try:
+        for parsed in records:
+            batch = Batch(
+                images=parsed["image"],
+                labels=parsed["label"].numpy(),
+                keys=tuple(key.decode("utf-8", "replace") for key in parsed["key"].numpy()),
+            )
+            _check_labels(batch, classes)
+            seen += len(batch.keys)
+            yield batch
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        raise DatasetError(
+            f"a shard in {directory} is damaged after {seen:,} examples: {_first_line(error)}; "
+            "preprocess the data again"
+        ) from None
+    if seen != split.records:
+        raise DatasetError(
+            f"the shards in {directory} hold {seen:,} examples, the manifest says {split.records:,}; "
+            "preprocess the data again"
+        )
+
+
+def _parse(records: tf.Tensor) -> Any:
+    return tf.io.parse_example(
+        records,
+        {
+            "image": tf.io.FixedLenFeature([], tf.string),
+            "label": tf.io.FixedLenFeature([], tf.int64),
+            "key": tf.io.FixedLenFeature([], tf.string),
+        },
+    )
+
+
+def _check_labels(batch: Batch, classes: int) -> None:
+    wrong = np.flatnonzero((batch.labels < 0) | (batch.labels >= classes))
+    if wrong.size:
+        first = int(wrong[0])
+        raise DatasetError(
+            f"example {batch.keys[first]!r} has label {batch.labels[first]}, the dataset has classes "
+            f"0..{classes - 1}; preprocess the data again"
+        )
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    return str(error.message).strip().partition("\n")[0]

@@ -1,0 +1,41 @@
+"""The output directory of a validation: names of its parts, and what must be gone before it is redone.
+
+OUT/saved_model/      the exported model
+OUT/export.json       what was exported; written when saved_model/ is complete
+OUT/evaluation.json   what was measured
+OUT/report.html       both, for a person
+OUT/blessing.json     the verdict; written last: where it is missing, nothing was decided
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from trainer.errors import SettingsError
+
+SAVED_MODEL = "saved_model"
+EXPORT_FILE = "export.json"
+EVALUATION_FILE = "evaluation.json"
+REPORT_FILE = "report.html"
+BLESSING_FILE = "blessing.json"
+
+
+def clear(out: Path) -> None:
+    """Makes `out` and takes an earlier validation out of it, the verdict first.
+
+    A verdict must never stand beside a model that it was not reached on, however this process ends.
+
+    Raises:
+        SettingsError: When `out` is a file or cannot be written to.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (BLESSING_FILE, REPORT_FILE, EVALUATION_FILE, EXPORT_FILE):
+            (out / name).unlink(missing_ok=True)
+        if (out / SAVED_MODEL).exists():
+            shutil.rmtree(out / SAVED_MODEL)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to the output directory {out}: {error.strerror}; choose another one"
+        ) from None

@@ -1,0 +1,37 @@
+"""The 1,797 handwritten digits that come inside scikit-learn: real data without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from components.preprocess.sources.source import Example
+from trainer.errors import SourceError
+
+#: Ink per pixel in scikit-learn's data is 0..16.
+_FULL_INK = 16.0
+
+
+class Digits:
+    """Grey images of 8 x 8 pixels in ten classes, without splits of their own."""
+
+    class_names = tuple(str(digit) for digit in range(10))
+
+    def __init__(self) -> None:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise SourceError(
+                "source 'digits' needs scikit-learn: pip install 'shardline[preprocess]'"
+            ) from None
+        loaded = load_digits()
+        self._images = np.rint(loaded.images * (255.0 / _FULL_INK)).astype(np.uint8)[..., np.newaxis]
+        self._labels = loaded.target
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __iter__(self) -> Iterator[Example]:
+        for index, (pixels, label) in enumerate(zip(self._images, self._labels, strict=True)):
+            yield Example(key=f"digits/{index:04d}", label=int(label), image=pixels)

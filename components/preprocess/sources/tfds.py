@@ -1,0 +1,148 @@
+"""Image classification datasets of TensorFlow Datasets. TensorFlow is loaded only when one is opened."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from components.preprocess.sources.source import Example
+from trainer import progress
+from trainer.data.manifest import SPLITS
+from trainer.errors import SourceError
+
+# Large photos of a batch are in memory together.
+_BATCH = 32
+
+
+class Tfds:
+    """One prepared dataset: encoded images as they are, its own splits, and its own ids as keys.
+
+    Args:
+        name: NAME or NAME:CONFIG, such as "mnist" or "cifar10_corrupted:fog_1".
+        data_dir: Directory with prepared datasets, from which nothing is downloaded. Without it the
+            dataset is taken from TFDS's default directory, and downloaded to there where it is missing.
+
+    Raises:
+        SourceError: The dataset is unknown, not prepared, cannot be downloaded, or is not one of images
+            with a class label.
+    """
+
+    def __init__(self, name: str, *, data_dir: str = "") -> None:
+        try:
+            import tensorflow_datasets as tfds
+        except ImportError:
+            raise SourceError(f"source 'tfds:{name}' needs: pip install 'shardline[tfds,train]'") from None
+        self._tfds = tfds
+        self._builder = _prepared_builder(tfds, name, data_dir)
+        self._image, self._label = _image_and_label(tfds, name, self._builder.info)
+        self.class_names = tuple(self._builder.info.features[self._label].names)
+        self._splits = _known_splits(name, self._builder.info)
+
+    def __len__(self) -> int:
+        return sum(self._builder.info.splits[split].num_examples for split in self._splits)
+
+    def __iter__(self) -> Iterator[Example]:
+        for split in self._splits:
+            # One by one, the way of a record from TensorFlow to Python takes twice as long.
+            for batch in self._dataset(split).batch(_BATCH).prefetch(1).as_numpy_iterator():
+                rows = zip(batch["tfds_id"], batch[self._label], batch[self._image], strict=True)
+                for key, label, image in rows:
+                    yield Example(key=key.decode(), label=int(label), image=image, split=split)
+
+    def _dataset(self, split: str) -> Any:
+        """Returns one split as a tf.data.Dataset of {image: encoded bytes, label, tfds_id}."""
+        decode = self._tfds.decode
+        return self._builder.as_dataset(
+            split=split,
+            shuffle_files=False,
+            decoders=decode.PartialDecoding(
+                {self._image: True, self._label: True}, decoders={self._image: decode.SkipDecoding()}
+            ),
+            read_config=self._tfds.ReadConfig(add_tfds_id=True, try_autocache=False),
+        )
+
+
+def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
+    try:
+        builder = tfds.builder(name.replace(":", "/", 1), data_dir=data_dir or None)
+    except tfds.core.DatasetNotFoundError:
+        similar = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
+        raise SourceError(
+            f"TensorFlow Datasets has no {name!r}{_listing('similar', similar)}"
+            f"{_listing(f'prepared in {data_dir}', _prepared(tfds, data_dir))}"
+        ) from None
+    except Exception as failure:  # a wrong name, config or version: ValueError, AssertionError and more
+        raise SourceError(f"cannot open 'tfds:{name}': {_summary(failure)}") from failure
+    if not builder.is_prepared():
+        _prepare(tfds, builder, name, data_dir)
+    return builder
+
+
+def _prepare(tfds: Any, builder: Any, name: str, data_dir: str) -> None:
+    """Downloads a dataset into TFDS's default directory; a directory that the user names stays as it is."""
+    if data_dir:
+        there = ", ".join(_prepared(tfds, data_dir)) or "no dataset"
+        raise SourceError(
+            f"'tfds:{name}' is not prepared in {data_dir}, which has {there}; prepare it with "
+            f"'tfds build {builder.name} --data_dir {data_dir}', or leave data_dir empty to download it"
+        )
+    progress.say("preprocess", f"downloading tfds:{name} to {builder.data_dir}")
+    try:
+        builder.download_and_prepare()
+    except Exception as failure:  # of the network, the disk, or the dataset's own code
+        raise SourceError(
+            f"cannot download 'tfds:{name}': {_summary(failure)}; give a data_dir in which it is prepared"
+        ) from failure
+
+
+def _prepared(tfds: Any, data_dir: str) -> list[str]:
+    """Returns the names of the datasets in a directory, which may be gs://."""
+    if not data_dir:
+        return []
+    try:
+        return sorted(path.name for path in tfds.core.Path(data_dir).iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
+    """Returns the names of the image and of the class label among the dataset's features."""
+    kinds = tfds.features
+    features = dict(info.features) if isinstance(info.features, kinds.FeaturesDict) else {}
+    images = [
+        key
+        for key, value in features.items()  # a LabeledImage is an Image too: a segmentation mask
+        if isinstance(value, kinds.Image) and not isinstance(value, kinds.LabeledImage)
+    ]
+    labels = [key for key, value in features.items() if isinstance(value, kinds.ClassLabel)]
+    if info.supervised_keys in itertools.product(images, labels):
+        images, labels = ([key] for key in info.supervised_keys)
+    if len(images) == len(labels) == 1:
+        return images[0], labels[0]
+    there = [f"{key} ({type(value).__name__})" for key, value in features.items()]
+    raise SourceError(
+        f"'tfds:{name}' is not an image classification dataset: it has {', '.join(there) or info.features}; "
+        "one Image and one ClassLabel are needed"
+    )
+
+
+def _known_splits(name: str, info: Any) -> list[str]:
+    """Returns the splits to read; the others (SVHN's "extra") are left out, and said to be."""
+    others = [
+        f"{split} ({info.splits[split].num_examples:,})" for split in info.splits if split not in SPLITS
+    ]
+    if others:
+        progress.say("preprocess", f"tfds:{name}: only {', '.join(SPLITS)} are read, not {', '.join(others)}")
+    return [split for split in SPLITS if split in info.splits]
+
+
+def _summary(failure: Exception) -> str:
+    """Returns the beginning of one of TFDS's long messages as one line."""
+    return textwrap.shorten(str(failure) or type(failure).__name__, 300, placeholder=" ...")
+
+
+def _listing(title: str, names: list[str]) -> str:
+    return f"; {title}: {', '.join(names)}" if names else ""

@@ -1,0 +1,1 @@
+"""Publish a blessed model where its readers find the champion."""

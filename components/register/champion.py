@@ -1,0 +1,189 @@
+"""The champion: the model that is in use, and where it is published.
+
+    CHAMPION/champion.json             which version is the champion; replaced atomically
+    CHAMPION/versions/<version>/       an exported model with its evaluation, report and verdict
+    CHAMPION/versions/<version>/version.json   written last: a version without it is not complete
+
+A reader opens champion.json and then the version that it names, and never lists versions/. So a reader
+sees the old champion or the new one, whatever happens to the publisher in between. This matters on a
+Cloud Storage mount, where renaming a directory is not atomic and, by default, not even possible: nothing
+here renames a directory, and the one small file that decides is renamed as a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components.export_validate import layout
+from trainer import files
+from trainer.errors import ModelError, RunError, SettingsError
+
+CHAMPION_FILE = "champion.json"
+VERSION_FILE = "version.json"
+VERSIONS = "versions"
+
+
+@dataclass(frozen=True)
+class Champion:
+    """One published version.
+
+    Attributes:
+        version: Time of publication and a short digest, unique; versions sort by time.
+        path: Of the version's directory, relative to the champion's.
+        accuracy: On the test split, 0..1.
+        fingerprint: Of the dataset that it was judged on.
+        created: Time of publication, ISO 8601, UTC.
+    """
+
+    version: str
+    path: str
+    accuracy: float
+    fingerprint: str
+    created: str
+
+
+def champion_directory(uri: str) -> Path:
+    """Returns the local path of a champion's URI: a directory here, or gs:// through the /gcs mount.
+
+    Raises:
+        SettingsError: When the bucket of a gs:// URI is not mounted; a directory made in its place would
+            be lost with this machine.
+    """
+    path = files.local_path(uri)
+    if path != Path(uri):
+        bucket = Path(*path.parts[:3])
+        if not bucket.is_dir():
+            raise SettingsError(
+                f"cannot reach {uri}: {bucket} is not mounted here; on Vertex grant the service account "
+                "access to the bucket, elsewhere give a local directory"
+            )
+    return path
+
+
+def current(champion: Path) -> Champion | None:
+    """Returns the present champion, or None where nothing has been published yet.
+
+    Raises:
+        ModelError: When champion.json is damaged or names a version that is not there.
+    """
+    path = champion / CHAMPION_FILE
+    if not path.exists():
+        return None
+    try:
+        found = Champion(**json.loads(path.read_text(encoding="utf-8")))
+        inside = (
+            Path(found.path) == Path(VERSIONS, found.version) and Path(found.version).name == found.version
+        )
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{path} is damaged: {error}; repair it, or remove it to start anew") from None
+    if not inside or not (champion / found.path / VERSION_FILE).is_file():
+        raise ModelError(
+            f"{path} names {found.path!r}, which is no complete version; repair it, or remove it to start "
+            "anew"
+        )
+    return found
+
+
+def publish(exported: Path, champion: Path, *, accuracy: float) -> Champion:
+    """Makes an exported model the champion; the previous version is kept.
+
+    The version is copied under a name of its own, file by file, each forced to disk; version.json
+    completes it, and replacing champion.json is the commit point. After a crash or an error before that
+    point the previous champion is untouched, and publishing again makes a new version.
+
+    Args:
+        exported: Output directory of a validation that ended with a blessing.
+        champion: Directory of the champion, made if it is not there.
+        accuracy: On the test split, 0..1.
+
+    Raises:
+        ModelError: When `exported` is not a complete validation, or its model is not blessed.
+        SettingsError: When `champion` cannot be written to.
+        RunError: When writing fails on the way.
+    """
+    fingerprint = _check_blessed(exported)
+    _make_directory(champion / VERSIONS)
+    created = datetime.now(UTC)
+    version = f"{created:%Y%m%dT%H%M%S}-{_digest(exported, created)[:8]}"
+    published = Champion(
+        version, f"{VERSIONS}/{version}", accuracy, fingerprint, created.isoformat(timespec="seconds")
+    )
+    _copy(exported, champion / published.path)
+    try:
+        files.write_json(champion / published.path / VERSION_FILE, asdict(published))
+        files.write_json(champion / CHAMPION_FILE, asdict(published))
+    except OSError as error:
+        raise RunError(f"cannot write to {champion}: {error.strerror}; publish the model again") from error
+    return published
+
+
+def _check_blessed(exported: Path) -> str:
+    """Returns the fingerprint of the dataset that an exported model was judged on."""
+    blessing = _read_part(exported, layout.BLESSING_FILE)
+    if blessing.get("blessed") is not True:
+        raise ModelError(
+            f"the model in {exported} is not blessed ({blessing.get('reason')}); it is not published"
+        )
+    return str(_read_part(exported, layout.EXPORT_FILE).get("fingerprint"))
+
+
+def _read_part(exported: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((exported / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        content = None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {exported / name}: {error}; validate the model again") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"no {name} in {exported}: validation did not finish; validate the model again")
+    return content
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to {path}: {error.strerror}; choose another champion_uri"
+        ) from None
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def _digest(exported: Path, created: datetime) -> str:
+    """Returns a digest of the content and the instant: two publications never share it."""
+    digest = hashlib.sha256(created.isoformat(timespec="microseconds").encode())
+    for path in _files(exported):
+        digest.update(str(path.relative_to(exported)).encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies all files of a directory into a new one; a failed copy is removed."""
+    try:
+        target.mkdir()
+        for path in _files(source):
+            _copy_file(path, target / path.relative_to(source))
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise RunError(f"cannot copy to {target}: {error.strerror}; the champion is unchanged") from error
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer)
+        writer.flush()
+        os.fsync(writer.fileno())

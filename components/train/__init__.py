@@ -1,0 +1,1 @@
+"""Multi-worker training as a Vertex AI CustomJob."""

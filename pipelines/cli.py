@@ -1,0 +1,175 @@
+"""The command `shardline`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer import progress
+from trainer.errors import PipelineError, ShardlineError
+
+if TYPE_CHECKING:
+    from pipelines.local.terminal import Terminal
+
+# Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
+
+_DIRECTORY = click.Path(path_type=Path)
+
+
+class _Failure(click.ClickException):
+    """A mistake of the user, or a failed run, as click shows it."""
+
+    def __init__(self, error: ShardlineError) -> None:
+        super().__init__(" ".join(str(error).split()))
+        self.exit_code = error.exit_code  # type: ignore[misc]  # click reads it from the instance
+
+
+class _Group(click.Group):
+    """Ends with one line and the error's exit code where a command meets a mistake, not with a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ShardlineError as error:
+            raise _Failure(error) from None
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="shardline")
+def main() -> None:
+    """From a dataset and a Keras model to a retraining pipeline for Vertex AI Pipelines."""
+
+
+@main.command()
+@click.option("--settings", type=_DIRECTORY, default=Path("settings/local.toml"), show_default=True)
+@click.option("--output", type=_DIRECTORY, default=Path("compiled/retrain.yaml"), show_default=True)
+@click.option("--check", is_flag=True, help="Write nothing; fail when the file differs from the code.")
+def compile(settings: Path, output: Path, check: bool) -> None:
+    """Compile the retraining pipeline."""
+    from pipelines import compile as compiling
+    from pipelines import settings as environments
+
+    environment = environments.load(settings)
+    if check:
+        compiling.check(environment, output)
+        click.echo(f"{output} is what the code compiles to")
+    else:
+        changed = compiling.write(environment, output)
+        click.echo(f"{output} {'written' if changed else 'is up to date'}")
+
+
+@main.command()
+@click.argument("pipeline", type=_DIRECTORY)
+@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
+@click.option("--runs-dir", type=_DIRECTORY, default=Path("runs"), show_default=True)
+@click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
+def run(pipeline: Path, params: tuple[str, ...], runs_dir: Path, require_blessing: bool) -> None:
+    """Run a compiled pipeline on this machine, with a process for every replica.
+
+    Everything goes to a new directory under RUNS_DIR. A pipeline that declares champion_uri gets
+    RUNS_DIR/champion unless it is given.
+    """
+    from pipelines.local.run import run_pipeline
+    from pipelines.parameters import check_parameters
+    from pipelines.preflight import check_retrain
+    from pipelines.retrain import NAME
+    from pipelines.spec import declared, defaults, load_pipeline
+
+    spec = load_pipeline(pipeline)
+    given = _pairs(params)
+    if "champion_uri" in declared(spec):
+        given.setdefault("champion_uri", str((runs_dir / "champion").absolute()))
+    checked = check_parameters(spec, given)
+    if spec["pipelineInfo"]["name"] == NAME:
+        check_retrain(defaults(spec) | checked)
+    run_pipeline(pipeline, checked, runs_dir=runs_dir, require_blessing=require_blessing)
+
+
+@main.command()
+@click.argument("source")
+@click.argument("out", type=_DIRECTORY)
+@click.option("--data-dir", default="", help="Where tfds finds prepared datasets.")
+@click.option("--image-size", type=int, default=0, help="Side of the stored images in pixels; 0 keeps them.")
+@click.option("--readers", type=int, default=1, show_default=True, help="Input workers that will read it.")
+@click.option("--shards", type=int, default=8, show_default=True, help="About how many training shards.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Salt of split and order.")
+def preprocess(source: str, out: Path, **options: Any) -> None:
+    """Turn SOURCE into TFRecord shards with a manifest in OUT.
+
+    SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, or pkg.module:Source.
+    """
+    from components.preprocess import run as preprocessing
+
+    with _foreground():
+        preprocessing.preprocess(preprocessing.PreprocessSettings(source=source, **options), out)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("dataset", type=_DIRECTORY)
+@click.argument("out", type=_DIRECTORY)
+@click.option(
+    "--replicas", type=int, default=1, show_default=True, help="Processes: one chief, the rest workers."
+)
+@click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
+def train(dataset: Path, out: Path, replicas: int, trainer_options: tuple[str, ...]) -> None:
+    """Train a model on DATASET into OUT with a local cluster, without a pipeline.
+
+    TRAINER_OPTIONS are those of `python -m trainer.task --help`; --model mnist_cnn unless given.
+    """
+    from pipelines.local.job import CustomJob
+    from pipelines.local.supervisor import run_job
+    from trainer import task
+
+    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
+    task.parse(arguments)  # refuses a mistake here, before any replica starts
+    command = [sys.executable, "-m", "trainer.task", *arguments]
+    job = CustomJob.with_workers(command, replicas, restart_job_on_worker_restart=True)
+    with _foreground() as terminal:
+        run_job(job, out / "replicas", show_line=terminal.line)
+
+
+@main.command()
+@click.argument("model", type=_DIRECTORY)
+@click.argument("dataset", type=_DIRECTORY)
+@click.argument("out", type=_DIRECTORY)
+@click.option("--min-accuracy", type=float, default=0.95, show_default=True, help="On the test split, 0..1.")
+def validate(model: Path, dataset: Path, out: Path, min_accuracy: float) -> None:
+    """Export MODEL.keras, judge the export on DATASET's test split, and report, all in OUT.
+
+    Exits with 0 when the model is blessed, with 1 when it is not.
+    """
+    from trainer import quiet
+
+    quiet.import_tensorflow()
+    from components.export_validate import run as validation
+
+    with _foreground():
+        blessing = validation.validate(model, dataset, out, min_accuracy=min_accuracy)
+    sys.exit(0 if blessing.blessed else 1)
+
+
+@contextlib.contextmanager
+def _foreground() -> Iterator[Terminal]:
+    """Shows this process's progress to the person at the terminal."""
+    from pipelines.local.terminal import open_terminal
+
+    with open_terminal() as terminal, progress.sink(terminal.show):
+        yield terminal
+
+
+def _pairs(params: tuple[str, ...]) -> dict[str, str]:
+    """Splits NAME=VALUE; a name given twice is refused."""
+    pairs: dict[str, str] = {}
+    for text in params:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise PipelineError(f"--param takes NAME=VALUE, got {text!r}")
+        if name in pairs:
+            raise PipelineError(f"--param {name} is given twice: {pairs[name]!r} and {value!r}")
+        pairs[name] = value
+    return pairs

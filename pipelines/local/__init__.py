@@ -1,0 +1,1 @@
+"""The local run: a compiled pipeline, with its custom jobs as real processes, on this machine."""

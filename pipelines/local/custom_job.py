@@ -1,0 +1,56 @@
+"""The process that stands in for the GCPC launcher: `python -m pipelines.local.custom_job`.
+
+`localize` puts it into the pipeline in the launcher's place, with the launcher's own arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from pipelines.local import processes
+from pipelines.local.job import parse_payload
+from pipelines.local.supervisor import run_job
+from trainer import files, progress
+
+#: Process id of the process that executes the pipeline, in its environment.
+EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
+#: Directory under which each job has a directory of log files, in the environment.
+LOGS_VARIABLE = "SHARDLINE_JOB_LOGS"
+
+_TOPIC = "train"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the custom job of the launcher's arguments and ends as the job ends."""
+    executor = os.environ.get(EXECUTOR_VARIABLE)
+    processes.die_with_parent(int(executor) if executor else None)
+    options = _parse(argv)
+    resources = Path(options.gcp_resources)
+    task_directory = resources.parent
+    logs = Path(os.environ.get(LOGS_VARIABLE, task_directory / "logs")) / task_directory.name
+    with processes.adopted_orphans(), progress.errors_end_the_process(_TOPIC):
+        job = parse_payload(options.payload, options.executor_input)
+        run_job(job, logs, topic=_TOPIC, show_line=_print_line)
+        resources.parent.mkdir(parents=True, exist_ok=True)
+        # What the real launcher writes when it has created nothing in the cloud.
+        files.write_json(resources, {"resources": []})
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--executor_input", required=True)
+    parser.add_argument("--payload", required=True)
+    parser.add_argument("--gcp_resources", required=True)
+    for ignored in ("--marker", "--type", "--project", "--location"):
+        parser.add_argument(ignored)
+    return parser.parse_args(argv)
+
+
+def _print_line(name: str, line: str) -> None:
+    print(f"{name} | {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

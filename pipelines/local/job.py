@@ -1,0 +1,165 @@
+"""A custom job as a plain value, and how it is read from the payload of the GCPC launcher."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import PipelineError
+
+#: Role of the replicas of each worker pool, by the pool's index.
+ROLES = ("chief", "worker", "ps", "evaluator")
+
+#: What a localized pipeline has in the place of `{{$.json_escape[1]}}`, which kfp.local refuses.
+EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
+EXECUTOR_INPUT_PLACEHOLDER = "{{$.json_escape[1]}}"
+
+
+@dataclass(frozen=True)
+class WorkerPool:
+    """Replicas that run the same program.
+
+    Attributes:
+        command: Program and its first arguments.
+        args: Further arguments.
+        replica_count: Number of replicas, at least 1.
+        env: Environment variables of the container.
+        machine_spec: The platform's machine_spec; on this machine it is only reported.
+        image_uri: The container image; on this machine the current Python environment stands in for it.
+    """
+
+    command: tuple[str, ...]
+    args: tuple[str, ...] = ()
+    replica_count: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    machine_spec: Mapping[str, Any] = field(default_factory=dict)
+    image_uri: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise PipelineError(
+                f"a worker pool with image {self.image_uri!r} has no command, and an image's entry point is "
+                "not known on this machine; state the command in container_spec"
+            )
+        if self.replica_count < 1:
+            raise PipelineError(f"a worker pool needs at least 1 replica, not {self.replica_count}")
+
+
+@dataclass(frozen=True)
+class CustomJob:
+    """What one custom job runs.
+
+    Attributes:
+        worker_pools: By index: chief, workers, parameter servers, evaluator (see `ROLES`).
+        display_name: Name of the job.
+        timeout: Seconds after which the job is stopped, or None for no limit.
+        restart_job_on_worker_restart: Whether all replicas start again when one has failed.
+        base_output_directory: Root of AIP_MODEL_DIR and its siblings; "" for none.
+    """
+
+    worker_pools: tuple[WorkerPool, ...]
+    display_name: str = "custom-job"
+    timeout: float | None = None
+    restart_job_on_worker_restart: bool = False
+    base_output_directory: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.worker_pools) <= len(ROLES):
+            raise PipelineError(
+                f"a custom job has 1 to {len(ROLES)} worker pools, not {len(self.worker_pools)}"
+            )
+        if self.worker_pools[0].replica_count != 1:
+            raise PipelineError(
+                "the first worker pool is the chief and must have replica_count 1, "
+                f"not {self.worker_pools[0].replica_count}; put further replicas into the second pool"
+            )
+
+    @classmethod
+    def with_workers(cls, command: Sequence[str], replicas: int, **settings: Any) -> CustomJob:
+        """Returns a job of one chief and `replicas` - 1 workers that run the same command.
+
+        Raises:
+            PipelineError: When `replicas` is less than 1.
+        """
+        if replicas < 1:
+            raise PipelineError(f"a job needs at least 1 replica, not {replicas}")
+        pools = [WorkerPool(command=tuple(command))]
+        if replicas > 1:
+            pools.append(WorkerPool(command=tuple(command), replica_count=replicas - 1))
+        return cls(worker_pools=tuple(pools), **settings)
+
+
+def parse_payload(payload: str, executor_input: str) -> CustomJob:
+    """Reads the launcher's --payload as the launcher itself does.
+
+    Args:
+        payload: JSON with display_name and job_spec, all placeholders resolved.
+        executor_input: JSON of the task's ExecutorInput; replaces the marker that `localize` has left.
+
+    Raises:
+        PipelineError: When the payload is not JSON or describes no job that can run here.
+    """
+    # The launcher's own function, so that the job here is the job that the API would receive.
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+
+    try:
+        content = json_util.recursive_remove_empty(json.loads(payload, strict=False))
+        spec = content["job_spec"]
+        pools = spec["worker_pool_specs"]
+    except ValueError as error:
+        raise PipelineError(
+            f"the custom job's payload is not JSON ({error}); a double quote or backslash in display_name, "
+            "labels or another field of the job breaks it"
+        ) from None
+    except (KeyError, TypeError, AttributeError):
+        raise PipelineError("the custom job's payload has no job_spec with worker_pool_specs") from None
+    visible = executor_input.replace(EXECUTOR_INPUT_MARKER, EXECUTOR_INPUT_PLACEHOLDER)
+    pools = _replace(pools, EXECUTOR_INPUT_MARKER, visible)
+    scheduling = spec.get("scheduling", {})
+    return CustomJob(
+        worker_pools=tuple(_parse_pool(index, pool) for index, pool in enumerate(pools)),
+        display_name=content.get("display_name", "custom-job"),
+        timeout=_parse_seconds(scheduling["timeout"]) if "timeout" in scheduling else None,
+        restart_job_on_worker_restart=bool(scheduling.get("restart_job_on_worker_restart", False)),
+        base_output_directory=spec.get("base_output_directory", {}).get("output_uri_prefix", ""),
+    )
+
+
+def _parse_pool(index: int, pool: Mapping[str, Any]) -> WorkerPool:
+    container = pool.get("container_spec")
+    if not container:
+        raise PipelineError(
+            f"worker pool {index} has no container_spec; only containers can run on this machine"
+        )
+    count = pool.get("replica_count", 1)
+    if not isinstance(count, int | float) or count != int(count):
+        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {count!r}")
+    return WorkerPool(
+        command=tuple(container.get("command", ())),
+        args=tuple(container.get("args", ())),
+        replica_count=int(count),
+        env={item["name"]: item.get("value", "") for item in container.get("env", ())},
+        machine_spec=pool.get("machine_spec", {}),
+        image_uri=container.get("image_uri", ""),
+    )
+
+
+def _parse_seconds(duration: Any) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)s", str(duration))
+    if match is None:
+        raise PipelineError(f"timeout must be seconds followed by 's', as in '3600s', not {duration!r}")
+    return float(match.group(1))
+
+
+def _replace(value: Any, old: str, new: str) -> Any:
+    """Returns the JSON value with `old` replaced by `new` in all of its strings."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, list):
+        return [_replace(item, old, new) for item in value]
+    if isinstance(value, dict):
+        return {key: _replace(item, old, new) for key, item in value.items()}
+    return value

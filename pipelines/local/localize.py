@@ -1,0 +1,199 @@
+"""Compiled pipeline in, pipeline that stock kfp.local can run out: a pure rewrite of the IR.
+
+Four things change, and only where they stand:
+
+* An executor that runs the GCPC custom-job launcher runs `pipelines.local.custom_job` instead.
+* Placeholders that only the platform can resolve become local values.
+* A condition on a task's named output is written so that kfp.local finds the output.
+* Optional pipeline parameters without default and without value are taken from the tasks that would
+  have received them, since kfp.local cannot pass "nothing" on.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pipelines.local.cluster import LOCAL_PROJECT
+from pipelines.local.job import EXECUTOR_INPUT_MARKER
+from trainer.errors import PipelineError
+
+_LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
+_PYTHON_COMPONENT = "kfp.dsl.executor_main"
+_RUNNER_COMMAND = (
+    "python3",
+    "-u",
+    "-m",
+    "pipelines.local.custom_job",
+    # kfp.local's SubprocessRunner takes any command that contains this word.
+    f"--marker={_PYTHON_COMPONENT}",
+    "--executor_input",
+    "{{$}}",
+)
+
+_LOCAL_VALUES = {
+    "json_escape[1]": EXECUTOR_INPUT_MARKER,
+    "pipeline_google_cloud_project_id": LOCAL_PROJECT,
+    "pipeline_google_cloud_location": "local",
+    "pipeline_service_account": "",
+    "pipeline_network": "",
+    "pipeline_encryption_key_name": "",
+    "pipeline_persistent_resource_id": "",
+    "pipeline_job_resource_name": f"projects/{LOCAL_PROJECT}/locations/local/pipelineJobs/local",
+}
+_TIMES = (
+    "pipeline_job_create_time_utc",
+    "pipeline_job_schedule_time_utc",
+    "pipeline_job_schedule_time_utc_placeholder",
+)
+_EPOCH = "1970-01-01T00:00:00Z"
+_RESOLVED_BY_KFP = re.compile(
+    r"inputs\.(?!.*json_escape)|outputs\.|outputMetadataUri$|pipeline_root$|workspace_path$"
+    r"|pipeline_(job|task)_(name|uuid)$"
+)
+_PLACEHOLDER = re.compile(r"\{\{\$\.(.*?)\}\}")
+
+#: Keys of the IR below which every string is a value that the backend resolves.
+_VALUE_KEYS = frozenset({"defaultValue", "runtimeValue", "executors"})
+
+
+def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str = _EPOCH) -> dict[str, Any]:
+    """Returns a pipeline that kfp.local can run on this machine.
+
+    Args:
+        spec: The compiled pipeline (IR), which stays as it is.
+        given: Names of the pipeline parameters that will be passed.
+        created: Time at which the run was created and scheduled (RFC 3339, UTC).
+
+    Raises:
+        PipelineError: When a task runs a container that is no custom job, or a placeholder has no
+            meaning on this machine.
+    """
+    local: dict[str, Any] = _localize_values_in(copy.deepcopy(spec), created)
+    for label, executor in local["deploymentSpec"]["executors"].items():
+        container = executor.get("container")
+        if container is None:
+            continue
+        command = container.get("command", [])
+        if _LAUNCHER in command:
+            container["command"] = list(_RUNNER_COMMAND)
+        elif not any(_PYTHON_COMPONENT in part for part in [*command, *container.get("args", [])]):
+            raise PipelineError(
+                f"task {_task_of(local, label)!r} runs the container {container.get('image', '')!r}; on this "
+                "machine only Python components and custom jobs can run"
+            )
+    _name_outputs_in_conditions(local)
+    _drop_unset(local, set(given))
+    return local
+
+
+def localize_value(value: Any, *, created: str = _EPOCH) -> Any:
+    """Returns a parameter's value with the platform's placeholders replaced by local values.
+
+    Raises:
+        PipelineError: When a placeholder has no meaning on this machine.
+    """
+    if isinstance(value, str):
+        return _PLACEHOLDER.sub(lambda match: _local_text(match, created), value)
+    if isinstance(value, list):
+        return [localize_value(item, created=created) for item in value]
+    if isinstance(value, dict):
+        return {key: localize_value(item, created=created) for key, item in value.items()}
+    return value
+
+
+def _localize_values_in(node: Any, created: str) -> Any:
+    if isinstance(node, list):
+        return [_localize_values_in(item, created) for item in node]
+    if isinstance(node, dict):
+        return {
+            key: localize_value(item, created=created)
+            if key in _VALUE_KEYS
+            else _localize_values_in(item, created)
+            for key, item in node.items()
+        }
+    return node
+
+
+def _local_text(match: re.Match[str], created: str) -> str:
+    name = match.group(1)
+    if name in _LOCAL_VALUES:
+        return _LOCAL_VALUES[name]
+    if name in _TIMES:
+        return created
+    if _RESOLVED_BY_KFP.match(name):
+        return match.group(0)
+    raise PipelineError(f"the placeholder {match.group(0)} cannot be resolved on this machine")
+
+
+def _components_with_tasks(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for component in (spec["root"], *spec.get("components", {}).values()):
+        if "dag" in component:
+            yield component
+
+
+def _task_of(spec: dict[str, Any], executor_label: str) -> str:
+    """Returns the name of the first task that runs the executor, or the executor's own label."""
+    for component in _components_with_tasks(spec):
+        for name, task in component["dag"]["tasks"].items():
+            used = spec["components"].get(task["componentRef"]["name"], {})
+            if used.get("executorLabel") == executor_label:
+                return str(name)
+    return executor_label
+
+
+def _name_outputs_in_conditions(spec: dict[str, Any]) -> None:
+    """Writes `pipelinechannel--TASK-NAME` in conditions as `pipelinechannel--TASK--NAME`.
+
+    kfp.local 2.17 parses the first form only where NAME is "Output"; for every other name it logs a
+    warning, takes the condition for false, and the pipeline succeeds without the tasks in question.
+    """
+    for component in _components_with_tasks(spec):
+        for task in component["dag"]["tasks"].values():
+            policy = task.get("triggerPolicy", {})
+            for name, item in task.get("inputs", {}).get("parameters", {}).items():
+                output = item.get("taskOutputParameter")
+                if output and "condition" in policy:
+                    channel = f"pipelinechannel--{output['producerTask']}--{output['outputParameterKey']}"
+                    policy["condition"] = policy["condition"].replace(f"['{name}']", f"['{channel}']")
+
+
+def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
+    """Takes inputs that have neither value nor default from the tasks of every DAG.
+
+    What one DAG does not pass on is unset in the DAGs inside it, so this goes on until nothing changes.
+    """
+    while any(_drop_unset_in(dag, _supplied(spec, dag, given)) for dag in _components_with_tasks(spec)):
+        pass
+
+
+def _supplied(spec: dict[str, Any], component: dict[str, Any], given: set[str]) -> set[str]:
+    """Returns the inputs that some user of a DAG passes to it."""
+    if component is spec["root"]:
+        return given
+    return {
+        name
+        for user in _components_with_tasks(spec)
+        for task in user["dag"]["tasks"].values()
+        if spec["components"].get(task["componentRef"]["name"]) is component
+        for name in task.get("inputs", {}).get("parameters", {})
+    }
+
+
+def _drop_unset_in(component: dict[str, Any], supplied: set[str]) -> bool:
+    parameters = component.get("inputDefinitions", {}).get("parameters", {})
+    # A default of None (JSON null) is ours: never read, but kfp.local fails where there is none at all.
+    unset = {
+        name
+        for name, item in parameters.items()
+        if name not in supplied and item.setdefault("defaultValue", None) is None
+    }
+    dropped = False
+    for task in component["dag"]["tasks"].values():
+        inputs = task.get("inputs", {}).get("parameters", {})
+        for name in [key for key, item in inputs.items() if item.get("componentInputParameter") in unset]:
+            del inputs[name]
+            dropped = True
+    return dropped

@@ -1,0 +1,150 @@
+"""Processes that leave no orphan, and words for how a process ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import psutil
+
+from trainer.errors import EXIT_FAILED, RunError
+
+#: Seconds between a polite SIGTERM and SIGKILL.
+GRACE_S = 5.0
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ProcessFailedError(RunError):
+    """A process that was started here failed.
+
+    Attributes:
+        topic: The step that failed.
+        exit_code: What the program as a whole should end with: EXIT_BAD_INPUT when the process said
+            that the mistake is the user's, else EXIT_FAILED.
+    """
+
+    def __init__(self, message: str, *, topic: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.exit_code = exit_code
+
+
+class Stopped(SystemExit):
+    """A signal asked this process to stop; unless caught it ends the process with 128 + the signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signal_name = signal.Signals(signum).name
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Makes SIGINT, SIGTERM and SIGHUP raise `Stopped` while the context lasts (main thread only)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        raise Stopped(signum)
+
+    previous = {signum: signal.signal(signum, stop) for signum in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignores further stop signals while a bounded clean-up runs (main thread only)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {signum: signal.signal(signum, signal.SIG_IGN) for signum in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Has the kernel send this process SIGTERM when its parent dies.
+
+    Args:
+        parent: Process id of the parent where it is known; when the parent has died already, this
+            process ends here.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if parent is not None and os.getppid() != parent:
+        raise SystemExit(EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """Makes this process, while the context lasts, the parent of descendants whose own parent dies.
+
+    So they can be found and stopped however their parent came to its end.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] | None = None) -> None:
+    """Stops the descendants of this process: SIGTERM, `grace` seconds, then SIGKILL until none is left.
+
+    Args:
+        grace: Seconds between the two signals.
+        with_variable: Name and value of the environment variable that marks those to be stopped; all
+            of them unless given.
+    """
+    remaining = _descendants(with_variable)
+    _signal_all(remaining, signal.SIGTERM)
+    psutil.wait_procs(remaining, timeout=grace)
+    while remaining := _descendants(with_variable):
+        _signal_all(remaining, signal.SIGKILL)
+        psutil.wait_procs(remaining, timeout=1)
+
+
+def describe_exit(code: int) -> str:
+    """Returns an exit status in words; negative, or 128 + n as shells report it, is a signal."""
+    number = -code if code < 0 else code - 128
+    if number > 0 and number in {int(item) for item in signal.Signals}:
+        return f"was killed by {signal.Signals(number).name}"
+    if code == 127:
+        return "could not be started (exit code 127)"
+    return f"ended with exit code {code}"
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def _descendants(with_variable: tuple[str, str] | None) -> list[psutil.Process]:
+    alive = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if with_variable is None or process.environ().get(with_variable[0]) == with_variable[1]:
+                alive.append(process)
+    return alive
+
+
+def _signal_all(remaining: list[psutil.Process], signum: int) -> None:
+    for process in remaining:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)

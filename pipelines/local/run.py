@@ -1,0 +1,123 @@
+"""Runs a compiled pipeline on this machine, whole and watched, in a run directory of its own."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from pipelines.local import execute, processes, record, summary
+from pipelines.local.execution import Execution
+from pipelines.local.localize import localize, localize_value
+from pipelines.local.terminal import open_terminal
+from pipelines.parameters import check_parameters
+from pipelines.spec import defaults, has_exit_tasks, parse_pipeline, read_pipeline
+from trainer import files
+from trainer.errors import RunError
+from trainer.progress import Scalar
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run that finished came out.
+
+    Attributes:
+        directory: The run directory.
+        facts: Results by name, in the order in which they were reported.
+        blessed: Whether the run's model was blessed; None when nothing was judged.
+        duration: Seconds.
+    """
+
+    directory: Path
+    facts: Mapping[str, Scalar]
+    blessed: bool | None
+    duration: float
+
+
+def run_pipeline(
+    path: Path,
+    parameters: Mapping[str, Any],
+    *,
+    runs_dir: Path,
+    require_blessing: bool = False,
+    stream: TextIO | None = None,
+) -> RunResult:
+    """Runs a compiled pipeline on this machine and shows how it goes.
+
+    The run directory gets pipeline.yaml (an exact copy of what ran), localized.yaml, run.json (settings
+    and versions, state, results), run.log (all that any task printed), replicas/ (one log per replica)
+    and outputs/ (the artifacts). When this function returns or raises, no process of the run is left.
+
+    Args:
+        path: The compiled YAML.
+        parameters: Pipeline parameters by name, as text or of their declared types.
+        runs_dir: Where the run directory is made.
+        require_blessing: Whether a run whose model is not blessed counts as failed.
+        stream: Where to show; standard output unless given.
+
+    Raises:
+        PipelineError: When the file is no pipeline that can run here, or a parameter is wrong.
+        SettingsError: When the run directory cannot be written.
+        ProcessFailedError: When a task failed; exit_code says whether by a mistake of the user.
+        RunError: When a blessing is required and there is none.
+        processes.Stopped: When a signal (SIGINT, SIGTERM, SIGHUP) stopped this process.
+    """
+    stream = stream or sys.stdout
+    content = read_pipeline(path)
+    spec = parse_pipeline(content, path)
+    checked = check_parameters(spec, parameters)
+    now = datetime.datetime.now(datetime.UTC)
+    localized = localize(spec, checked, created=record.timestamp(now))
+    values = localize_value(checked, created=record.timestamp(now))
+    book = record.RunRecord(runs_dir, content, now)
+    book.start(spec["pipelineInfo"]["name"], path.absolute(), defaults(spec) | checked)
+    command = _write_inputs(book.directory, localized, values)
+    run = Execution(book.directory, patient=has_exit_tasks(spec))
+    state, explanation = "stopped", None
+    try:
+        with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
+            run.watch(command, terminal)
+            run.raise_failure(terminal)
+        state = "succeeded"
+    except processes.ProcessFailedError as error:
+        state, explanation = "failed", str(error)
+        raise
+    except processes.Stopped as error:
+        explanation = f"stopped by {error.signal_name}"
+        raise
+    finally:
+        book.end(state, run.values, explanation)
+        summary.show(_rows(book, run, state), stream)
+    return _judge(book, run, require_blessing)
+
+
+def _write_inputs(directory: Path, localized: dict[str, Any], parameters: dict[str, Any]) -> list[str]:
+    """Writes what the executing process reads, and returns its command as far as it is known here."""
+    pipeline, values = directory / "localized.yaml", directory / "parameters.json"
+    files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
+    files.write_json(values, parameters)
+    return [sys.executable, "-m", execute.__name__, str(pipeline), str(values), str(directory / "outputs")]
+
+
+def _rows(book: record.RunRecord, run: Execution, state: str) -> list[tuple[str, str]]:
+    return [
+        ("pipeline", f"sha256 {book.sha256}"),
+        *((name, event.text) for name, event in run.facts.items()),
+        (state, f"in {summary.duration(book.duration)}"),
+        ("run directory", str(book.directory)),
+        ("log", str(run.log)),
+    ]
+
+
+def _judge(book: record.RunRecord, run: Execution, require_blessing: bool) -> RunResult:
+    verdict = run.facts.get("blessed")
+    blessed = None if verdict is None else verdict.value is True
+    if require_blessing and not blessed:
+        reason = "the pipeline judged no model" if verdict is None else f"not blessed: {verdict.text}"
+        raise RunError(f"a blessing is required; {reason}")
+    return RunResult(book.directory, run.values, blessed, book.duration)

@@ -1,0 +1,141 @@
+"""Shows events to the person at the terminal: a bar where there is one, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol, TextIO
+
+from trainer import progress
+from trainer.progress import Event
+
+#: Seconds between two plain lines about the same piece of work.
+_EVERY_S = 2.0
+_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
+
+
+class Terminal(Protocol):
+    """A view of what goes on."""
+
+    def show(self, event: Event) -> None:
+        """Shows an event; give it to `progress.sink`."""
+
+    def line(self, name: str, text: str) -> None:
+        """Shows a line of output of the replica `name`, in a colour of its own where there are colours."""
+
+    def close(self) -> None:
+        """Shows what was still held back."""
+
+
+@contextlib.contextmanager
+def open_terminal(stream: TextIO | None = None, *, facts: bool = True) -> Iterator[Terminal]:
+    """Opens the view of a command in the foreground.
+
+    Args:
+        stream: Where to show; standard output unless given.
+        facts: Whether to show facts as they arrive (not where a table at the end shows them).
+
+    Yields:
+        The view: bars and colours on a TTY, plain lines elsewhere.
+    """
+    stream = stream or sys.stdout
+    terminal: Terminal = _Bars(stream, facts) if stream.isatty() else _Lines(stream, facts)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+class _Lines:
+    """Plain lines; of a piece of work that says nothing else, one every two seconds and the last one."""
+
+    def __init__(self, stream: TextIO, facts: bool) -> None:
+        self._stream = stream
+        self._facts = facts
+        self._heard: dict[str, float] = {}
+        self._waiting: dict[str, Event] = {}
+
+    def show(self, event: Event) -> None:
+        if event.kind == "progress":
+            self._waiting[event.topic] = event
+            if time.monotonic() - self._heard.setdefault(event.topic, time.monotonic()) >= _EVERY_S:
+                self._flush(event.topic)
+            return
+        if event.kind == "line":
+            # It says itself how far the work has come.
+            self._waiting.pop(event.topic, None)
+            self._heard[event.topic] = time.monotonic()
+        self.close()
+        if event.kind != "fact" or self._facts:
+            self._print(event)
+
+    def line(self, name: str, text: str) -> None:
+        print(f"{name} | {text}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        for topic in list(self._waiting):
+            self._flush(topic)
+
+    def _flush(self, topic: str) -> None:
+        if event := self._waiting.pop(topic, None):
+            self._heard[topic] = time.monotonic()
+            self._print(event)
+
+    def _print(self, event: Event) -> None:
+        print(progress.render(event), file=self._stream, flush=True)
+
+
+class _Bars:
+    """One bar for the work in hand, and lines above it."""
+
+    def __init__(self, stream: TextIO, facts: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._facts = facts
+        self._colours: dict[str, str] = {}
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}", markup=True),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[amount]}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=Console(file=stream, highlight=False),
+            transient=True,
+        )
+        self._task: Any = None
+        self._topic = ""
+
+    def show(self, event: Event) -> None:
+        if event.kind == "progress":
+            self._advance(event)
+        elif event.kind != "fact" or self._facts:
+            style = "bold red" if event.kind == "error" else ""
+            topic, _, rest = progress.render(event).partition(": ")
+            self._print((f"{topic}: ", style or "bold"), (rest, style))
+
+    def line(self, name: str, text: str) -> None:
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._print((f"{name} | ", colour), (text, ""))
+
+    def close(self) -> None:
+        self._bar.stop()
+
+    def _advance(self, event: Event) -> None:
+        if self._task is not None and (self._topic != event.topic or event.done >= event.total):
+            self._bar.remove_task(self._task)
+            self._task = None
+        if event.done >= event.total:
+            return
+        amount = f"{event.done:,}/{event.total:,} {event.unit}"
+        if self._task is None:
+            self._topic = event.topic
+            self._task = self._bar.add_task(event.topic, amount="", text="")
+            self._bar.start()
+        self._bar.update(self._task, completed=event.done, total=event.total, amount=amount, text=event.text)
+
+    def _print(self, *parts: tuple[str, str]) -> None:
+        from rich.text import Text
+
+        self._bar.console.print(Text.assemble(*parts), soft_wrap=True)

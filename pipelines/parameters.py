@@ -1,0 +1,163 @@
+"""The parameters that a pipeline is given, checked against what it declares."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipelines.spec import declared
+from trainer.errors import PipelineError
+
+#: Whole numbers travel as doubles, here as on the platform.
+_LARGEST_INTEGER = 2**53
+
+
+def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks parameters against the pipeline's declarations and gives them their declared types.
+
+    Args:
+        spec: The pipeline.
+        given: Values by name: as text, as on a command line, or of the declared type already.
+
+    Returns:
+        The given parameters, as str, int, float, bool, dict or list.
+
+    Raises:
+        PipelineError: When a parameter is unknown, mistyped, not one of its literals, or missing.
+    """
+    known = declared(spec)
+    checked = {}
+    for name, value in given.items():
+        if name not in known:
+            raise PipelineError(_unknown(name, known))
+        checked[name] = _convert(name, value, known[name])
+    for name, declaration in known.items():
+        if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
+            raise PipelineError(
+                f"the parameter {name} ({_type_of(declaration)}) has no default and must be given"
+            )
+    return checked
+
+
+def _unknown(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
+    listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"the pipeline has no parameter {name!r}; {hint}it has {listing or 'none'}"
+
+
+def _convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
+    kind = declaration["parameterType"]
+    if kind not in _CONVERTERS:
+        raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be given")
+    try:
+        converted = _CONVERTERS[kind](value)
+    except (ValueError, TypeError) as error:
+        because = f" ({error})" if isinstance(error, _ReasonError) else ""
+        raise PipelineError(
+            f"the parameter {name} is declared as {_type_of(declaration)}, got {_short(value)}{because}"
+        ) from None
+    literals = declaration.get("literals")
+    if literals and converted not in literals:
+        raise PipelineError(
+            f"the parameter {name} is one of {', '.join(map(str, literals))}, got {_short(value)}"
+        )
+    return converted
+
+
+class _ReasonError(ValueError):
+    """A conversion failed for a reason that is worth reading."""
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if "\0" in value:
+        raise _ReasonError("a NUL character cannot be passed on")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _ReasonError("it is not valid UTF-8") from None
+    return value
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, str):
+        if not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
+            raise ValueError
+        number = int(value)
+    elif value != int(value):
+        raise ValueError
+    else:
+        number = int(value)
+    if abs(number) > _LARGEST_INTEGER:
+        raise _ReasonError("whole numbers are exact up to 2**53 only")
+    return number
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    number = float(value)
+    if not math.isfinite(number):
+        raise _ReasonError("it must be finite")
+    return number
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word not in ("true", "false"):
+            raise _ReasonError("write true or false")
+        return word == "true"
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _json(kind: type) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        content = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
+        if not isinstance(content, kind):
+            raise TypeError
+        return content
+
+    return convert
+
+
+def _refuse_constant(text: str) -> Any:
+    raise _ReasonError(f"{text} is not JSON")
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "STRING": _string,
+    "NUMBER_INTEGER": _integer,
+    "NUMBER_DOUBLE": _double,
+    "BOOLEAN": _boolean,
+    "STRUCT": _json(dict),
+    "LIST": _json(list),
+}
+_TYPE_NAMES = {
+    "STRING": "str",
+    "NUMBER_INTEGER": "int",
+    "NUMBER_DOUBLE": "float",
+    "BOOLEAN": "bool",
+    "STRUCT": "a JSON object",
+    "LIST": "a JSON array",
+}
+
+
+def _type_of(declaration: Mapping[str, Any]) -> str:
+    kind = str(declaration["parameterType"])
+    return _TYPE_NAMES.get(kind, kind)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

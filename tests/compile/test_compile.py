@@ -1,0 +1,119 @@
+"""The compiled pipeline: what is in it, that it is up to date, and what compiling costs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from kfp import dsl
+
+from components.train.worker_pools import Cluster, custom_job
+from pipelines import cli, settings
+from pipelines.compile import compile_pipeline
+from pipelines.settings import Settings
+from trainer.errors import SettingsError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return yaml.safe_load((ROOT / "compiled" / "retrain.yaml").read_text())
+
+
+def pools(spec):
+    return spec["components"]["comp-train"]["inputDefinitions"]["parameters"]["worker_pool_specs"][
+        "defaultValue"
+    ]
+
+
+def test_the_committed_file_is_what_the_code_compiles_to():
+    found = (ROOT / "compiled" / "retrain.yaml").read_text()
+
+    assert found == compile_pipeline(settings.load(ROOT / "settings" / "local.toml"))
+
+
+def test_compiling_loads_neither_tensorflow_nor_the_vertex_client():
+    program = (
+        "import sys; from pathlib import Path; from pipelines import compile, settings\n"
+        "compile.compile_pipeline(settings.load(Path('settings/local.toml')))\n"
+        "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'sklearn', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_steps_and_their_order(spec):
+    tasks = spec["root"]["dag"]["tasks"]
+
+    assert {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()} == {
+        "preprocess": [],
+        "train": ["preprocess"],
+        "export-validate": ["preprocess", "train"],
+        "condition-1": ["export-validate"],
+    }
+    assert list(spec["components"]["comp-condition-1"]["dag"]["tasks"]) == ["register"]
+    assert tasks["preprocess"]["cachingOptions"] == {}  # the source string does not change when the data does
+
+
+def test_one_chief_and_the_workers(spec):
+    chief, workers = pools(spec)
+
+    assert (chief["replica_count"], workers["replica_count"]) == (1, 1)
+    assert chief["container_spec"] == workers["container_spec"]
+    assert chief["container_spec"]["image_uri"] == "shardline:0.1.0"
+
+
+def test_settings_reach_the_worker_pools():
+    cluster = Cluster(
+        replica_count=4, machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2
+    )
+    spec = yaml.safe_load(compile_pipeline(Settings(image="registry/image:1", train=cluster)))
+
+    assert [pool["replica_count"] for pool in pools(spec)] == [1, 3]
+    assert [pool["machine_spec"] for pool in pools(spec)] == 2 * [
+        {"machine_type": "n1-standard-8", "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 2}
+    ]
+    images = {e["container"]["image"] for e in spec["deploymentSpec"]["executors"].values()}
+    assert {image for image in images if "pipeline-components" not in image} == {"registry/image:1"}
+    readers = spec["root"]["dag"]["tasks"]["preprocess"]["inputs"]["parameters"]["readers"]
+    assert readers["runtimeValue"]["constant"] == 4
+
+
+def test_no_task_installs_packages(spec):
+    assert "pip install" not in yaml.safe_dump(spec)
+
+
+def test_the_example_settings_are_valid():
+    found = settings.load(ROOT / "settings" / "vertex.toml.example")
+
+    assert found.train.accelerator_count == 1
+
+
+def test_a_component_parameter_never_overrides_a_field_of_the_job():
+    @dsl.component(base_image="i:1", install_kfp_package=False)
+    def train(strategy: str):
+        print(strategy)
+
+    with pytest.raises(SettingsError, match=r"parameters that a CustomJob has too: \['strategy'\]"):
+        custom_job(train, Cluster(replica_count=1, machine_type="n1-standard-4"))
+
+
+def test_drift_is_an_error(tmp_path):
+    output = tmp_path / "retrain.yaml"
+    arguments = ["compile", "--settings", str(ROOT / "settings/local.toml"), "--output", str(output)]
+
+    missing = CliRunner().invoke(cli.main, [*arguments, "--check"])
+    assert missing.exit_code == 2
+    assert "no compiled pipeline" in missing.output
+    assert "written" in CliRunner().invoke(cli.main, arguments).output
+    assert "up to date" in CliRunner().invoke(cli.main, arguments).output
+    assert CliRunner().invoke(cli.main, [*arguments, "--check"]).exit_code == 0
+    output.write_text(output.read_text() + "# edited\n")
+    drifted = CliRunner().invoke(cli.main, [*arguments, "--check"])
+    assert drifted.exit_code == 2
+    assert "differs from what the code compiles to; run 'shardline compile'" in drifted.output

@@ -1,0 +1,786 @@
+"""Export, evaluation, verdict and report, with real small models.
+
+A model here has weights set by hand: it scores how much brighter each band of the image is.
+"""
+
+import base64
+import dataclasses
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from kfp import dsl
+from PIL import Image
+from sklearn import metrics
+
+from components.export_validate import layout
+from components.export_validate.component import export_validate
+from components.export_validate.evaluate import MOST_MISTAKES, evaluate
+from components.export_validate.evaluation import ClassScore, Evaluation, Mistake
+from components.export_validate.export import export_model
+from components.export_validate.gates import judge
+from components.export_validate.head import read_head
+from components.export_validate.report import render_report
+from components.export_validate.run import validate
+from components.export_validate.served import ServedModel
+from components.export_validate.training_record import TrainingRecord
+from tests.helpers import models
+from tests.helpers.datasets import (
+    CLASS_NAMES,
+    band_image,
+    encode_png,
+    make_example,
+    read_examples,
+    write_dataset,
+    write_shard,
+)
+from trainer import progress
+from trainer.data import manifest as manifests
+from trainer.data.decode import decode_image
+from trainer.errors import DatasetError, ModelError, SettingsError
+
+SHAPE = (12, 12, 3)
+TEST_RECORDS = 90
+
+
+def band_model(*, bias=(0.0, 0.0, 0.0), activation="softmax", loss=None, shape=SHAPE, classes=3, gain=30.0):
+    """Returns a compiled model that is right on every image, or, with a bias, sometimes wrong."""
+    model = keras.Sequential(
+        [
+            keras.Input(shape, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(classes, activation=activation),
+        ]
+    )
+    model.compile("sgd", loss or keras.losses.SparseCategoricalCrossentropy())
+    kernel = np.zeros((*shape, classes), np.float32)
+    for label in range(min(3, classes)):
+        kernel[shape[0] * label // 3 : shape[0] * (label + 1) // 3, :, :, label] = gain / np.prod(shape)
+    offset = np.resize(np.asarray(bias, np.float32), classes)
+    model.layers[-1].set_weights([kernel.reshape(-1, classes), offset])
+    return model
+
+
+def sometimes_wrong():
+    """Returns a model that takes about half of the middle and bottom images for top ones."""
+    return band_model(bias=(4.7, 0.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dataset")
+    write_dataset(directory, shape=SHAPE, shards=4, records={"train": 12, "test": TEST_RECORDS})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def manifest(dataset):
+    return manifests.load(dataset)
+
+
+@pytest.fixture(scope="module")
+def examples(dataset):
+    keys, images, labels = zip(*read_examples(dataset, "test"), strict=True)
+    return keys, list(images), np.array(labels)
+
+
+@pytest.fixture(scope="module")
+def exported(manifest, tmp_path_factory):
+    """An exported model that makes mistakes, and the model itself."""
+    model, out = sometimes_wrong(), tmp_path_factory.mktemp("exported")
+    export_model(model, manifest, out)
+    return model, out
+
+
+@pytest.fixture
+def events():
+    seen = []
+    with progress.sink(seen.append):
+        yield seen
+
+
+def save(model, directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save(directory / "model.keras")
+    return directory / "model.keras"
+
+
+def decoded(images, manifest):
+    return np.stack([decode_image(tf.constant(image), manifest.image) for image in images])
+
+
+def serve(out: Path, images, classes: int = 3):
+    return ServedModel(out / layout.SAVED_MODEL, classes).predict(tf.constant(images))
+
+
+# Export
+
+
+def test_the_signature_on_raw_bytes_agrees_with_the_model_in_memory(exported, manifest, examples):
+    model, out = exported
+    _, images, _ = examples
+
+    served = serve(out, images)
+
+    expected = model.predict(decoded(images, manifest), verbose=0)
+    np.testing.assert_allclose(served.probabilities, expected, rtol=0, atol=1e-6)
+    assert served.probabilities.dtype == np.float32
+    assert served.labels.dtype == np.int64
+    np.testing.assert_array_equal(served.labels, expected.argmax(axis=1))
+
+
+def test_the_signature_takes_other_sizes_and_formats(exported, manifest):
+    model, out = exported
+    rng = np.random.default_rng(5)
+    images = []
+    for image_format in ("PNG", "JPEG", "BMP", "GIF"):
+        buffer = io.BytesIO()
+        Image.fromarray(band_image(1, (40, 25, 3), rng)).save(buffer, image_format)
+        images.append(buffer.getvalue())
+    images.append(encode_png(band_image(1, (30, 30, 1), rng)))  # grey becomes RGB
+
+    served = serve(out, images)
+
+    expected = model.predict(decoded(images, manifest), verbose=0)
+    np.testing.assert_allclose(served.probabilities, expected, rtol=0, atol=1e-6)
+
+
+def test_an_empty_batch_gives_an_empty_answer(exported):
+    _, out = exported
+
+    served = ServedModel(out / layout.SAVED_MODEL, 3).predict(tf.constant([], tf.string))
+
+    assert served.probabilities.shape == (0, 3)
+
+
+CLEAN_PROCESS = """
+import base64, json, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("trainer", "components", "pipelines"):
+            raise ImportError("not in a clean process: " + name)
+
+sys.meta_path.insert(0, Refuse())
+import tensorflow as tf
+
+images = [base64.b64decode(image) for image in json.load(sys.stdin)]
+loaded = tf.saved_model.load(sys.argv[1])
+answer = loaded.signatures["serving_default"](images=tf.constant(images))
+print(json.dumps({
+    "probabilities": answer["probabilities"].numpy().tolist(),
+    "label": answer["label"].numpy().tolist(),
+    "label_name": [name.decode() for name in answer["label_name"].numpy()],
+}))
+"""
+
+
+def test_a_clean_process_without_our_code_can_serve_it(exported, manifest, examples):
+    model, out = exported
+    _, images, _ = examples
+    request = json.dumps([base64.b64encode(image).decode() for image in images])
+
+    process = subprocess.run(
+        [sys.executable, "-c", CLEAN_PROCESS, str(out / layout.SAVED_MODEL)],
+        input=request,
+        capture_output=True,
+        text=True,
+        cwd=out,
+        check=False,
+        timeout=120,
+    )
+
+    assert process.returncode == 0, process.stderr
+    answer = json.loads(process.stdout.splitlines()[-1])
+    expected = model.predict(decoded(images, manifest), verbose=0)
+    np.testing.assert_allclose(answer["probabilities"], expected, rtol=0, atol=1e-6)
+    assert answer["label"] == expected.argmax(axis=1).tolist()
+    assert answer["label_name"] == [CLASS_NAMES[label] for label in answer["label"]]
+
+
+def test_export_json_says_what_was_exported(exported, manifest):
+    model, out = exported
+
+    content = json.loads((out / layout.EXPORT_FILE).read_text())
+
+    assert content["signatures"]["serving_default"] == {
+        "inputs": {"images": {"dtype": "string", "shape": [None]}},
+        "outputs": {
+            "probabilities": {"dtype": "float32", "shape": [None, 3]},
+            "label": {"dtype": "int64", "shape": [None]},
+            "label_name": {"dtype": "string", "shape": [None]},
+        },
+    }
+    assert content["fingerprint"] == manifest.fingerprint
+    assert content["class_names"] == list(CLASS_NAMES)
+    assert content["parameters"] == model.count_params()
+    assert content["versions"]["tensorflow"] == tf.__version__
+
+
+def test_layers_that_differ_in_training_are_served_as_in_inference(manifest, tmp_path, examples):
+    layers = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dropout(0.5), keras.layers.Flatten()]
+    head = keras.layers.Dense(3, "softmax")
+    model = keras.Sequential(
+        [keras.Input(SHAPE, dtype="uint8"), keras.layers.Rescaling(1 / 255), *layers, head]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    gamma, beta, _, _ = model.get_layer("norm").get_weights()
+    model.get_layer("norm").set_weights([gamma, beta, beta + 0.3, gamma * 0.05])
+    _, images, _ = examples
+
+    export_model(model, manifest, tmp_path)
+
+    expected = model.predict(decoded(images, manifest), verbose=0)
+    np.testing.assert_allclose(serve(tmp_path, images).probabilities, expected, rtol=0, atol=1e-6)
+
+
+def test_every_weight_is_stored_once_and_the_optimizer_not_at_all(manifest, tmp_path):
+    model = band_model()
+    model.optimizer.build(model.trainable_variables)
+
+    export_model(model, manifest, tmp_path)
+
+    stored = tf.train.list_variables(str(tmp_path / layout.SAVED_MODEL / "variables" / "variables"))
+    assert sum(int(np.prod(shape)) for _, shape in stored if shape) == model.count_params()
+
+
+def test_logits_get_a_softmax(manifest, tmp_path, examples):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = band_model(activation=None, loss=loss)
+    _, images, _ = examples
+
+    export_model(model, manifest, tmp_path)
+
+    logits = model.predict(decoded(images, manifest), verbose=0)
+    np.testing.assert_allclose(serve(tmp_path, images).probabilities, tf.nn.softmax(logits), atol=1e-6)
+    assert json.loads((tmp_path / layout.EXPORT_FILE).read_text())["softmax_added"] is True
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss", "head"),
+    [
+        ("softmax", "sparse_categorical_crossentropy", "probabilities"),
+        ("softmax", {"dense": keras.losses.SparseCategoricalCrossentropy()}, "probabilities"),
+        (None, [keras.losses.SparseCategoricalCrossentropy(from_logits=True)], "logits"),
+        # Keras trains this one on the logits behind the softmax: a second softmax would be wrong.
+        ("softmax", keras.losses.SparseCategoricalCrossentropy(from_logits=True), "probabilities"),
+    ],
+)
+def test_head(activation, loss, head, manifest):
+    model = band_model(activation=activation)
+    model.loss = loss
+
+    assert read_head(model, manifest.info()) == head
+
+
+def test_a_model_in_half_precision_is_served_in_single(manifest, tmp_path, examples):
+    model = band_model()
+    half = keras.Sequential(
+        [
+            keras.Input(SHAPE, dtype="uint8"),
+            *model.layers[:-1],
+            keras.layers.Dense(3, "softmax", dtype="float16"),
+        ]
+    )
+    half.compile("sgd", "sparse_categorical_crossentropy")
+    half.layers[-1].set_weights(model.layers[-1].get_weights())
+
+    export_model(half, manifest, tmp_path)
+    _, images, labels = examples
+    served = serve(tmp_path, images)
+
+    assert served.probabilities.dtype == np.float32
+    np.testing.assert_array_equal(served.labels, labels)
+
+
+def test_a_subclassed_model_is_exported(manifest, tmp_path, examples):
+    model = models.own_step(manifest.info())
+    _, images, _ = examples
+    expected = model(decoded(images, manifest), training=False)
+
+    export_model(model, manifest, tmp_path)
+
+    np.testing.assert_allclose(serve(tmp_path, images).probabilities, expected, atol=1e-6)
+
+
+def two_inputs():
+    left, right = keras.Input(SHAPE, name="left"), keras.Input(SHAPE, name="right")
+    joined = keras.layers.Flatten()(keras.layers.Add()([left, right]))
+    return keras.Model([left, right], keras.layers.Dense(3, "softmax")(joined))
+
+
+def two_outputs():
+    image = keras.Input(SHAPE)
+    output = keras.layers.Dense(3, "softmax")(keras.layers.Flatten()(image))
+    return keras.Model(image, [output, output])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: band_model(shape=(8, 8, 1)),
+            r"takes images of shape \(8, 8, 1\), the dataset has \(12, 12, 3\)",
+        ),
+        (lambda: band_model(classes=5), r"output is shape \(n, 5\), the dataset has 3 classes"),
+        (lambda: band_model(activation=None), r"not probabilities \(on a black image: \[0, 0, 0\]\)"),
+        (lambda: band_model(activation="sigmoid"), "does not say from_logits"),
+        (two_inputs, "has 2 inputs"),
+        (two_outputs, "output is list, the dataset has 3 classes"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_and_nothing_written(make, message, manifest, tmp_path):
+    with pytest.raises(ModelError, match=message):
+        export_model(make(), manifest, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# Evaluation
+
+
+def test_every_example_is_evaluated_once_and_the_figures_are_right(exported, dataset, manifest, examples):
+    model, out = exported
+    _, images, labels = examples
+    probabilities = model.predict(decoded(images, manifest), verbose=0)
+    predicted = probabilities.argmax(axis=1)
+
+    found = evaluate(out / layout.SAVED_MODEL, dataset, batch_size=7)  # 7 does not divide 90
+
+    right = int((predicted == labels).sum())
+    assert 0 < right < TEST_RECORDS
+    assert found.examples == TEST_RECORDS
+    assert found.accuracy == right / TEST_RECORDS
+    own_loss = -np.log(probabilities[np.arange(TEST_RECORDS), labels]).mean()
+    assert found.log_loss == pytest.approx(own_loss, abs=1e-6)
+    assert found.non_finite == 0
+    counted = np.zeros((3, 3), int)
+    np.add.at(counted, (labels, predicted), 1)
+    assert found.confusion == tuple(map(tuple, counted.tolist()))
+    report = metrics.classification_report(
+        labels, predicted, target_names=CLASS_NAMES, output_dict=True, zero_division=0.0
+    )
+    for score in found.classes:
+        expected = report[score.name]
+        assert (score.precision, score.recall, score.f1) == pytest.approx(
+            (expected["precision"], expected["recall"], expected["f1-score"]), abs=1e-9
+        )
+        assert score.examples == expected["support"]
+
+
+def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, dataset, manifest, examples):
+    model, out = exported
+    keys, images, labels = examples
+    probabilities = model.predict(decoded(images, manifest), verbose=0)
+    predicted, surest = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    wrong = sorted(np.flatnonzero(predicted != labels), key=lambda i: -surest[i])
+    assert len(wrong) > MOST_MISTAKES
+
+    found = evaluate(out / layout.SAVED_MODEL, dataset, batch_size=16).mistakes
+
+    assert [mistake.key for mistake in found] == [keys[i] for i in wrong[:MOST_MISTAKES]]
+    first = found[0]
+    assert first.image == images[wrong[0]]
+    assert (first.true, first.predicted) == (CLASS_NAMES[labels[wrong[0]]], CLASS_NAMES[predicted[wrong[0]]])
+    assert first.probability == pytest.approx(surest[wrong[0]], abs=1e-6)
+
+
+def test_the_batch_size_changes_nothing(exported, dataset):
+    _, out = exported
+
+    small, large = (evaluate(out / layout.SAVED_MODEL, dataset, batch_size=size) for size in (1, 64))
+
+    assert (small.accuracy, small.confusion) == (large.accuracy, large.confusion)
+    assert small.log_loss == pytest.approx(large.log_loss, abs=1e-6)
+    assert [mistake.key for mistake in small.mistakes] == [mistake.key for mistake in large.mistakes]
+
+
+def test_a_shard_that_the_manifest_does_not_name_is_not_read(exported, dataset, tmp_path, examples):
+    copy = copied(dataset, tmp_path)
+    stray = make_example("stray", examples[1][0], 0)
+    write_shard(copy / "test-00004-of-00005.tfrecord", [stray] * 50)
+
+    assert evaluate(exported[1] / layout.SAVED_MODEL, copy).examples == TEST_RECORDS
+
+
+def copied(dataset, directory):
+    copy = directory / "dataset"
+    copy.mkdir()
+    for path in dataset.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+def with_test_examples(dataset, directory, records):
+    """Returns a copy of a dataset whose test split is one shard of these examples."""
+    copy = copied(dataset, directory)
+    manifest = manifests.load(copy)
+    shard = write_shard(copy / "test-00000-of-00001.tfrecord", records)
+    split = manifests.Split((shard,), (len(records), 0, 0))
+    manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "test": split}), copy)
+    return copy
+
+
+def test_a_label_that_is_no_class_is_refused(exported, dataset, tmp_path, examples):
+    image = examples[1][0]
+    copy = with_test_examples(dataset, tmp_path, [make_example("a", image, 0), make_example("b", image, 3)])
+
+    with pytest.raises(DatasetError, match=r"example 'b' has label 3, the dataset has classes 0\.\.2"):
+        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+
+
+def test_an_image_that_cannot_be_decoded_is_refused(exported, dataset, tmp_path):
+    copy = with_test_examples(dataset, tmp_path, [make_example("broken", b"no image", 0)])
+
+    with pytest.raises(DatasetError, match="an image between 'broken' and 'broken' cannot be served"):
+        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+
+
+def test_an_example_without_an_image_is_refused(exported, dataset, tmp_path):
+    copy = with_test_examples(dataset, tmp_path, [tf.train.Example().SerializeToString()])
+
+    with pytest.raises(DatasetError, match="is damaged after 0 examples"):
+        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-5]), r"bytes, the manifest says"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-5] + b"12345"), r"is damaged after \d+ examples"),
+        (lambda path: path.unlink(), r"cannot read shard .*No such file"),
+    ],
+)
+def test_a_damaged_shard_is_refused(damage, message, exported, dataset, tmp_path):
+    copy = copied(dataset, tmp_path)
+    damage(copy / "test-00002-of-00004.tfrecord")
+
+    with pytest.raises(DatasetError, match=message):
+        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+
+
+def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
+    wider = dataclasses.replace(manifest, class_names=("a", "b", "c", "d", "e"))
+    export_model(band_model(classes=5), wider, tmp_path)
+
+    with pytest.raises(ModelError, match="tells 5 classes apart, the dataset has 3"):
+        evaluate(tmp_path / layout.SAVED_MODEL, dataset)
+
+
+def test_what_is_no_exported_model_is_refused(dataset, tmp_path):
+    with pytest.raises(ModelError, match="cannot load the exported model"):
+        evaluate(tmp_path / "nothing", dataset)
+
+    module = tf.Module()
+    module.serve = tf.function(lambda x: {"y": x}, input_signature=[tf.TensorSpec([None], tf.string)])
+    tf.saved_model.save(module, str(tmp_path / "foreign"), signatures={"serving_default": module.serve})
+    with pytest.raises(ModelError, match="has no output probabilities, label, label_name"):
+        evaluate(tmp_path / "foreign", dataset)
+
+    tf.saved_model.save(module, str(tmp_path / "other"), signatures={"other": module.serve})
+    with pytest.raises(ModelError, match="has no signature 'serving_default'"):
+        evaluate(tmp_path / "other", dataset)
+
+
+# From a model file to a verdict
+
+
+def test_a_good_model_is_blessed(dataset, tmp_path, events):
+    model_file = save(band_model(), tmp_path / "model")
+
+    blessing = validate(model_file, dataset, tmp_path / "out", min_accuracy=0.95)
+
+    assert blessing.blessed
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "blessing.json",
+        "evaluation.json",
+        "export.json",
+        "report.html",
+        "saved_model",
+    ]
+    assert json.loads((tmp_path / "out/blessing.json").read_text())["blessed"] is True
+    evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert (evaluation["accuracy"], evaluation["examples"]) == (1.0, TEST_RECORDS)
+    facts = {event.topic: (event.value, event.text) for event in events if event.kind == "fact"}
+    assert facts == {
+        "test accuracy": (1.0, "1.0000 on 90 examples"),
+        "blessed": (True, "yes: accuracy 1.0000 >= 0.95"),
+        "report": (str(tmp_path / "out/report.html"),) * 2,
+        "exported model": (str(tmp_path / "out/saved_model"),) * 2,
+    }
+    assert [(e.done, e.total) for e in events if e.kind == "progress"][-1] == (TEST_RECORDS, TEST_RECORDS)
+
+
+def test_a_weak_model_is_not_blessed(dataset, tmp_path, events):
+    model_file = save(sometimes_wrong(), tmp_path / "model")
+
+    blessing = validate(model_file, dataset, tmp_path / "out", min_accuracy=0.95)
+
+    accuracy = json.loads((tmp_path / "out/evaluation.json").read_text())["accuracy"]
+    assert not blessing.blessed
+    assert blessing.reason == f"accuracy {accuracy:.4f} is not >= 0.95"
+    assert "✗ Not blessed" in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
+    model = band_model(bias=(float("nan"), 0.0, 0.0))
+
+    blessing = validate(save(model, tmp_path / "model"), dataset, tmp_path / "out", min_accuracy=0.0)
+
+    assert not blessing.blessed
+    assert blessing.reason == "examples with non-finite output 90 is not == 0"
+    evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert (evaluation["non_finite"], evaluation["log_loss"]) == (TEST_RECORDS, None)
+    assert evaluation["mistakes"][0]["probability"] is None
+    assert "probability not finite" in (tmp_path / "out/report.html").read_text()
+
+
+def test_training_history_and_settings_reach_the_report(dataset, tmp_path, events):
+    model_file = save(band_model(), tmp_path / "model")
+    history = "epoch,loss,val_loss,examples,seconds\n1,1.5,1.25,12,0.1\n2,0.5,,12,0.1\n"
+    (tmp_path / "model/history.csv").write_text(history)
+    settings = {"model": "mnist_cnn", "settings": {"hparams": {"width": 8}}, "versions": {"keras": "3.15.0"}}
+    (tmp_path / "model/settings.json").write_text(json.dumps(settings))
+
+    validate(model_file, dataset, tmp_path / "out", min_accuracy=0.5)
+
+    page = (tmp_path / "out/report.html").read_text()
+    assert "loss per epoch: training from 1.5 to 0.5" in page
+    assert "<title>Blessed: mnist_cnn</title>" in page
+    assert re.search(r"settings\.hparams\.width</th><td>8<", page)
+    assert re.search(r"keras</th><td>3\.15\.0<", page)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error", "message"),
+    [
+        (lambda a: a.update(min_accuracy=95.0), SettingsError, r"min_accuracy must be within 0\.\.1, got 95"),
+        (lambda a: a.update(model_file=Path("/nowhere/model.keras")), ModelError, "no model file"),
+        (lambda a: a["model_file"].write_bytes(b"no model"), ModelError, "cannot load"),
+        (lambda a: (a["dataset"] / "manifest.json").unlink(), DatasetError, "no manifest.json"),
+        (
+            lambda a: (a["dataset"] / "test-00001-of-00004.tfrecord").unlink(),
+            DatasetError,
+            "cannot read shard",
+        ),
+        (
+            lambda a: without_split(a["dataset"]),
+            DatasetError,
+            "no examples in its test split.*splits: train$",
+        ),
+        (
+            lambda a: save(band_model(classes=4), a["model_file"].parent),
+            ModelError,
+            r"\(n, 4\), .* 3 classes",
+        ),
+        (lambda a: beside(a, "settings.json", "{"), ModelError, r"cannot read .*settings\.json"),
+        (
+            lambda a: beside(a, "settings.json", "{}"),
+            ModelError,
+            r"settings\.json .* names no model function",
+        ),
+        (lambda a: beside(a, "history.csv", "epoch,loss\n1,x\n"), ModelError, r"cannot read .*history\.csv"),
+        (lambda a: beside(a, "history.csv", "epoch\n1,2,3\n"), ModelError, r"cannot read .*history\.csv"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(prepare, error, message, dataset, tmp_path, events):
+    arguments = {
+        "model_file": save(band_model(), tmp_path / "model"),
+        "dataset": copied(dataset, tmp_path),
+        "min_accuracy": 0.9,
+    }
+    prepare(arguments)
+
+    with pytest.raises(error, match=message):
+        validate(out=tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def without_split(dataset):
+    manifest = manifests.load(dataset)
+    manifests.save(dataclasses.replace(manifest, splits={"train": manifest.splits["train"]}), dataset)
+
+
+def beside(arguments, name, content):
+    arguments["model_file"].with_name(name).write_text(content)
+
+
+def test_an_output_directory_that_is_a_file_is_refused(dataset, tmp_path, events):
+    (tmp_path / "out").write_text("mine")
+
+    with pytest.raises(SettingsError, match="cannot write to the output directory"):
+        validate(save(band_model(), tmp_path / "model"), dataset, tmp_path / "out", min_accuracy=0.9)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_verdict_never_outlives_the_model_it_was_reached_on(dataset, tmp_path, events):
+    model_file, out = save(band_model(), tmp_path / "model"), tmp_path / "out"
+    validate(model_file, dataset, out, min_accuracy=0.9)
+    broken = with_test_examples(dataset, tmp_path, [make_example("broken", b"no image", 0)])
+
+    with pytest.raises(DatasetError):
+        validate(model_file, broken, out, min_accuracy=0.9)
+
+    assert not (out / layout.BLESSING_FILE).exists()
+    assert not (out / layout.EVALUATION_FILE).exists()
+
+
+def test_validating_again_gives_the_same_verdict_and_report(dataset, tmp_path, events):
+    model_file, out = save(sometimes_wrong(), tmp_path / "model"), tmp_path / "out"
+    names = (layout.BLESSING_FILE, layout.EVALUATION_FILE, layout.REPORT_FILE)
+    runs = []
+    for _ in range(2):
+        validate(model_file, dataset, out, min_accuracy=0.9)
+        runs.append([(out / name).read_bytes() for name in names])
+
+    assert runs[0] == runs[1]
+
+
+# The component
+
+
+def artifacts(dataset, model_directory, out):
+    return {
+        "dataset": dsl.Dataset(uri=str(dataset)),
+        "model": dsl.Model(uri=str(model_directory)),
+        "exported": dsl.Model(uri=str(out / "exported")),
+        "metrics": dsl.Metrics(uri=str(out / "metrics")),
+        "confusion": dsl.ClassificationMetrics(uri=str(out / "confusion")),
+        "report": dsl.HTML(uri=str(out / "page" / "report")),
+    }
+
+
+def test_the_component_fills_its_artifacts(dataset, tmp_path, events):
+    save(sometimes_wrong(), tmp_path / "model")
+    given = artifacts(dataset, tmp_path / "model", tmp_path / "out")
+
+    blessed, accuracy = export_validate(**given, min_accuracy=0.95)
+
+    assert blessed is False
+    assert given["metrics"].metadata["accuracy"] == accuracy
+    assert given["metrics"].metadata["examples"] == TEST_RECORDS
+    rows = [row["row"] for row in given["confusion"].metadata["confusionMatrix"]["rows"]]
+    assert sum(map(sum, rows)) == TEST_RECORDS
+    assert sum(rows[i][i] for i in range(3)) == round(accuracy * TEST_RECORDS)
+    assert (tmp_path / "out/page/report").read_bytes() == (
+        tmp_path / "out/exported" / layout.REPORT_FILE
+    ).read_bytes()
+    assert given["exported"].metadata["blessed"] is False
+
+
+def test_the_component_ends_with_one_line_and_exit_code_2(dataset, tmp_path, events):
+    given = artifacts(dataset, tmp_path / "no model", tmp_path / "out")
+
+    with pytest.raises(SystemExit) as ended:
+        export_validate(**given, min_accuracy=0.95)
+
+    assert ended.value.code == 2
+    assert [event.kind for event in events] == ["error"]
+
+
+# The report
+
+
+class Page(HTMLParser):
+    """Gathers what a page loads, and its text."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.references, self.ids, self.text, self.images = set(), [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        values = dict(attributes)
+        self.references += [
+            values[name] for name in ("src", "href", "xlink:href", "srcset") if name in values
+        ]
+        self.ids += [values["id"]] if "id" in values else []
+        if tag in ("img", "svg"):
+            self.images.append(values)
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parse(html):
+    page = Page()
+    page.feed(html)
+    return page
+
+
+def an_evaluation(names, *, mistakes=()):
+    count = len(names)
+    confusion = np.eye(count, dtype=int) * 9
+    confusion[0, -1] = 1
+    return Evaluation(
+        fingerprint="sha256:0",
+        split="test",
+        examples=int(confusion.sum()),
+        accuracy=0.99,
+        log_loss=0.05,
+        non_finite=0,
+        class_names=tuple(names),
+        classes=tuple(ClassScore(name, 9, 0.9, 1.0, 0.95) for name in names),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        mistakes=mistakes,
+    )
+
+
+def a_report(names, manifest, *, mistakes=()):
+    evaluation = an_evaluation(names, mistakes=mistakes)
+    export = {"parameters": 1234, "bytes": 5678, "versions": {"keras": "3.15.1"}}
+    history = {"epoch": (1.0, 2.0), "loss": (1.0, 0.5), "val_loss": (1.1, 0.7), "accuracy": (0.5, 0.9)}
+    training = TrainingRecord({"model": "mnist_cnn", "seed": 0}, history)
+    return render_report(evaluation, judge(evaluation, 0.95), manifest, export, training)
+
+
+def test_the_report_needs_nothing_but_itself(manifest):
+    photo = io.BytesIO()
+    Image.effect_noise((640, 480), 60).save(photo, "JPEG")
+    mistakes = (
+        Mistake("a", "top", "bottom", 0.9, encode_png(band_image(0, SHAPE, np.random.default_rng(0)))),
+        Mistake("b", "top", "middle", 0.8, photo.getvalue()),
+    )
+
+    html = a_report(CLASS_NAMES, manifest, mistakes=mistakes)
+    page = parse(html)
+
+    assert {"svg", "img", "table", "h1"} <= page.tags
+    assert not {"script", "link", "iframe", "object", "base"} & page.tags
+    assert len(page.references) > 3
+    assert [ref for ref in page.references if not ref.startswith(("data:image/", "#"))] == []
+    assert all(f"#{name}" not in page.references or page.ids.count(name) == 1 for name in page.ids)
+    assert all(target[1:] in page.ids for target in page.references if target.startswith("#"))
+    assert re.findall(r"@import|url\((?!#)", html) == []
+    assert all(image.get("alt") or image.get("aria-label") for image in page.images)
+    assert len(html) < 100_000
+
+
+def test_the_report_is_the_same_each_time(manifest):
+    assert a_report(CLASS_NAMES, manifest) == a_report(CLASS_NAMES, manifest)
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b', "$x_{1$", "猫", "a&amp;b"])
+def test_names_are_shown_as_they_are(name, manifest):
+    mistake = Mistake(name, name, "dog", 0.9, encode_png(band_image(0, SHAPE, np.random.default_rng(0))))
+
+    page = parse(a_report([name, "dog"], manifest, mistakes=(mistake,)))
+
+    assert "script" not in page.tags
+    assert [text for text in page.text if text.strip() == name]
+    assert any(name in image.get("alt", "") for image in page.images)
+
+
+def test_a_thousand_classes_stay_readable(manifest):
+    html = a_report([f"class {i}" for i in range(1000)], manifest)
+
+    assert len(html) < 3_000_000
+    assert "The 40 with the lowest F1 of 1,000" in html

@@ -1,0 +1,249 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from components.export_validate import layout
+from components.register.champion import champion_directory, current, publish
+from components.register.component import register
+from components.register.run import register_model
+from trainer import progress
+from trainer.errors import ModelError, SettingsError
+
+
+def write_export(directory: Path, *, blessed: bool = True, weights: bytes = b"weights") -> Path:
+    saved_model = directory / layout.SAVED_MODEL
+    (saved_model / "variables").mkdir(parents=True)
+    (saved_model / "saved_model.pb").write_bytes(b"graph")
+    (saved_model / "variables" / "variables.index").write_bytes(weights)
+    (directory / layout.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
+    verdict = {"blessed": blessed, "reason": "accuracy 0.9 is not >= 0.95"}
+    (directory / layout.BLESSING_FILE).write_text(json.dumps(verdict))
+    return directory
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and path.name != "version.json"
+    }
+
+
+@pytest.fixture
+def exported(tmp_path):
+    return write_export(tmp_path / "exported")
+
+
+@pytest.fixture
+def champion(tmp_path):
+    return tmp_path / "store" / "champion"
+
+
+@pytest.fixture
+def events():
+    seen = []
+    with progress.sink(seen.append):
+        yield seen
+
+
+def test_publish_makes_a_complete_copy_the_champion(exported, champion):
+    assert current(champion) is None
+
+    published = publish(exported, champion, accuracy=0.98)
+
+    assert current(champion) == published
+    assert contents(champion / published.path) == contents(exported)
+    assert (published.accuracy, published.fingerprint) == (0.98, "sha256:abc")
+    age = datetime.now(UTC) - datetime.fromisoformat(published.created)
+    assert 0 <= age.total_seconds() < 60
+
+
+def test_the_previous_version_is_kept(exported, champion, tmp_path):
+    first = publish(exported, champion, accuracy=0.97)
+    second = publish(write_export(tmp_path / "next", weights=b"better"), champion, accuracy=0.98)
+
+    assert current(champion) == second
+    assert (champion / first.path / "saved_model/variables/variables.index").read_bytes() == b"weights"
+    assert (champion / second.path / "saved_model/variables/variables.index").read_bytes() == b"better"
+
+
+def test_the_same_model_published_again_is_another_version(exported, champion):
+    versions = [publish(exported, champion, accuracy=0.97).version for _ in range(5)]
+
+    assert len(set(versions)) == 5
+
+
+def test_nothing_temporary_is_left(exported, champion):
+    published = publish(exported, champion, accuracy=0.97)
+
+    assert sorted(path.name for path in champion.iterdir()) == ["champion.json", "versions"]
+    assert [path.name for path in (champion / "versions").iterdir()] == [published.version]
+
+
+# Kills the publisher with SIGKILL just before it writes one of its files.
+CRASH = """
+import os, pathlib, signal, sys
+from components.register import champion
+
+def kill_before(name, function):
+    def wrapper(*arguments):
+        if pathlib.Path(arguments[-1] if name.startswith("variables") else arguments[0]).name == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return wrapper
+
+exported, target, name = sys.argv[1:]
+champion.files.write_json = kill_before(name, champion.files.write_json)
+champion._copy_file = kill_before(name, champion._copy_file)
+champion.publish(pathlib.Path(exported), pathlib.Path(target), accuracy=0.99)
+"""
+
+
+@pytest.mark.parametrize("file", ["variables.index", "version.json", "champion.json"])
+def test_a_publisher_killed_on_the_way_leaves_the_old_champion(file, exported, champion, tmp_path):
+    old = publish(exported, champion, accuracy=0.97)
+    better = write_export(tmp_path / "next", weights=b"better")
+
+    killed = subprocess.run([sys.executable, "-c", CRASH, str(better), str(champion), file], check=False)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list((champion / "versions").iterdir())) == 2  # it had begun
+    assert current(champion) == old
+    assert contents(champion / old.path) == contents(exported)
+
+    again = publish(better, champion, accuracy=0.99)
+
+    assert current(champion) == again
+    assert contents(champion / again.path) == contents(better)
+
+
+READER = """
+import pathlib, sys, time
+from components.register.champion import current
+
+champion, seen = pathlib.Path(sys.argv[1]), set()
+print("ready", flush=True)
+while not (champion / "stop").exists():
+    found = current(champion)
+    index = champion / found.path / "saved_model/variables/variables.index"
+    assert index.read_bytes() == b"w" * 100_000, found
+    seen.add(found.version)
+print(len(seen))
+"""
+
+
+def test_a_reader_never_sees_half_a_model(champion, tmp_path):
+    exported = write_export(tmp_path / "large", weights=b"w" * 100_000)
+    publish(exported, champion, accuracy=0.9)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(champion)], stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout.readline() == "ready\n"
+    for _ in range(30):
+        publish(exported, champion, accuracy=0.9)
+        time.sleep(0.01)
+    (champion / "stop").touch()
+    output, _ = reader.communicate(timeout=30)
+
+    assert reader.returncode == 0
+    assert int(output) > 1  # it did read while versions changed
+
+
+def test_publishing_loads_neither_tensorflow_nor_kfp():
+    script = (
+        "import sys, components.register.run; "
+        "print([name for name in ('tensorflow', 'keras', 'kfp') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "[]"
+
+
+def test_what_is_not_blessed_is_not_published(champion, tmp_path):
+    weak = write_export(tmp_path / "weak", blessed=False)
+
+    with pytest.raises(ModelError, match=r"is not blessed \(accuracy 0.9 is not >= 0.95\)"):
+        publish(weak, champion, accuracy=0.9)
+    assert not champion.exists()
+
+
+@pytest.mark.parametrize("missing", [layout.BLESSING_FILE, layout.EXPORT_FILE])
+def test_an_unfinished_validation_is_not_published(missing, exported, champion):
+    (exported / missing).unlink()
+
+    with pytest.raises(ModelError, match=f"no {missing} in .*: validation did not finish"):
+        publish(exported, champion, accuracy=0.97)
+    assert not champion.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"version": "x"}',
+        json.dumps(
+            {"version": "..", "path": "versions/..", "accuracy": 1.0, "fingerprint": "", "created": ""}
+        ),
+        json.dumps(
+            {"version": "gone", "path": "versions/gone", "accuracy": 1.0, "fingerprint": "", "created": ""}
+        ),
+    ],
+)
+def test_a_damaged_champion_is_said_and_not_replaced(content, exported, champion):
+    champion.mkdir(parents=True)
+    (champion / "champion.json").write_text(content)
+
+    with pytest.raises(ModelError, match="repair it, or remove it to start anew"):
+        register_model(exported, 0.97, str(champion))
+    assert (champion / "champion.json").read_text() == content
+
+
+def test_a_place_that_cannot_be_written_to_is_refused(exported, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(SettingsError, match=r"cannot write to .*; choose another champion_uri"):
+        publish(exported, tmp_path / "file" / "champion", accuracy=0.97)
+
+
+def test_a_bucket_that_is_not_mounted_is_refused():
+    with pytest.raises(SettingsError, match=r"/gcs/no-such-bucket is not mounted here"):
+        champion_directory("gs://no-such-bucket/champion")
+
+
+def test_the_component_publishes(exported, champion, events):
+    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, champion_uri=str(champion))
+    first = current(champion)
+    register(exported=dsl.Model(uri=str(exported)), accuracy=0.98, champion_uri=str(champion))
+    second = current(champion)
+
+    facts = [(event.topic, event.value) for event in events if event.kind == "fact"]
+    lines = [event.text for event in events if event.kind == "line"]
+    assert facts == [("champion", str(champion / first.path)), ("champion", str(champion / second.path))]
+    assert lines[1].endswith(f"is the champion, replacing {first.version} (accuracy 0.9700)")
+
+
+def test_without_a_place_nothing_is_published(exported, tmp_path, events):
+    before = sorted(tmp_path.rglob("*"))
+
+    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, champion_uri="")
+
+    assert [event.text for event in events] == ["champion_uri is empty: the blessed model is not published"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, events):
+    weak = write_export(tmp_path / "weak", blessed=False)
+
+    with pytest.raises(SystemExit) as ended:
+        register(exported=dsl.Model(uri=str(weak)), accuracy=0.9, champion_uri=str(champion))
+
+    assert ended.value.code == 2
+    assert [event.kind for event in events] == ["error"]

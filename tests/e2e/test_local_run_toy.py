@@ -1,0 +1,258 @@
+"""A compiled pipeline of the real shape runs on this machine, and leaves no process behind."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from kfp import compiler
+
+from pipelines.local.processes import ProcessFailedError
+from pipelines.local.run import run_pipeline
+from tests.helpers.toy_pipeline import free_text, write_toy
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTE = 'it\'s "q" \\ \\n {x} {{y}} $HOME `id` python3\nnew line é 数'
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("toy") / "toy.yaml")
+
+
+def _of_run(runs: Path) -> list[psutil.Process]:
+    """All live processes of runs in a directory, however they are related to this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get("SHARDLINE_RUN", "")
+            if mark.startswith(str(runs)) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for runs, of which no process and no temporary file must be left after the test."""
+    directory = tmp_path / "runs"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield directory
+    deadline = time.monotonic() + 10
+    while (left := _of_run(directory)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+    assert list(scratch.iterdir()) == []
+
+
+def _only(runs: Path) -> Path:
+    (directory,) = runs.iterdir()
+    return directory
+
+
+def _record(runs: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((_only(runs) / "run.json").read_text())
+    return content
+
+
+def test_kfp_local_takes_commands_that_name_its_executor() -> None:
+    """The one property of kfp.local that is relied on and not documented."""
+    from kfp import local
+    from kfp.local.subprocess_task_handler import SubprocessTaskHandler
+
+    def accept(command: list[str]) -> None:
+        SubprocessTaskHandler("python:3.11", command, "/root", local.SubprocessRunner(use_venv=False))
+
+    accept(["python3", "-u", "-m", "pipelines.local.custom_job", "--marker=kfp.dsl.executor_main"])
+    with pytest.raises(RuntimeError, match="Container Component"):
+        accept(["python3", "-u", "-m", "pipelines.local.custom_job"])
+
+
+def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
+    stream = io.StringIO()
+    result = run_pipeline(toy, {"note": NOTE, "count": "7"}, runs_dir=runs, stream=stream)
+
+    assert result.blessed is True
+    assert result.directory == _only(runs)
+    assert list(result.facts) == ["replicas", "blessed", "champion"]
+    model = Path(str(result.facts["champion"]))
+    for name, role in (("chief-0", "chief"), ("worker-0", "worker")):
+        seen = json.loads((model / f"{name}.json").read_text())
+        assert seen["note"] == NOTE
+        assert seen["count"] == [7, "int"]
+        assert seen["source"] == "digits"
+        assert seen["task"] == {"type": role, "index": 0}
+        assert seen["cwd"] == os.getcwd()
+        assert seen["tf_config"]["cluster"].keys() == {"chief", "worker"}
+        assert seen["cluster_spec"]["cluster"].keys() == {"workerpool0", "workerpool1"}
+
+    assert (result.directory / "pipeline.yaml").read_bytes() == toy.read_bytes()
+    record = _record(runs)
+    assert record["sha256"] == hashlib.sha256(toy.read_bytes()).hexdigest()
+    assert record["state"] == "succeeded"
+    assert record["parameters"]["note"] == NOTE
+    assert record["parameters"]["source"] == "digits"  # a default counts as a setting
+    assert record["versions"]["kfp"]
+    assert record["facts"] == dict(result.facts)
+
+    shown = stream.getvalue()
+    assert "preprocess: 3/3 records" in shown
+    assert record["sha256"] in shown
+    assert "KFP" not in shown
+    log = (result.directory / "run.log").read_text()
+    assert "chief-0 | a plain line" in log
+    assert "worker-0 | a plain line" in log
+    assert "preprocess: greeting None" in log
+    assert "a plain line\n" in (result.directory / "replicas" / "train" / "worker-0.log").read_text()
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_not_blessed_is_a_failure_only_where_a_blessing_is_required(
+    toy: Path, runs: Path, required: bool
+) -> None:
+    stream = io.StringIO()
+    parameters = {"bless": "false", "greeting": "hello"}
+    if required:
+        with pytest.raises(RunError, match="not blessed: no: too bad") as caught:
+            run_pipeline(toy, parameters, runs_dir=runs, require_blessing=True, stream=stream)
+        assert caught.value.exit_code == EXIT_FAILED
+    else:
+        result = run_pipeline(toy, parameters, runs_dir=runs, stream=stream)
+        assert result.blessed is False
+        assert "champion" not in result.facts
+    assert "no: too bad" in stream.getvalue()
+    assert "greeting 'hello'" in stream.getvalue()
+    assert _record(runs)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("way", "message", "code"),
+    [
+        ("mistake", "^no such model 'nosuch'; there are: toy$", EXIT_BAD_INPUT),
+        ("crash", "^worker-0 ended with exit code 1 ", EXIT_FAILED),
+        ("kill", "^worker-0 was killed by SIGKILL ", EXIT_FAILED),
+    ],
+)
+def test_a_replica_that_fails(toy: Path, runs: Path, way: str, message: str, code: int) -> None:
+    stream = io.StringIO()
+    with pytest.raises(ProcessFailedError, match=message) as caught:
+        run_pipeline(toy, {"way": way}, runs_dir=runs, stream=stream)
+    assert caught.value.exit_code == code
+    assert caught.value.topic == "train"
+    assert ("ValueError: a bug in the trainer" in stream.getvalue()) == (way == "crash")
+    assert ("Traceback" in stream.getvalue()) <= (way == "crash")
+    record = _record(runs)
+    assert record["state"] == "failed"
+    assert record["error"] == str(caught.value)
+
+
+def test_a_condition_that_cannot_be_evaluated_is_no_success(tmp_path: Path, runs: Path) -> None:
+    compiler.Compiler().compile(free_text, str(tmp_path / "free-text.yaml"))
+    with pytest.raises(RunError, match="could not evaluate a condition and skipped its tasks") as error:
+        run_pipeline(tmp_path / "free-text.yaml", {}, runs_dir=runs, stream=io.StringIO())
+    assert error.value.exit_code == EXIT_FAILED
+    assert _record(runs)["state"] == "failed"
+
+
+def test_a_task_without_an_error_of_its_own_is_named(toy: Path, runs: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(toy.read_text().replace("Path(out.path).write_text(source)", "print(1/0)"))
+    stream = io.StringIO()
+    with pytest.raises(ProcessFailedError, match=r"the task 'prepare' failed \(log: .*run\.log\)") as caught:
+        run_pipeline(broken, {}, runs_dir=runs, stream=stream)
+    assert caught.value.exit_code == EXIT_FAILED
+    assert "ZeroDivisionError" in stream.getvalue()
+
+
+def test_bad_input_starts_nothing(toy: Path, runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="did you mean count"):
+        run_pipeline(toy, {"cuont": "1"}, runs_dir=runs)
+    with pytest.raises(PipelineError, match="cannot be resolved on this machine"):
+        run_pipeline(toy, {"note": "{{$.nonsense}}"}, runs_dir=runs)
+    assert not runs.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match="cannot write the run directory"):
+        run_pipeline(toy, {}, runs_dir=tmp_path / "file" / "runs")
+
+
+def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Starts a run as the command line does, and waits until both replicas hang."""
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.helpers.toy_pipeline",
+        str(toy),
+        str(runs),
+        "way=hang",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        logs = [path.read_text() for path in runs.glob("*/replicas/train/*.log")]
+        if len([log for log in logs if "hanging\n" in log]) == 2:
+            return process, _of_run(runs)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum: int, code: int) -> None:
+    process, started = _start_hanging(toy, runs)
+    # Executor, runner, and for each replica guardian, shell, program and a child in a session of its own.
+    assert len(started) == 10
+    process.send_signal(signum)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert "Traceback" not in output
+    state = "running" if signum == signal.SIGKILL else "stopped"
+    assert _record(runs)["state"] == state
+
+
+@pytest.mark.parametrize(
+    "victim", ["pipelines.local.execute", "pipelines.local.custom_job", "guardian.py", "executor_main"]
+)
+def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
+    process, started = _start_hanging(toy, runs)
+    # The shell's command line holds the text, too: its name is "sh".
+    chosen = next(
+        item
+        for item in started
+        if item.name() != "sh" and any(part.endswith(victim) for part in item.cmdline()[:5])
+    )
+    chosen.kill()
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == EXIT_FAILED
+    assert "run: error: " in output
+    assert "Traceback" not in output
+    assert _record(runs)["state"] == "failed"

@@ -1,0 +1,89 @@
+"""The committed pipeline, run whole on this machine by the command a user gives."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARDLINE = str(Path(sys.executable).with_name("shardline"))
+
+
+def run(runs, *options, **params):
+    given = [part for name, value in params.items() for part in ("--param", f"{name}={value}")]
+    return subprocess.run(
+        [SHARDLINE, "run", "compiled/retrain.yaml", "--runs-dir", str(runs), *options, *given],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def record(runs):
+    (path,) = runs.glob("*/run.json")
+    return json.loads(path.read_text())
+
+
+def test_the_main_job_ends_with_a_champion(tmp_path):
+    done = run(tmp_path / "runs")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = record(tmp_path / "runs")["facts"]
+    assert facts["test accuracy"] >= 0.95
+    assert facts["blessed"] is True
+    assert facts["replicas"] == 2
+    assert facts["strategy"] == "multi_worker_mirrored"
+    for name in ("model", "report", "exported model", "TensorBoard logs", "champion"):
+        assert Path(facts[name]).exists(), name
+    champion = json.loads((tmp_path / "runs" / "champion" / "champion.json").read_text())
+    assert champion["fingerprint"] == facts["dataset"]
+    # The terminal tells the story; KFP's own words are in the log alone.
+    assert "chief + 1 worker" in done.stdout
+    assert "epoch 20/20" in done.stdout
+    assert "KFP Executor" not in done.stdout
+    assert "KFP Executor" in next((tmp_path / "runs").glob("*/run.log")).read_text()
+    assert done.stderr == ""
+
+
+def test_the_example_plugins_and_a_model_that_is_not_good_enough(tmp_path):
+    """A user's own source and model; whole hyperparameters arrive whole; nothing weak is published."""
+    done = run(
+        tmp_path / "runs",
+        "--require-blessing",
+        source="examples.shapes.source:Shapes",
+        model="examples.shapes.model:build_model",
+        hparams='{"filters": 8}',
+        epochs=1,
+        min_accuracy=1.0,
+    )
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a blessing is required; not blessed" in done.stderr
+    settings = record(tmp_path / "runs")
+    assert settings["facts"]["blessed"] is False
+    assert settings["parameters"]["hparams"] == {"filters": 8}
+    assert not (tmp_path / "runs" / "champion").exists()
+
+
+def test_a_mistake_that_only_a_replica_can_find_is_one_line(tmp_path):
+    done = run(tmp_path / "runs", model="tests.helpers.models:uncompiled")
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert "returned a model that is not compiled; call model.compile(...)" in line
+    assert "Traceback" not in done.stdout + done.stderr
+    assert record(tmp_path / "runs")["state"] == "failed"
+
+
+@pytest.mark.skipif("SHARDLINE_TEST_DATA" not in os.environ, reason="SHARDLINE_TEST_DATA is not set")
+def test_photos_in_folders_train_a_resnet50(tmp_path):
+    photos = Path(os.environ["SHARDLINE_TEST_DATA"]) / "photos"
+    done = run(tmp_path / "runs", source=f"images:{photos}", model="resnet50", image_size=32, epochs=1)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert record(tmp_path / "runs")["facts"]["strategy"] == "multi_worker_mirrored"

@@ -1,0 +1,104 @@
+"""The environment of each replica has the platform's exact shapes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipelines.local.cluster import ReplicaId, environment, replicas
+from pipelines.local.job import CustomJob, WorkerPool
+from trainer.errors import PipelineError
+
+
+def _job(*counts: int, **settings: Any) -> CustomJob:
+    pools = tuple(
+        WorkerPool(command=("run",), replica_count=count, machine_spec={"machine_type": "n1-standard-4"})
+        for count in counts
+    )
+    return CustomJob(worker_pools=pools, **settings)
+
+
+def _environments(job: CustomJob) -> dict[str, dict[str, str]]:
+    members = replicas(job)
+    addresses = [f"127.0.0.1:{2000 + number}" for number in range(len(members))]
+    return {member.name: environment(job, member, addresses, "42") for member in members}
+
+
+def test_chief_workers_and_parameter_servers() -> None:
+    variables = _environments(_job(1, 2, 1))
+    assert list(variables) == ["chief-0", "worker-0", "worker-1", "ps-0"]
+    config = json.loads(variables["worker-1"]["TF_CONFIG"])
+    assert config["cluster"] == {
+        "chief": ["127.0.0.1:2000"],
+        "worker": ["127.0.0.1:2001", "127.0.0.1:2002"],
+        "ps": ["127.0.0.1:2003"],
+    }
+    assert config["task"] == {"type": "worker", "index": 1}
+    assert config["environment"] == "cloud"
+    spec = json.loads(variables["ps-0"]["CLUSTER_SPEC"])
+    assert spec["cluster"] == {
+        "workerpool0": ["127.0.0.1:2000"],
+        "workerpool1": ["127.0.0.1:2001", "127.0.0.1:2002"],
+        "workerpool2": ["127.0.0.1:2003"],
+    }
+    assert spec["task"] == {"type": "workerpool2", "index": 0}
+    assert spec["job"]["worker_pool_specs"][1]["replica_count"] == 2
+
+
+def test_an_evaluator_is_a_task_that_is_not_in_the_cluster() -> None:
+    variables = _environments(_job(1, 1, 1, 1))
+    for name in variables:
+        assert "evaluator" not in json.loads(variables[name]["TF_CONFIG"])["cluster"]
+    assert json.loads(variables["evaluator-0"]["TF_CONFIG"])["task"] == {"type": "evaluator", "index": 0}
+    # CLUSTER_SPEC lists every pool, evaluators too.
+    assert json.loads(variables["chief-0"]["CLUSTER_SPEC"])["cluster"]["workerpool3"] == ["127.0.0.1:2003"]
+
+
+def test_a_job_of_one_replica_has_no_tf_config() -> None:
+    (variables,) = _environments(_job(1)).values()
+    assert "TF_CONFIG" not in variables
+    assert json.loads(variables["CLUSTER_SPEC"])["task"] == {"type": "workerpool0", "index": 0}
+    assert variables["CLOUD_ML_JOB_ID"] == "42"
+    assert variables["CLOUD_ML_PROJECT_ID"]
+
+
+@pytest.mark.parametrize("base", ["gs://bucket/job", "gs://bucket/job/"])
+def test_output_directories_are_on_all_replicas(base: str) -> None:
+    for variables in _environments(_job(1, 1, base_output_directory=base)).values():
+        assert variables["AIP_MODEL_DIR"] == "gs://bucket/job/model/"
+        assert variables["AIP_CHECKPOINT_DIR"] == "gs://bucket/job/checkpoints/"
+        assert variables["AIP_TENSORBOARD_LOG_DIR"] == "gs://bucket/job/logs/"
+
+
+def test_no_output_directories_without_a_base() -> None:
+    for variables in _environments(_job(1, 1)).values():
+        assert not [name for name in variables if name.startswith("AIP_")]
+
+
+def test_large_commands_do_not_end_up_in_the_environment() -> None:
+    job = CustomJob(worker_pools=(WorkerPool(command=("run",), args=("x" * 200_000,)),) * 1)
+    variables = environment(job, ReplicaId(0, 0), ["127.0.0.1:1"], "42")
+    assert max(map(len, variables.values())) < 10_000  # one environment string is limited to 128 KiB
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ((), "1 to 4 worker pools, not 0"),
+        ((1, 1, 1, 1, 1), "1 to 4 worker pools, not 5"),
+        ((2,), "the chief and must have replica_count 1, not 2"),
+        ((1, 0), "at least 1 replica, not 0"),
+    ],
+)
+def test_impossible_pools(counts: tuple[int, ...], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        _job(*counts)
+
+
+def test_with_workers() -> None:
+    assert [pool.replica_count for pool in CustomJob.with_workers(["run"], 1).worker_pools] == [1]
+    assert [pool.replica_count for pool in CustomJob.with_workers(["run"], 4).worker_pools] == [1, 3]
+    with pytest.raises(PipelineError, match="at least 1 replica, not 0"):
+        CustomJob.with_workers(["run"], 0)

@@ -1,0 +1,139 @@
+"""localize() changes what must change, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local.job import EXECUTOR_INPUT_MARKER
+from pipelines.local.localize import localize, localize_value
+from pipelines.spec import load_pipeline
+from tests.helpers.toy_pipeline import write_toy
+from trainer.errors import PipelineError
+
+Path_ = tuple[Any, ...]
+_ABSENT = "<absent>"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return load_pipeline(write_toy(tmp_path_factory.mktemp("toy") / "toy.yaml"))
+
+
+def _differences(old: Any, new: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any, Any]]:
+    """All places at which two JSON values differ; lists of different lengths differ as a whole."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), (*path, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _differences(*pair, (*path, index))
+    elif old != new or type(old) is not type(new):
+        yield path, old, new
+
+
+def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
+    before = copy.deepcopy(toy)
+    differences = {path: (old, new) for path, old, new in _differences(toy, localize(toy))}
+    assert toy == before
+
+    launcher = ["python3", "-u", "-m", "google_cloud_pipeline_components.container.v1.custom_job.launcher"]
+    old, new = differences.pop(("deploymentSpec", "executors", "exec-train", "container", "command"))
+    assert old == launcher
+    assert new[:4] == ["python3", "-u", "-m", "pipelines.local.custom_job"]
+
+    train = ("components", "comp-train", "inputDefinitions", "parameters")
+    specs = (*train, "worker_pool_specs", "defaultValue")
+    for pool in (0, 1):
+        place = (*specs, pool, "container_spec", "args", 1)
+        assert differences.pop(place) == ("{{$.json_escape[1]}}", EXECUTOR_INPUT_MARKER)
+    assert differences.pop((*train, "project", "defaultValue"))[1] == "local-project"
+    assert differences.pop((*train, "location", "defaultValue"))[1] == "local"
+    assert differences.pop((*train, "persistent_resource_id", "defaultValue"))[1] == ""
+
+    # A condition on a task's output, by name, in the form that kfp.local can resolve.
+    place = ("root", "dag", "tasks", "condition-1", "triggerPolicy", "condition")
+    old, new = differences.pop(place)
+    assert old == "inputs.parameter_values['pipelinechannel--judge-blessed'] == true"
+    assert new == "inputs.parameter_values['pipelinechannel--judge--blessed'] == true"
+
+    # The optional parameter that nobody has set.
+    root = ("root", "inputDefinitions", "parameters", "greeting", "defaultValue")
+    assert differences.pop(root) == (_ABSENT, None)
+    place = ("root", "dag", "tasks", "prepare", "inputs", "parameters", "greeting")
+    assert differences.pop(place) == ({"componentInputParameter": "greeting"}, _ABSENT)
+    assert differences == {}
+
+
+def test_a_given_optional_parameter_is_passed_on(toy: dict[str, Any]) -> None:
+    local = localize(toy, {"greeting"})
+    inputs = local["root"]["dag"]["tasks"]["prepare"]["inputs"]["parameters"]
+    assert inputs["greeting"] == {"componentInputParameter": "greeting"}
+
+
+def test_an_unset_parameter_is_taken_from_nested_pipelines_too() -> None:
+    def dag(task: str, component: str, name: str) -> dict[str, Any]:
+        inputs = {"parameters": {name: {"componentInputParameter": name}}}
+        return {
+            "inputDefinitions": {"parameters": {name: {"parameterType": "STRING", "isOptional": True}}},
+            "dag": {"tasks": {task: {"componentRef": {"name": component}, "inputs": inputs}}},
+        }
+
+    spec = {
+        "root": dag("outer", "comp-inner", "x"),
+        "components": {
+            "comp-inner": dag("leaf", "comp-leaf", "x"),
+            "comp-leaf": {"executorLabel": "exec-leaf"},
+        },
+        "deploymentSpec": {"executors": {}},
+    }
+    local = localize(spec)
+    assert local["root"]["dag"]["tasks"]["outer"]["inputs"]["parameters"] == {}
+    assert local["components"]["comp-inner"]["dag"]["tasks"]["leaf"]["inputs"]["parameters"] == {}
+    assert localize(spec, {"x"}) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{$.pipeline_google_cloud_project_id}}/x", "local-project/x"),
+        ("{{$.pipeline_service_account}}", ""),
+        ("{{$.pipeline_job_create_time_utc}}", "2025-01-02T03:04:05Z"),
+        ("{{$.pipeline_job_schedule_time_utc}}", "2025-01-02T03:04:05Z"),
+        # kfp.local resolves these itself.
+        ("{{$}}", "{{$}}"),
+        ("{{$.inputs.parameters['a']}}", "{{$.inputs.parameters['a']}}"),
+        ("{{$.outputs.artifacts['m'].path}}", "{{$.outputs.artifacts['m'].path}}"),
+        (
+            "{{$.pipeline_task_name}} {{$.pipeline_job_uuid}}",
+            "{{$.pipeline_task_name}} {{$.pipeline_job_uuid}}",
+        ),
+        # Braces that are nobody's placeholder.
+        ("{{ jinja }} {$.x} {{}}", "{{ jinja }} {$.x} {{}}"),
+    ],
+)
+def test_placeholders(text: str, expected: str) -> None:
+    assert localize_value({"a": [text]}, created="2025-01-02T03:04:05Z") == {"a": [expected]}
+
+
+@pytest.mark.parametrize("text", ["{{$.no_such_thing}}", "{{$.inputs.parameters['a'].json_escape[0]}}"])
+def test_a_placeholder_without_meaning_here_is_refused(text: str) -> None:
+    with pytest.raises(PipelineError, match="cannot be resolved on this machine"):
+        localize_value(text)
+
+
+def test_a_container_component_is_refused_by_the_name_of_its_task(toy: dict[str, Any]) -> None:
+    spec = copy.deepcopy(toy)
+    spec["deploymentSpec"]["executors"]["exec-judge"]["container"] = {"image": "alpine", "command": ["echo"]}
+    with pytest.raises(PipelineError, match=r"task 'judge' runs the container 'alpine'"):
+        localize(spec)
+
+
+def test_the_toy_keeps_its_file(tmp_path: Path) -> None:
+    """Compiling twice gives the same pipeline, so what the tests above compare is stable."""
+    first, second = write_toy(tmp_path / "a.yaml"), write_toy(tmp_path / "b.yaml")
+    assert first.read_bytes() == second.read_bytes()

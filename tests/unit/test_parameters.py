@@ -1,0 +1,146 @@
+"""Pipeline files and pipeline parameters are checked before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.parameters import check_parameters
+from pipelines.spec import has_exit_tasks, load_pipeline
+from trainer.errors import EXIT_BAD_INPUT, PipelineError
+
+_TYPES = {
+    "text": "STRING",
+    "count": "NUMBER_INTEGER",
+    "rate": "NUMBER_DOUBLE",
+    "flag": "BOOLEAN",
+    "hparams": "STRUCT",
+    "layers": "LIST",
+}
+
+
+def _spec(**extra: dict[str, Any]) -> dict[str, Any]:
+    parameters = {name: {"parameterType": kind, "isOptional": True} for name, kind in _TYPES.items()}
+    return {
+        "pipelineInfo": {"name": "p"},
+        "root": {
+            "dag": {"tasks": {"t": {"componentRef": {"name": "comp-t"}}}},
+            "inputDefinitions": {"parameters": {**parameters, **extra}},
+        },
+        "components": {"comp-t": {"executorLabel": "exec-t"}},
+        "deploymentSpec": {"executors": {"exec-t": {}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("text", "12", "12"),  # what looks like a number stays text where text is declared
+        ("text", "", ""),
+        ("text", 'it\'s "q" \\ {x}\né', 'it\'s "q" \\ {x}\né'),
+        ("count", "-3", -3),
+        ("count", " 7 ", 7),
+        ("count", 7.0, 7),  # a YAML default is a double
+        ("rate", "1e-3", 0.001),
+        ("rate", "2", 2.0),
+        ("flag", "True", True),
+        ("flag", "false", False),
+        ("flag", False, False),
+        ("hparams", '{"a": [1, "x"]}', {"a": [1, "x"]}),
+        ("layers", "[]", []),
+        ("layers", [1], [1]),
+    ],
+)
+def test_values_get_their_declared_type(name: str, given: Any, expected: Any) -> None:
+    value = check_parameters(_spec(), {name: given})[name]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("text", 3, "text is declared as str, got 3"),
+        ("text", "a\0b", "NUL character"),
+        ("text", "\udcff", "not valid UTF-8"),
+        ("count", "3.5", "count is declared as int, got '3.5'"),
+        ("count", "", "declared as int, got ''"),
+        ("count", "\u0661", "declared as int"),
+        ("count", True, "declared as int, got True"),
+        ("count", str(2**53 + 1), "exact up to"),
+        ("rate", "fast", "rate is declared as float, got 'fast'"),
+        ("rate", "nan", "must be finite"),
+        ("flag", "yes", "write true or false"),
+        ("flag", 1, "declared as bool, got 1"),
+        ("hparams", "[]", r"hparams is declared as a JSON object, got '\[\]'"),
+        ("hparams", "{", "declared as a JSON object"),
+        ("hparams", '{"a": NaN}', "NaN is not JSON"),
+        ("layers", "{}", "declared as a JSON array"),
+    ],
+)
+def test_mistyped(name: str, given: Any, message: str) -> None:
+    with pytest.raises(PipelineError, match=message) as caught:
+        check_parameters(_spec(), {name: given})
+    assert caught.value.exit_code == EXIT_BAD_INPUT
+
+
+def test_unknown_names_the_nearest_and_all() -> None:
+    with pytest.raises(
+        PipelineError, match=r"no parameter 'cout'; did you mean count\? it has text \(str\), count"
+    ):
+        check_parameters(_spec(), {"cout": "1"})
+
+
+def test_missing_required() -> None:
+    with pytest.raises(PipelineError, match=r"source \(str\) has no default and must be given"):
+        check_parameters(_spec(source={"parameterType": "STRING"}), {})
+
+
+def test_literals() -> None:
+    spec = _spec(mode={"parameterType": "STRING", "isOptional": True, "literals": ["fast", "slow"]})
+    assert check_parameters(spec, {"mode": "fast"}) == {"mode": "fast"}
+    with pytest.raises(PipelineError, match="mode is one of fast, slow, got 'medium'"):
+        check_parameters(spec, {"mode": "medium"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a compiled pipeline"),
+        (b"a: 1\n", "not a compiled pipeline"),
+        (b"- 1\n", "not a compiled pipeline"),
+        (b"root: {dag: []}\npipelineInfo: 3\n", "not a compiled pipeline"),
+        (b"a: [", "is not YAML"),
+        (b"\xff\xfe\xfa", "is not YAML"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "is not YAML"),
+    ],
+)
+def test_files_that_are_no_pipeline(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_bytes(content)
+    with pytest.raises(PipelineError, match=message) as caught:
+        load_pipeline(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="no pipeline"):
+        load_pipeline(tmp_path / "absent.yaml")
+    with pytest.raises(PipelineError, match="Is a directory"):
+        load_pipeline(tmp_path)
+
+
+def test_platform_specific_documents_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{_spec()!r}\n---\nplatforms: {{}}\n".replace("True", "true"))
+    with pytest.raises(PipelineError, match="2 YAML documents"):
+        load_pipeline(path)
+
+
+def test_exit_tasks_are_seen() -> None:
+    spec = _spec()
+    assert not has_exit_tasks(spec)
+    spec["root"]["dag"]["tasks"]["t"]["triggerPolicy"] = {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+    assert has_exit_tasks(spec)

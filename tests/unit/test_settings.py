@@ -1,0 +1,115 @@
+"""Settings of a training run and of an environment, where outputs go, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from components.train.run import restore_integers
+from pipelines import settings as environments
+from trainer.environment import output_dirs
+from trainer.errors import SettingsError
+from trainer.settings import TrainSettings
+from trainer.task import parse
+
+AIP = {
+    "AIP_MODEL_DIR": "gs://bucket/job/model/",
+    "AIP_CHECKPOINT_DIR": "gs://bucket/job/checkpoints/",
+    "AIP_TENSORBOARD_LOG_DIR": "gs://bucket/job/logs/",
+}
+
+
+def settings(**changes):
+    return TrainSettings(**{"dataset": "data", "model": "mnist_cnn", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"per_replica_batch_size": 0}, "per_replica_batch_size must be at least 1"),
+        ({"learning_rate": -1.0}, "learning_rate must not be negative"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"strategy": "magic"}, "unknown strategy 'magic'; there are auto, one_device"),
+        ({"model": ""}, "model is empty"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(changes, message):
+    with pytest.raises(SettingsError, match=message):
+        settings(**changes)
+
+
+def test_learning_rate_zero_keeps_the_models_own():
+    assert settings(hparams={"units": 3}).model_arguments == {"units": 3}
+    assert settings(learning_rate=0.1).model_arguments == {"learning_rate": 0.1}
+
+
+def test_flags_win_over_the_platform_and_the_platform_over_defaults():
+    given = output_dirs(settings(model_dir="/out", tensorboard_log_dir="/tb"), AIP)
+    assert given.model == Path("/out")
+    assert given.checkpoints == Path("/gcs/bucket/job/checkpoints")
+    assert given.logs == Path("/tb")
+
+    assert output_dirs(settings(), AIP).model == Path("/gcs/bucket/job/model")
+    assert output_dirs(settings(model_dir="/out"), {}).checkpoints == Path("/out/checkpoints")
+    with pytest.raises(SettingsError, match="AIP_MODEL_DIR"):
+        output_dirs(settings(), {})
+
+
+def test_the_command_line_and_the_settings_have_the_same_defaults():
+    assert parse(["--dataset", "data", "--model", "mnist_cnn"]) == settings(
+        model_dir=parse(["--dataset", "data", "--model", "mnist_cnn"]).model_dir
+    )
+    assert parse(["--dataset", "d", "--model", "m", "--hparams", '{"a": 1}']).hparams == {"a": 1}
+
+
+def test_hyperparameters_get_their_integers_back():
+    assert restore_integers({"units": 64.0, "rate": 0.5, "deep": {"layers": [2.0, 1.5]}, "on": True}) == {
+        "units": 64,
+        "rate": 0.5,
+        "deep": {"layers": [2, 1.5]},
+        "on": True,
+    }
+    assert isinstance(restore_integers({"units": 64.0})["units"], int)
+
+
+GOOD = 'image = "i:1"\n[train]\nreplica_count = 3\nmachine_type = "n1-standard-4"\n'
+
+
+def test_a_settings_file_is_read(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(GOOD)
+
+    found = environments.load(path)
+
+    assert (found.image, found.train.replica_count, found.train.accelerator_type) == ("i:1", 3, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("replica_count = 3", "replica_count = 0", "replica_count must be at least 1, got 0"),
+        ("replica_count = 3", "replica_count = '3'", "train.replica_count must be of type int, got '3'"),
+        (
+            "replica_count",
+            "replica_cuont",
+            "unknown key train.replica_cuont; did you mean train.replica_count?",
+        ),
+        ('machine_type = "n1-standard-4"', "", "train.machine_type is missing"),
+        ('image = "i:1"', "", "image is missing"),
+        ("[train]", "[train", "cannot read settings file"),
+        ("[train]", "accelerator_count = 1\n[train]", "unknown key accelerator_count"),
+        ("replica_count", 'accelerator_type = "T4"\nreplica_count', "go together"),
+    ],
+)
+def test_a_wrong_settings_file_says_where_and_why(tmp_path, old, new, message):
+    path = tmp_path / "s.toml"
+    path.write_text(GOOD.replace(old, new))
+
+    with pytest.raises(SettingsError, match=message) as error:
+        environments.load(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_settings_file_is_named(tmp_path):
+    with pytest.raises(SettingsError, match="no settings file"):
+        environments.load(tmp_path / "none.toml")

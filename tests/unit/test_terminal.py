@@ -1,0 +1,81 @@
+"""What a person sees of a run: plain lines without a terminal, a bar with one."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+
+from pipelines.local import summary
+from pipelines.local import terminal as terminals
+from pipelines.local.terminal import open_terminal
+from trainer.progress import Event
+
+
+class _Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_are_few_and_a_line_of_its_own_says_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    clock = itertools.count(step=0.25)
+    monkeypatch.setattr(terminals.time, "monotonic", lambda: next(clock))
+    with open_terminal(stream) as terminal:
+        for done in range(1, 13):
+            terminal.show(Event("progress", "train", f"loss {done}", done=done, total=12, unit="steps"))
+        terminal.show(Event("line", "train", "epoch 1/1"))
+        terminal.line("worker-0", "hello")
+    lines = stream.getvalue().splitlines()
+    assert 1 <= len(lines[:-2]) <= 4
+    assert all("/12 steps  loss" in line for line in lines[:-2])
+    assert lines[-2:] == ["train: epoch 1/1", "worker-0 | hello"]
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_work_that_stops_short_is_still_seen(tty: bool) -> None:
+    stream = _Tty() if tty else io.StringIO()
+    with open_terminal(stream) as terminal:
+        terminal.show(Event("progress", "train", "first", done=1, total=9, unit="steps"))
+        terminal.show(Event("progress", "train", "second", done=2, total=9, unit="steps"))
+    assert "2/9 steps" in stream.getvalue()
+
+
+@pytest.mark.parametrize("facts", [False, True])
+@pytest.mark.parametrize("tty", [False, True])
+def test_facts_can_wait_for_the_table(tty: bool, facts: bool) -> None:
+    stream = _Tty() if tty else io.StringIO()
+    with open_terminal(stream, facts=facts) as terminal:
+        terminal.show(Event("fact", "accuracy", "0.97", value=0.97))
+        terminal.show(Event("line", "train", "[bold]not markup[/bold]"))
+    assert ("0.97" in stream.getvalue()) == facts
+    assert "[bold]not markup[/bold]" in stream.getvalue()
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_summary(tty: bool) -> None:
+    stream = _Tty() if tty else io.StringIO()
+    path = "/runs/" + "x" * 300
+    summary.show([("run directory", path), ("accuracy", "0.97")], stream)
+    lines = [line.strip() for line in stream.getvalue().splitlines() if line.strip()]
+    assert len(lines) == 2
+    assert lines[0].endswith(path)  # never folded
+    assert lines[1].endswith("0.97")
+    if not tty:
+        assert lines[0].index(path) == lines[1].index("0.97")
+
+
+def test_paths_below_the_current_directory_are_short() -> None:
+    stream = io.StringIO()
+    summary.show([("log", str(Path.cwd() / "runs" / "x" / "run.log")), ("other", "/somewhere/else")], stream)
+    assert stream.getvalue().split() == ["log", "runs/x/run.log", "other", "/somewhere/else"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert summary.duration(seconds) == text
