@@ -56,7 +56,7 @@ def run(model_file: Path, dataset: Path, out: Path, *, min_accuracy: float) -> V
     find_split(manifest, dataset, SPLIT)
     training = training_record.read(model_file)
     model = load_model(model_file)
-    say("validate", f"exporting {model_file}")
+    say("validate", "exporting the model")
     export_model(model, manifest, out)
     say("validate", f"evaluating the export on {manifest.splits[SPLIT].records:,} {SPLIT} examples")
     evaluation = evaluate(out / layout.SAVED_MODEL, dataset, SPLIT)

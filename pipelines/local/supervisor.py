@@ -59,6 +59,7 @@ def run_job(
     members = cluster.replicas(job)
     job_id = f"{time.time_ns()}"
     with processes.stop_on_signals(), ports.reserve(len(members)) as addresses:
+        progress.say(topic, f"starting {', '.join(member.name for member in members)}")
         environments = [cluster.environment(job, member, addresses, job_id) for member in members]
         for restart in range(1, restarts + 2):
             try:
