@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,23 +72,23 @@ def compile(settings: Path, output: Path, check: bool) -> None:
 def run(pipeline: Path, params: tuple[str, ...], runs_dir: Path, require_blessing: bool) -> None:
     """Run a compiled pipeline on this machine, with a process for every replica.
 
-    Everything goes to a new directory under RUNS_DIR. A pipeline that declares champion_uri gets
-    RUNS_DIR/champion unless it is given.
+    Everything goes to a new directory under RUNS_DIR. The retraining pipeline's champion_uri is
+    RUNS_DIR/champions/SOURCE unless it is given.
     """
     from pipelines.local.run import run_pipeline
     from pipelines.parameters import check_parameters
     from pipelines.preflight import check_retrain
     from pipelines.retrain import NAME
-    from pipelines.spec import declared, defaults, load_pipeline
+    from pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
-    given = _pairs(params)
-    if "champion_uri" in declared(spec):
-        given.setdefault("champion_uri", str((runs_dir / "champion").absolute()))
-    checked = check_parameters(spec, given)
+    parameters = check_parameters(spec, _pairs(params))
     if spec["pipelineInfo"]["name"] == NAME:
-        check_retrain(defaults(spec) | checked)
-    run_pipeline(pipeline, checked, runs_dir=runs_dir, require_blessing=require_blessing)
+        check_retrain(defaults(spec) | parameters)
+        # Models of different data do not replace each other.
+        source = re.sub(r"\W+", "-", parameters.get("source", defaults(spec)["source"]))
+        parameters.setdefault("champion_uri", str((runs_dir / "champions" / source).absolute()))
+    run_pipeline(pipeline, parameters, runs_dir=runs_dir, require_blessing=require_blessing)
 
 
 @main.command()

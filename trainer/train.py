@@ -62,7 +62,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str]) -> Logs:
     cluster = read_cluster(environ)
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))
-    _check_splits(settings, manifest)
+    _check_splits(settings, manifest, cluster)
     model_function(settings.model)  # a wrong one is refused before any peer is waited for
     strategy = strategies.create(settings.strategy, cluster)
     plan = _plan(settings, manifest, "train", strategy)
@@ -76,7 +76,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str]) -> Logs:
     return logs
 
 
-def _check_splits(settings: TrainSettings, manifest: Manifest) -> None:
+def _check_splits(settings: TrainSettings, manifest: Manifest, cluster: Cluster) -> None:
     if "train" not in manifest.splits:
         raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
     records = manifest.splits["train"].records
@@ -85,6 +85,12 @@ def _check_splits(settings: TrainSettings, manifest: Manifest) -> None:
             f"per_replica_batch_size {settings.per_replica_batch_size} is larger than the training split of "
             f"{records} examples; choose at most {records}"
         )
+    for name in ("train", "validation"):
+        if name in manifest.splits and manifest.splits[name].records < cluster.num_workers:
+            raise SettingsError(
+                f"the {name} split has {manifest.splits[name].records} examples for {cluster.num_workers} "
+                "replicas, and each needs one: use fewer replicas or more data"
+            )
 
 
 def _plan(
@@ -118,8 +124,8 @@ def _announce(run: Run) -> None:
     progress.say(
         "train",
         f"{settings.model} on {run.cluster}, strategy {name}: global batch {plan.global_batch_size} = "
-        f"{plan.replicas} x {plan.per_replica_batch_size}, {plan.steps} steps an epoch over {plan.records:,} "
-        f"examples, {len(shards)} shards by {policy}",
+        f"{plan.replicas} x {plan.per_replica_batch_size}, {plan.steps:,} steps an epoch over "
+        f"{plan.records:,} examples, {len(shards)} shards by {policy}",
     )
     run.dirs.model.mkdir(parents=True, exist_ok=True)
     files.write_json(

@@ -40,7 +40,7 @@ def test_the_main_job_ends_with_a_champion(tmp_path):
     assert facts["strategy"] == "multi_worker_mirrored"
     for name in ("model", "report", "exported model", "TensorBoard logs", "champion"):
         assert Path(facts[name]).exists(), name
-    champion = json.loads((tmp_path / "runs" / "champion" / "champion.json").read_text())
+    champion = json.loads((tmp_path / "runs" / "champions" / "digits" / "champion.json").read_text())
     assert champion["fingerprint"] == facts["dataset"]
     # The terminal tells the story; KFP's own words are in the log alone.
     assert "chief + 1 worker" in done.stdout
@@ -67,7 +67,7 @@ def test_the_example_plugins_and_a_model_that_is_not_good_enough(tmp_path):
     settings = record(tmp_path / "runs")
     assert settings["facts"]["blessed"] is False
     assert settings["parameters"]["hparams"] == {"filters": 8}
-    assert not (tmp_path / "runs" / "champion").exists()
+    assert not (tmp_path / "runs" / "champions").exists()
 
 
 def test_a_mistake_that_only_a_replica_can_find_is_one_line(tmp_path):
