@@ -3,6 +3,7 @@
     ShardlineError
     ├── SettingsError    a setting, flag or parameter is missing, mistyped or out of range
     ├── SourceError      the raw data: an unknown source, an unreadable or unusable example
+    │   └── BadRecordError   one example of it, which may be left out if the user says so
     ├── DatasetError     a dataset directory: no manifest, damaged shard, empty split
     ├── ModelError       a model function or a model file
     ├── ClusterError     TF_CONFIG, hosts, replicas
@@ -37,6 +38,24 @@ class SettingsError(ShardlineError):
 
 class SourceError(ShardlineError):
     """The raw data cannot be used: unknown source, unreadable or unusable example."""
+
+
+class BadRecordError(SourceError):
+    """One example cannot be used; with on_bad_record=skip it is left out.
+
+    Attributes:
+        name: The example's key or file.
+        reason: Why, without the name: the same words for the same kind of fault.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name!r}: {reason}")
+        self.name = name
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[BadRecordError], tuple[str, str]]:
+        """Survives the way from one process to another."""
+        return type(self), (self.name, self.reason)
 
 
 class DatasetError(ShardlineError):

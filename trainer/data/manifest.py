@@ -29,15 +29,18 @@ class Feature:
     Attributes:
         name: Key in the Example: "image", "label", "key".
         dtype: Of the value after decoding: "uint8", "int64", "string".
-        shape: Of the value after decoding; (height, width, channels) for an image, () for a scalar.
-        encoding: How the bytes are stored: "png" or "jpeg" (both for a mixture: "image"), "" for none.
-        resize: How the stored image came to its shape, and serving must repeat: "crop" (shorter side
-            fitted with antialiasing, then centre-cropped) or "" (stored as the source had it).
+        shape: Of the value after decoding; (height, width, channels) for an image, () for a scalar. A
+            height or width of None differs from example to example.
+        encoding: How the bytes are stored: "png" or "jpeg" (both for a mixture: "image"), "raw" (the uint8
+            values themselves, row by row), "" for what is no image.
+        resize: How the stored image came to its shape, and serving must repeat, always with antialiasing:
+            "crop" (shorter side fitted, then centre-cropped), "pad" (longer side fitted, then padded with
+            black on both sides), "stretch" (both sides fitted), or "" (stored as the source had it).
     """
 
     name: str
     dtype: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[int | None, ...] = ()
     encoding: str = ""
     resize: str = ""
 
@@ -78,6 +81,21 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Duplicates:
+    """Examples whose stored content is the same to the byte.
+
+    Attributes:
+        examples: How many examples repeat an earlier one.
+        straddling: How many groups of equal examples lie in more than one split (leakage).
+        named: Keys of the first such groups, each as "split: key".
+    """
+
+    examples: int = 0
+    straddling: int = 0
+    named: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class DatasetInfo:
     """What a model function is told about the dataset.
 
@@ -107,7 +125,12 @@ class Manifest:
         class_names: Name of each class; a label is an index into it.
         features: The feature specification.
         splits: By name; only splits that have examples.
-        rejected: Examples left out, each with "key" and "reason".
+        compression: Of the shards as whole files: "" or "gzip".
+        records_in: Examples that the source had: those in the splits and those rejected.
+        rejected: Number of examples left out, by reason; rejected.jsonl beside the manifest names them.
+        converted: Number of images whose stored form is not the source's, by what was done to them
+            ("exif orientation", "cmyk", "alpha", "palette", ...).
+        duplicates: Examples with the same content.
     """
 
     fingerprint: str
@@ -116,7 +139,11 @@ class Manifest:
     class_names: tuple[str, ...]
     features: tuple[Feature, ...]
     splits: Mapping[str, Split]
-    rejected: tuple[Mapping[str, str], ...] = field(default=())
+    compression: str = ""
+    records_in: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    converted: Mapping[str, int] = field(default_factory=dict)
+    duplicates: Duplicates = Duplicates()
 
     @property
     def image(self) -> Feature:
@@ -131,8 +158,14 @@ class Manifest:
         raise DatasetError("the dataset has no feature 'image'; only image datasets can be trained on")
 
     def info(self) -> DatasetInfo:
-        """Returns the part of the manifest that a model function sees."""
+        """Returns the part of the manifest that a model function sees.
+
+        Raises:
+            DatasetError: When the images differ in size.
+        """
         height, width, channels = self.image.shape
+        if height is None or width is None or channels is None:
+            raise DatasetError("the images differ in size and cannot be batched; preprocess with image_size")
         return DatasetInfo(
             input_shape=(height, width, channels),
             num_classes=len(self.class_names),
@@ -187,7 +220,11 @@ def _parse(content: Any, path: Path) -> Manifest:
                 Feature(**{**item, "shape": tuple(item["shape"])}) for item in content["features"]
             ),
             splits={name: _parse_split(item) for name, item in content["splits"].items()},
-            rejected=tuple(content["rejected"]),
+            compression=content["compression"],
+            records_in=content["records_in"],
+            rejected=content["rejected"],
+            converted=content["converted"],
+            duplicates=_parse_duplicates(content["duplicates"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(f"{path} is damaged: {error!r}; preprocess the data again") from None
@@ -203,3 +240,7 @@ def _parse_split(content: Mapping[str, Any]) -> Split:
         shards=tuple(Shard(**item) for item in content["shards"]),
         class_counts=tuple(content["class_counts"]),
     )
+
+
+def _parse_duplicates(content: Mapping[str, Any]) -> Duplicates:
+    return Duplicates(**{**content, "named": tuple(tuple(group) for group in content["named"])})

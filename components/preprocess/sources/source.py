@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
+Scalar = int | float | str
 
 
-@dataclass(frozen=True)
+class Span(NamedTuple):
+    """Bytes inside a file, which a writer reads for itself when their turn comes."""
+
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled image of a source.
+    """One labelled example of a source.
 
     Attributes:
         key: Name that is unique in the source and stays the same when the source grows: the split and
             the order of the examples follow from it.
         label: Index into the source's `class_names`.
-        image: An encoded image as bytes, the path of an image file, or pixels as a uint8 array of shape
-            (height, width, channels) with 1 or 3 channels, values 0..255.
+        image: An encoded image as bytes, the path of an image file, a span of a file that holds an encoded
+            image, or pixels as a uint8 array of shape (height, width, channels) with 1 or 3 channels, values
+            0..255. None where the source has no images (a table). Paths and spans are read only when they
+            are written: prefer them.
         split: "train", "validation" or "test" where the source has splits of its own, else None.
+        features: Further values by name, as the source's `features` declare them.
     """
 
     key: str
     label: int
-    image: bytes | Path | npt.NDArray[np.uint8]
+    image: bytes | Path | Span | npt.NDArray[np.uint8] | None = None
     split: str | None = None
+    features: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 class Source(Protocol):
-    """Labelled images, to be read once from the first to the last.
+    """Labelled examples, to be read once from the first to the last.
 
-    A source may also have `__len__`; progress then shows how much is left.
+    A source may also have `__len__` (progress then shows how much is left) and `features`, a sequence of
+    `trainer.data.manifest.Feature` that declares what is in every `Example.features`.
     """
 
     @property
