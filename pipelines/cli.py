@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from trainer import progress
+from pipelines.cli_data import dataset, preprocess
+from pipelines.foreground import foreground, pairs
 from trainer.errors import PipelineError, ShardlineError
-
-if TYPE_CHECKING:
-    from pipelines.local.terminal import Terminal
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
@@ -82,7 +78,7 @@ def run(pipeline: Path, params: tuple[str, ...], runs_dir: Path, require_blessin
     from pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
-    parameters = check_parameters(spec, _pairs(params))
+    parameters = check_parameters(spec, pairs(params, "--param", PipelineError))
     if spec["pipelineInfo"]["name"] == NAME:
         check_retrain(defaults(spec) | parameters)
         # Models of different data do not replace each other.
@@ -91,23 +87,8 @@ def run(pipeline: Path, params: tuple[str, ...], runs_dir: Path, require_blessin
     run_pipeline(pipeline, parameters, runs_dir=runs_dir, require_blessing=require_blessing)
 
 
-@main.command()
-@click.argument("source")
-@click.argument("out", type=_DIRECTORY)
-@click.option("--data-dir", default="", help="Where tfds finds prepared datasets.")
-@click.option("--image-size", type=int, default=0, help="Side of the stored images in pixels; 0 keeps them.")
-@click.option("--readers", type=int, default=1, show_default=True, help="Input workers that will read it.")
-@click.option("--shards", type=int, default=8, show_default=True, help="About how many training shards.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Salt of split and order.")
-def preprocess(source: str, out: Path, **options: Any) -> None:
-    """Turn SOURCE into TFRecord shards with a manifest in OUT.
-
-    SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, or pkg.module:Source.
-    """
-    from components.preprocess import run as preprocessing
-
-    with _foreground():
-        preprocessing.preprocess(preprocessing.PreprocessSettings(source=source, **options), out)
+main.add_command(preprocess)
+main.add_command(dataset)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
@@ -130,7 +111,7 @@ def train(dataset: Path, out: Path, replicas: int, trainer_options: tuple[str, .
     task.parse(arguments)  # refuses a mistake here, before any replica starts
     command = [sys.executable, "-m", "trainer.task", *arguments]
     job = CustomJob.with_workers(command, replicas, restart_job_on_worker_restart=True)
-    with _foreground() as terminal:
+    with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line)
 
 
@@ -149,28 +130,6 @@ def validate(model: Path, dataset: Path, out: Path, min_accuracy: float) -> None
     quiet.import_tensorflow()
     from components.export_validate import run as validation
 
-    with _foreground():
+    with foreground():
         blessing = validation.validate(model, dataset, out, min_accuracy=min_accuracy)
     sys.exit(0 if blessing.blessed else 1)
-
-
-@contextlib.contextmanager
-def _foreground() -> Iterator[Terminal]:
-    """Shows this process's progress to the person at the terminal."""
-    from pipelines.local.terminal import open_terminal
-
-    with open_terminal() as terminal, progress.sink(terminal.show):
-        yield terminal
-
-
-def _pairs(params: tuple[str, ...]) -> dict[str, str]:
-    """Splits NAME=VALUE; a name given twice is refused."""
-    pairs: dict[str, str] = {}
-    for text in params:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise PipelineError(f"--param takes NAME=VALUE, got {text!r}")
-        if name in pairs:
-            raise PipelineError(f"--param {name} is given twice: {pairs[name]!r} and {value!r}")
-        pairs[name] = value
-    return pairs

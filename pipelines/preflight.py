@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from components.export_validate.gates import check_min_accuracy
-from components.preprocess.run import PreprocessSettings
+from components.preprocess.artifact import make_settings
+from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import open_source
 from trainer.models import import_string
 from trainer.settings import TrainSettings
@@ -27,20 +29,19 @@ def check_retrain(parameters: Mapping[str, Any]) -> None:
         ModelError: When there is no such model.
     """
     check_min_accuracy(parameters["min_accuracy"])
-    PreprocessSettings(
-        source=parameters["source"],
-        data_dir=parameters["data_dir"],
-        image_size=int(parameters["image_size"]),
-        seed=int(parameters["seed"]),
+    known = {field.name for field in fields(PreprocessSettings)}
+    settings = make_settings(
+        {name: value for name, value in parameters.items() if name in known}
+        | {"processes": parameters["preprocess_processes"]}
     )
     TrainSettings(
         dataset="",
         model=parameters["model"],
-        epochs=int(parameters["epochs"]),
-        per_replica_batch_size=int(parameters["per_replica_batch_size"]),
+        epochs=parameters["epochs"],
+        per_replica_batch_size=parameters["per_replica_batch_size"],
         learning_rate=parameters["learning_rate"],
-        seed=int(parameters["seed"]),
+        seed=parameters["seed"],
     )
     import_string(parameters["model"])
     if parameters["source"].startswith("images:") or ":" not in parameters["source"]:
-        open_source(parameters["source"])
+        open_source(settings)

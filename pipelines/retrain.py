@@ -7,6 +7,7 @@ from kfp import dsl
 
 from components.export_validate.component import export_validate
 from components.preprocess.component import preprocess
+from components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
 from components.register.component import register
 from components.train.component import train
 from components.train.worker_pools import custom_job
@@ -31,17 +32,31 @@ def retrain_pipeline(settings: Settings) -> Any:
         return dsl.component(base_image=settings.image, install_kfp_package=False)(function)
 
     preprocess_op = component(preprocess)
-    train_op = custom_job(component(train), settings.train)
-    export_validate_op = component(export_validate)
-    register_op = component(register)
+    plan_shards_op = component(plan_shards)
+    write_shards_op = component(write_shards)
+    finish_dataset_op = component(finish_dataset)
+    train_and_register = _train_and_register(component, settings)
 
     @dsl.pipeline(name=NAME, description="From raw data to a registered model, if it is good enough.")  # type: ignore[untyped-decorator]
     def retrain(
         source: str = "digits",
         data_dir: str = "",
+        labels: str = "",
+        features: dict = {},  # type: ignore[type-arg]  # noqa: B006  # KFP reads type and default
         image_size: int = 0,
+        resize_mode: str = "crop",
+        encoding: str = "keep",
+        split: dict = {},  # type: ignore[type-arg]  # noqa: B006
+        key: str = "path",
+        shards: int = 8,
+        shard_size: int = 128,
+        compression: str = "none",
+        on_bad_record: str = "fail",
+        max_bad_fraction: float = 0.01,
+        preprocess_processes: int = 1,
+        preprocess_tasks: int = 1,
         model: str = "mnist_cnn",
-        hparams: dict = {},  # type: ignore[type-arg]  # noqa: B006  # KFP reads type and default
+        hparams: dict = {},  # type: ignore[type-arg]  # noqa: B006
         epochs: int = 20,
         per_replica_batch_size: int = 16,
         learning_rate: float = 0.0,
@@ -51,15 +66,28 @@ def retrain_pipeline(settings: Settings) -> Any:
     ) -> None:
         """Retrains a model.
 
-        1. Preprocess: the source becomes TFRecord shards with a manifest.
+        1. Preprocess: the source becomes TFRecord shards with a manifest, in one task or in many.
         2. Train: a CustomJob of one chief and its workers.
         3. Export and validate: the exported model is judged on the test split.
         4. Register, if blessed: the model becomes the champion.
 
         Args:
-            source: digits, tfds:NAME, images:DIR, or pkg.module:Source.
+            source: digits, tfds:NAME, images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source.
             data_dir: Where tfds finds prepared datasets.
+            labels: For images:DIR, a CSV file with the columns path and label.
+            features: For tfrecord and table, names of the source's features by ours.
             image_size: Side of the stored square images in pixels; 0 keeps them as they are.
+            resize_mode: crop, pad or stretch.
+            encoding: How images are stored: keep, jpeg, png or raw.
+            split: Share of the examples by split; {} for 0.8 train, 0.1 validation, 0.1 test.
+            key: path, or content to keep exact duplicates in one split.
+            shards: About how many shards the training split gets; 0 follows from shard_size.
+            shard_size: About how large a shard is, in MiB, where shards is 0.
+            compression: none or gzip.
+            on_bad_record: fail, or skip to leave bad examples out.
+            max_bad_fraction: With skip, the share of bad examples above which the run fails.
+            preprocess_processes: How many processes write the shards on one machine.
+            preprocess_tasks: Over how many tasks, each with a machine of its own, the shards are spread.
             model: mnist_cnn, resnet50, or pkg.module:function.
             hparams: Further keyword arguments of the model function, a JSON object.
             epochs: Passes over the training split.
@@ -69,16 +97,73 @@ def retrain_pipeline(settings: Settings) -> Any:
             min_accuracy: The exported model is blessed from this test accuracy on, 0..1.
             champion_uri: Where a blessed model is published; empty publishes nothing.
         """
+        data = {
+            "source": source,
+            "data_dir": data_dir,
+            "labels": labels,
+            "features": features,
+            "image_size": image_size,
+            "resize_mode": resize_mode,
+            "encoding": encoding,
+            "split": split,
+            "key": key,
+            "seed": seed,
+            "readers": settings.train.replica_count,
+            "shards": shards,
+            "shard_size": shard_size,
+            "compression": compression,
+            "processes": preprocess_processes,
+            "on_bad_record": on_bad_record,
+            "max_bad_fraction": max_bad_fraction,
+        }
+        training = {
+            "model": model,
+            "hparams": hparams,
+            "epochs": epochs,
+            "per_replica_batch_size": per_replica_batch_size,
+            "learning_rate": learning_rate,
+            "seed": seed,
+            "min_accuracy": min_accuracy,
+            "champion_uri": champion_uri,
+        }
         # The same source string may hold other data tomorrow: a cached result would be stale.
-        data = preprocess_op(
-            source=source,
-            data_dir=data_dir,
-            image_size=image_size,
-            readers=settings.train.replica_count,
-            seed=seed,
-        ).set_caching_options(False)
+        with dsl.If(preprocess_tasks > 1, name="many-tasks"):
+            planned = plan_shards_op(tasks=preprocess_tasks, **data).set_caching_options(False)
+            with dsl.ParallelFor(planned.outputs["Output"], name="shards") as task:
+                written = write_shards_op(
+                    planned=planned.outputs["planned"], task=task, tasks=preprocess_tasks
+                ).set_caching_options(False)
+            finished = finish_dataset_op(planned=planned.outputs["planned"]).after(written)
+            finished.set_caching_options(False)
+            train_and_register(dataset=finished.outputs["dataset"], **training)
+        with dsl.Else(name="one-task"):
+            preprocessed = preprocess_op(**data).set_caching_options(False)
+            train_and_register(dataset=preprocessed.outputs["dataset"], **training)
+
+    return retrain
+
+
+def _train_and_register(component: Callable[..., Any], settings: Settings) -> Any:
+    """Builds the part of the pipeline that begins with a dataset."""
+    train_op = custom_job(component(train), settings.train)
+    export_validate_op = component(export_validate)
+    register_op = component(register)
+
+    @dsl.pipeline(name="train-and-register")  # type: ignore[untyped-decorator]
+    def train_and_register(
+        dataset: dsl.Input[dsl.Dataset],
+        model: str,
+        hparams: dict,  # type: ignore[type-arg]
+        epochs: int,
+        per_replica_batch_size: int,
+        learning_rate: float,
+        seed: int,
+        min_accuracy: float,
+        champion_uri: str,
+    ) -> None:
+        """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
         trained = train_op(
-            dataset=data.outputs["dataset"],
+            dataset=dataset,
             model_function=model,
             hparams=hparams,
             epochs=epochs,
@@ -87,7 +172,7 @@ def retrain_pipeline(settings: Settings) -> Any:
             seed=seed,
         )
         validated = export_validate_op(
-            dataset=data.outputs["dataset"], model=trained.outputs["model"], min_accuracy=min_accuracy
+            dataset=dataset, model=trained.outputs["model"], min_accuracy=min_accuracy
         )
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
             register_op(
@@ -96,4 +181,4 @@ def retrain_pipeline(settings: Settings) -> Any:
                 champion_uri=champion_uri,
             )
 
-    return retrain
+    return train_and_register

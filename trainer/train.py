@@ -62,6 +62,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str]) -> Logs:
     cluster = read_cluster(environ)
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))
+    manifest.info()  # images that differ in size are refused before any peer is waited for
     _check_splits(settings, manifest, cluster)
     model_function(settings.model)  # a wrong one is refused before any peer is waited for
     strategy = strategies.create(settings.strategy, cluster)

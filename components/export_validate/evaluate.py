@@ -44,7 +44,7 @@ def evaluate(saved_model: Path, dataset: Path, split: str = "test", *, batch_siz
     model = ServedModel(saved_model, classes)
     tally = _Tally(manifest.class_names)
     reported = time.monotonic()
-    for batch in read_batches(chosen, dataset, batch_size, classes):
+    for batch in read_batches(manifest, chosen, dataset, batch_size):
         tally.add(batch, _predict(model, batch))
         if time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS or tally.seen == chosen.records:
             advance("validate", tally.seen, chosen.records, "examples")

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.data.manifest import Manifest, Split
+from trainer.data.decode import encode_stored
+from trainer.data.manifest import Feature, Manifest, Split
 from trainer.errors import DatasetError
 
 
@@ -20,7 +21,7 @@ class Batch:
     """Some examples, as they are stored.
 
     Attributes:
-        images: Encoded images, a string tensor of shape [n].
+        images: Encoded images, a string tensor of shape [n]; raw pixels were made a PNG.
         labels: int64 [n].
         keys: One per example.
     """
@@ -58,24 +59,25 @@ def find_split(manifest: Manifest, directory: Path, name: str) -> Split:
     return split
 
 
-def read_batches(split: Split, directory: Path, batch_size: int, classes: int) -> Iterator[Batch]:
-    """Yields every example of a split once, in the order of its shards.
+def read_batches(manifest: Manifest, split: Split, directory: Path, batch_size: int) -> Iterator[Batch]:
+    """Yields every example of one of a dataset's splits once, in the order of its shards.
 
     Raises:
         DatasetError: When a shard is damaged, a label is no class of the dataset, or the number of examples
             is not the manifest's.
     """
     paths = [str(directory / shard.file) for shard in split.shards]
-    records = tf.data.TFRecordDataset(paths).batch(batch_size).map(_parse).prefetch(2)
+    records = tf.data.TFRecordDataset(paths, compression_type=manifest.compression.upper())
+    batches = records.batch(batch_size).map(lambda some: _parse(some, manifest.image)).prefetch(2)
     seen = 0
     try:
-        for parsed in records:
+        for parsed in batches:
             batch = Batch(
                 images=parsed["image"],
                 labels=parsed["label"].numpy(),
                 keys=tuple(key.decode("utf-8", "replace") for key in parsed["key"].numpy()),
             )
-            _check_labels(batch, classes)
+            _check_labels(batch, len(manifest.class_names))
             seen += len(batch.keys)
             yield batch
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
@@ -90,8 +92,8 @@ def read_batches(split: Split, directory: Path, batch_size: int, classes: int) -
         )
 
 
-def _parse(records: tf.Tensor) -> Any:
-    return tf.io.parse_example(
+def _parse(records: tf.Tensor, image: Feature) -> Any:
+    parsed = tf.io.parse_example(
         records,
         {
             "image": tf.io.FixedLenFeature([], tf.string),
@@ -99,6 +101,11 @@ def _parse(records: tf.Tensor) -> Any:
             "key": tf.io.FixedLenFeature([], tf.string),
         },
     )
+    if image.encoding == "raw":  # the model is served files
+        parsed["image"] = tf.map_fn(
+            lambda stored: encode_stored(stored, image), parsed["image"], fn_output_signature=tf.string
+        )
+    return parsed
 
 
 def _check_labels(batch: Batch, classes: int) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from components.export_validate.evaluation import ClassScore, Evaluation
 from components.export_validate.gates import Blessing
-from components.export_validate.pictures import make_picture
 from components.export_validate.plots import draw_confusion, draw_curve
 from components.export_validate.training_record import TrainingRecord
+from components.html.page import Rows, fact_rows, render
+from components.html.pictures import make_picture
 from trainer.data.manifest import Manifest
 
 _MOST_CLASSES = 40
-_MOST_REJECTED = 5
-
-Rows = list[tuple[str, str]]
 
 
 def render_report(
@@ -43,14 +39,8 @@ def render_report(
     Returns:
         An HTML page. The same arguments give the same page.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
+    return render(
+        Path(__file__).with_name("report.html.j2"),
         model_name=training.settings.get("model", "model"),
         evaluation=evaluation,
         wrong=evaluation.examples - sum(row[i] for i, row in enumerate(evaluation.confusion)),
@@ -79,10 +69,10 @@ def _tables(
     trained_with = settings.pop("versions", {})
     tables = [("Dataset", _dataset_rows(manifest))]
     if settings:
-        tables.append(("Training", _rows(settings)))
+        tables.append(("Training", fact_rows(settings)))
     if trained_with:
-        tables.append(("Versions in training", _rows(trained_with)))
-    tables.append(("Versions in validation", _rows(export["versions"])))
+        tables.append(("Versions in training", fact_rows(trained_with)))
+    tables.append(("Versions in validation", fact_rows(export["versions"])))
     return tables
 
 
@@ -97,23 +87,9 @@ def _dataset_rows(manifest: Manifest) -> Rows:
         ("image", f"{height} x {width} x {channels}, {manifest.image.encoding}"),
         ("rejected examples", _rejected(manifest)),
     ]
-    return rows + _rows(manifest.settings)
+    return rows + fact_rows(manifest.settings)
 
 
 def _rejected(manifest: Manifest) -> str:
-    if not manifest.rejected:
-        return "none"
-    shown = [f"{item['key']}: {item['reason']}" for item in manifest.rejected[:_MOST_REJECTED]]
-    more = ["..."] if len(manifest.rejected) > _MOST_REJECTED else []
-    return f"{len(manifest.rejected):,} ({'; '.join(shown + more)})"
-
-
-def _rows(values: Mapping[str, Any], prefix: str = "") -> Rows:
-    """Flattens nested settings: {"a": {"b": 1}} is one row, "a.b"."""
-    rows: Rows = []
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            rows += _rows(value, f"{prefix}{name}.")
-        else:
-            rows.append((prefix + name, value if isinstance(value, str) else json.dumps(value)))
-    return rows
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
+    return f"{sum(manifest.rejected.values()):,} ({reasons})" if reasons else "none"

@@ -1,4 +1,4 @@
-"""One tf.train.Example as bytes, written by hand: TensorFlow takes seconds and 600 MB to load for this.
+"""One tf.train.Example as bytes, by hand: TensorFlow takes seconds and 600 MB to load for this.
 
 The wire format is that of tensorflow/core/example/{example,feature}.proto: an Example holds Features,
 which hold a map from name to Feature, which holds one of BytesList, FloatList and Int64List.
@@ -6,19 +6,49 @@ which hold a map from name to Feature, which holds one of BytesList, FloatList a
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
-_LENGTH_DELIMITED = 2
+Kind = Literal["bytes", "float", "int64"]
+Value = bytes | float | int
+
 _EXAMPLE_FEATURES = _MAP_ENTRY = _ENTRY_NAME = _LIST_VALUES = _FEATURE_BYTES_LIST = 1
-_ENTRY_FEATURE = 2
+_ENTRY_FEATURE = _FEATURE_FLOAT_LIST = 2
 _FEATURE_INT64_LIST = 3
 
+#: Tags of the first three length-delimited fields of a message, which are all that is needed here.
+_TAG_1, _TAG_2, _TAG_3 = 0x0A, 0x12, 0x1A
+_KINDS: Mapping[int, Kind] = {_TAG_1: "bytes", _TAG_2: "float", _TAG_3: "int64"}
+_UNPACKED_INT64, _UNPACKED_FLOAT = 0x08, 0x0D
+_ONE_BYTE = b"\x0a\x01"
 
-def serialize(features: Mapping[str, bytes | int]) -> bytes:
+#: Wire types, and the sizes of those that have always the same.
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
+_MASK_64 = (1 << 64) - 1
+
+
+class Place(NamedTuple):
+    """Where one feature's list of values lies in a serialized Example.
+
+    Attributes:
+        kind: Of its values.
+        start: Of the list's message, in bytes.
+        end: Just behind it.
+    """
+
+    kind: Kind
+    start: int
+    end: int
+
+
+def serialize(features: Mapping[str, bytes | int | float | str]) -> bytes:
     """Returns a serialized tf.train.Example, the same bytes for the same features.
 
     Args:
-        features: One value by name: bytes, or an int in 0..2**63-1, which becomes an int64.
+        features: One value by name: bytes, text (UTF-8; undecodable bytes of a file name as they were), an
+            int of 64 bits, or a float, which is rounded to 32 bits.
     """
     entries = b"".join(
         _field(
@@ -29,10 +59,200 @@ def serialize(features: Mapping[str, bytes | int]) -> bytes:
     return _field(_EXAMPLE_FEATURES, entries)
 
 
-def _feature(value: bytes | int) -> bytes:
+def parse(data: bytes) -> dict[str, tuple[Kind, list[Value]]]:
+    """Returns kind and values of every feature of a serialized tf.train.Example.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    return {name.decode(): (place.kind, values(data, place)) for name, place in locate(data).items()}
+
+
+def locate(data: bytes) -> dict[bytes, Place]:
+    """Returns where the features of a serialized tf.train.Example lie, by name, without their values.
+
+    A feature without a list of values is left out; of two features of one name the last counts.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    found: dict[bytes, Place] = {}
+    try:
+        for features, start, end in _fields(data, 0, len(data)):
+            if features != _TAG_1:
+                continue
+            for entry, position, last in _fields(data, start, end):
+                if entry == _TAG_1 and not _locate_usual_entry(data, position, last, found):
+                    _locate_entry(data, position, last, found)
+    except IndexError:
+        raise ValueError("not a tf.train.Example: it ends too early") from None
+    return found
+
+
+def values(data: bytes, place: Place) -> list[Value]:
+    """Returns the values of one feature of a serialized tf.train.Example.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    kind, start, end = place
+    found: list[Value] = []
+    try:
+        for tag, first, last in _fields(data, start, end):
+            if kind == "bytes" and tag == _TAG_1:
+                found.append(data[first:last])
+            elif kind == "float" and tag in (_TAG_1, _UNPACKED_FLOAT):
+                found += struct.unpack_from(f"<{(last - first) // 4}f", data, first)
+            elif kind == "int64" and tag in (_TAG_1, _UNPACKED_INT64):
+                while first < last:
+                    value, first = _read_varint(data, first)
+                    found.append(value - (1 << 64) if value >> 63 else value)
+    except (IndexError, struct.error):
+        raise ValueError("not a tf.train.Example: a value ends too early") from None
+    return found
+
+
+def only_value(data: bytes, places: Mapping[bytes, Place], name: bytes) -> Value:
+    """Returns the value of a feature that has one.
+
+    Raises:
+        ValueError: There is no such feature, or not one value in it; the message fits behind "the record".
+    """
+    place = places.get(name)
+    if place is None:
+        raise ValueError(_not_one(name, place, 0))
+    kind, start, end = place
+    if (
+        end - start == 3
+        and kind == "int64"
+        and data[start : start + 2] == _ONE_BYTE
+        and data[start + 2] < 128
+    ):
+        return data[start + 2]  # most labels are so
+    found = values(data, place)
+    if len(found) != 1:
+        raise ValueError(_not_one(name, place, len(found)))
+    return found[0]
+
+
+def only_span(data: bytes, places: Mapping[bytes, Place], name: bytes) -> tuple[int, int]:
+    """Returns start and length of the value of a bytes feature that has one.
+
+    Raises:
+        ValueError: As `only_value`, or the feature is not of bytes.
+    """
+    place = places.get(name)
+    if place is None:
+        raise ValueError(_not_one(name, place, 0))
+    kind, start, end = place
+    if kind != "bytes":
+        raise ValueError(f"feature {name.decode()!r} is {kind}, not bytes")
+    found = [(first, last) for tag, first, last in _fields(data, start, end) if tag == _TAG_1]
+    if len(found) != 1:
+        raise ValueError(_not_one(name, place, len(found)))
+    start, end = found[0]
+    return start, end - start
+
+
+def _not_one(name: bytes, place: Place | None, count: int) -> str:
+    if place is None:
+        return f"has no feature {name.decode()!r}"
+    return f"feature {name.decode()!r} has {count} values, one is needed"
+
+
+def _locate_usual_entry(data: bytes, position: int, end: int, found: dict[bytes, Place]) -> bool:
+    """Reads an entry that has its name, then one list, and nothing else, which is what writers write.
+
+    Returns:
+        Whether the entry was like that. If not, `found` is as it was.
+    """
+    length = data[position + 1]
+    name, feature = position + 2, position + 2 + length
+    if data[position] != _TAG_1 or length > 0x7F or feature + 4 > end or data[feature] != _TAG_2:
+        return False
+    length, start = data[feature + 1], feature + 2
+    if length > 0x7F:
+        length, start = _read_varint(data, feature + 1)
+    if start + length != end or length < 2:
+        return False
+    kind, length = _KINDS.get(data[start]), data[start + 1]
+    start += 2
+    if length > 0x7F:
+        length, start = _read_varint(data, start - 1)
+    if kind is None or start + length != end:
+        return False
+    found[data[name:feature]] = Place(kind, start, end)
+    return True
+
+
+def _locate_entry(data: bytes, position: int, end: int, found: dict[bytes, Place]) -> None:
+    """Reads one entry of the map of features."""
+    name, feature = b"", (end, end)
+    for tag, first, last in _fields(data, position, end):
+        if tag == _TAG_1:
+            name = data[first:last]
+        elif tag == _TAG_2:
+            feature = first, last
+    lists = [field for field in _fields(data, *feature) if field[0] in _KINDS]
+    if lists:
+        tag, first, last = lists[-1]
+        found[name] = Place(_KINDS[tag], first, last)
+
+
+def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
+    """Returns tag, start and end of every field of a message.
+
+    Raises:
+        ValueError: A field is longer than its message, or of no known type.
+        IndexError: The data end inside a field's tag or length.
+    """
+    found = []
+    while position < end:
+        tag = data[position]
+        position += 1
+        if tag > 0x7F:
+            tag, position = _read_varint(data, position - 1)
+        start, wire_type = position, tag & 7
+        if wire_type == _LENGTH_DELIMITED:
+            length = data[position]
+            start = position + 1
+            if length > 0x7F:
+                length, start = _read_varint(data, position)
+            position = start + length
+        elif wire_type == _VARINT:
+            position = _read_varint(data, position)[1]
+        elif wire_type in _FIXED_BYTES:
+            position += _FIXED_BYTES[wire_type]
+        else:
+            raise ValueError(f"not a tf.train.Example: it has a field of type {wire_type}")
+        found.append((tag, start, position))
+    if position != end:
+        raise ValueError("not a tf.train.Example: a field is longer than what it is in")
+    return found
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Returns an unsigned number of up to 64 bits and the position behind it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _MASK_64, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("not a tf.train.Example: a number has more than 64 bits")
+
+
+def _feature(value: bytes | int | float | str) -> bytes:
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
     if isinstance(value, bytes):
         return _field(_FEATURE_BYTES_LIST, _field(_LIST_VALUES, value))
-    return _field(_FEATURE_INT64_LIST, _field(_LIST_VALUES, _varint(value)))
+    if isinstance(value, float):
+        return _field(_FEATURE_FLOAT_LIST, _field(_LIST_VALUES, struct.pack("<f", value)))
+    return _field(_FEATURE_INT64_LIST, _field(_LIST_VALUES, _varint(value & _MASK_64)))
 
 
 def _field(number: int, payload: bytes) -> bytes:

@@ -112,6 +112,8 @@ def _check_choice(settings: PreprocessSettings, name: str, choices: tuple[str, .
 def _check_split(split: Mapping[str, float]) -> None:
     unknown = sorted(set(split) - set(SPLITS))
     if unknown or "train" not in split:
-        raise SettingsError(f"split must give shares of {', '.join(SPLITS)}, train among them, got {dict(split)}")
+        raise SettingsError(
+            f"split must give shares of {', '.join(SPLITS)}, train among them, got {dict(split)}"
+        )
     if any(share <= 0 for share in split.values()) or not math.isclose(sum(split.values()), 1.0):
         raise SettingsError(f"shares of split must be above 0 and add up to 1, got {dict(split)}")

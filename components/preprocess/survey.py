@@ -1,31 +1,37 @@
-"""The first pass over a source: what its examples are, before anything is decided or written."""
+"""The one pass over a source: what its examples are, and where their images are."""
 
 from __future__ import annotations
 
 import operator
+import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
+import xxhash
 
-from components.preprocess.image import Encoded, Header, encode_pixels, read_header
+from components.preprocess import plan, rows
+from components.preprocess.codec import Codec
 from components.preprocess.meter import Meter
-from components.preprocess.sources import Example, Source
-from components.preprocess.spool import Span, Spool
+from components.preprocess.payload import Payloads
+from components.preprocess.places import NOWHERE, Place, Places
+from components.preprocess.rejected import Rejected
+from components.preprocess.settings import PreprocessSettings
+from components.preprocess.sources.source import BadExample, Example, Source, Span
+from components.preprocess.tail import FeatureEntries
+from components.preprocess.work_directory import WorkDirectory
 from trainer import plugins
-from trainer.data.manifest import SPLITS
-from trainer.errors import ShardlineError, SourceError
+from trainer.data.manifest import SPLITS, Feature
+from trainer.errors import BadRecordError, ShardlineError, SourceError
 
+#: Progress is reported once for so many examples.
+_TICK = 512
 
-class Record(NamedTuple):
-    """One example, its image left where it is: in its file or in the spool."""
-
-    key: str
-    label: int
-    split: str | None
-    image: Path | Span
+_SPLITS = frozenset({None, *SPLITS})
+_Image = tuple[int, int, int, bytes, int]
 
 
 @dataclass(frozen=True)
@@ -34,44 +40,186 @@ class Survey:
 
     Attributes:
         class_names: Name of each class.
-        records: Every example, in the order of the source.
-        headers: Every image header that occurs.
+        features: Further features of every example.
+        places: Where the images are; only nowhere if there are none.
+        buckets: A row for every usable example.
+        codes: Number of rows by split code.
+        sizes: Size of their images by split code, in bytes; counted only where the number of shards
+            follows from it.
+        existing: All splits that the source gives to any example.
+        bad: Examples that the source itself found unusable.
     """
 
     class_names: tuple[str, ...]
-    records: Sequence[Record]
-    headers: frozenset[Header]
+    features: tuple[Feature, ...]
+    places: Sequence[Place]
+    buckets: rows.Buckets
+    codes: Sequence[int]
+    sizes: Sequence[int]
+    existing: frozenset[str]
+    bad: int
 
 
-def survey(source: Source, spool: Spool) -> Survey:
-    """Reads a source once: all examples, and of their images the headers.
+def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
+    """Reads a source once. Images that are files, or in files, are not read, unless their content is the key.
 
     Args:
         source: The source.
-        spool: Keeps the images that are not files.
+        settings: How it becomes a dataset.
+        work: Keeps the rows, and images that cannot be read again.
+        rejected: Takes examples that the source cannot give.
 
     Raises:
-        SourceError: The source has no examples or fewer than two classes, or one of its examples is not
-            usable: a key twice, a label out of range, something that is not an image.
+        SourceError: The source has no examples or fewer than two classes, or an example is not usable: a
+            key twice, a label out of range.
     """
     class_names = _check_class_names(source.class_names)
-    records: list[Record] = []
-    headers: set[Header] = set()
-    keys: set[str] = set()
+    features = tuple(getattr(source, "features", ()))
+    entries = FeatureEntries(features)
+    codes = plan.SplitCodes(settings.split)
+    seen = bytearray(len(class_names))
+    counts, sizes = [0] * codes.count, [0] * codes.count
+    existing: set[str] = set()
+    bad = count = 0
+    buckets = rows.Buckets(work.buckets)
+    seed, classes = settings.seed, len(class_names)
+    by_content, measured = settings.key == "content", not settings.shards
+    append, pack, code_of, digest_of = buckets.append, rows.HEAD.pack, codes.code, plan.digest
     meter = Meter("read", operator.length_hint(source, 0))
-    for example in _examples(source):
-        _check(example, len(class_names), keys)
-        keys.add(example.key)
-        image = _encoded(example)
-        headers.add(read_header(image, example.key))
-        kept = image if isinstance(image, Path) else spool.append(image)
-        records.append(Record(example.key, operator.index(example.label), example.split, kept))
-        meter.tick()
-    _check_records(records, class_names)
-    return Survey(class_names, records, frozenset(headers))
+    with _Images(settings, work) as images:
+        locate = images.locate
+        for example in _examples(source):
+            if type(example) is not Example:
+                rejected.add(_bad_example(example))
+                bad += 1
+                continue
+            name, label, split = example.key, example.label, example.split
+            if type(name) is not str or not name:
+                raise SourceError(f"key {name!r} of an example is not a text of at least one character")
+            if type(label) is not int or not 0 <= label < classes:
+                label = _check_label(label, classes, name)
+            if split not in _SPLITS:
+                raise SourceError(f"split {split!r} of {name!r} is unknown; known: {', '.join(SPLITS)}, None")
+            if split is not None:
+                existing.add(split)
+            key = name.encode("utf-8", "surrogateescape")
+            try:
+                where = place, offset, length, path, checksum = locate(example.image, name)
+                extra = entries.of(example.features, name) if features or example.features else b""
+                digest = digest_of(images.content(where, key) + extra if by_content else key, seed)
+            except BadRecordError as error:
+                rejected.add(error)
+                bad += 1
+                continue
+            code = code_of(digest[8:], split)
+            counts[code] += 1
+            seen[label] = 1
+            if measured:
+                sizes[code] += images.size(length, path or key, place)
+            head = pack(digest, code, len(key), len(path), len(extra), label, place, offset, length, checksum)
+            append(b"".join((head, key, path, extra)))
+            count += 1
+            if not count % _TICK:
+                meter.advance(_TICK)
+    if not count + bad:
+        raise SourceError("the source is empty: it has no example")
+    if sum(seen) == 1:
+        raise SourceError(
+            f"all {count:,} examples are of one class, {class_names[seen.index(1)]!r}; bring a second"
+        )
+    return Survey(
+        class_names, features, images.places.all(), buckets, counts, sizes, frozenset(existing), bad
+    )
 
 
-def _examples(source: Source) -> Iterator[Example]:
+class _Images:
+    """Where the images of examples are; those that cannot be read again are copied into the spool."""
+
+    def __init__(self, settings: PreprocessSettings, work: WorkDirectory) -> None:
+        self._work = work
+        self._spool: Any = None
+        self._keys: Any = None
+        self._kept, self._end = b"", 0
+        self._prefix, self._prefix_place = "", -1
+        self._file, self._file_place = "", -1
+        self._codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=settings.max_pixels)
+        self._stack = ExitStack()
+        self.places = Places()
+        self._payloads = self._stack.enter_context(Payloads(self.places.all(), work.spool, sys.maxsize))
+
+    def __enter__(self) -> _Images:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def locate(self, image: Any, name: str) -> _Image:
+        """Returns the place of an image, its offset and length, its path if not the key, and its checksum."""
+        kind = type(image)
+        if kind is Span:
+            file, offset, length = image
+            if length == rows.WHOLE_FILE:
+                return self._whole_file(file, name)
+            if file != self._file:
+                self._file, self._file_place = file, self.places.number("file", file)
+            return self._file_place, offset, length, b"", 0
+        if kind is bytes:
+            return self._keep(image)
+        if image is None:
+            return NOWHERE, 0, 0, b"", 0
+        if isinstance(image, Path):
+            return self._whole_file(str(image), name)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return self._keep(bytes(image))
+        if hasattr(image, "dtype"):
+            return self._keep(self._codec.from_pixels(image, name))
+        raise SourceError(
+            f"image {name!r} is a {kind.__name__}; expected bytes, a Path, a Span or a uint8 array"
+        )
+
+    def content(self, where: _Image, key: bytes) -> bytes:
+        """Returns an image's encoded bytes, and notes its key: equal keys are not found by their digests.
+
+        Raises:
+            BadRecordError: It cannot be read.
+        """
+        if self._keys is None:
+            self._keys = self._stack.enter_context(self._work.keys.open("wb"))
+        self._keys.write(plan.digest(key, 0))
+        place, offset, length, path, _ = where
+        if place == NOWHERE:
+            return b""
+        if self.places.all()[place].kind == "spool":
+            return self._kept
+        return self._payloads.read(place, offset, length, path, key)
+
+    def size(self, length: int, path: bytes, place: int) -> int:
+        """Returns the size of an image in bytes, or 0 if it cannot be found."""
+        if length != rows.WHOLE_FILE:
+            return length
+        try:
+            return os.stat(os.fsencode(self.places.all()[place].path) + path).st_size
+        except OSError:
+            return 0
+
+    def _whole_file(self, path: str, name: str) -> _Image:
+        # Nearly always a path is a directory and the key, and the directory that of the example before.
+        prefix, rest = (path[: -len(name)], b"") if path.endswith(name) else ("", os.fsencode(path))
+        if prefix != self._prefix or self._prefix_place < 0:
+            self._prefix, self._prefix_place = prefix, self.places.number("directory", prefix)
+        return self._prefix_place, 0, rows.WHOLE_FILE, rest, 0
+
+    def _keep(self, data: bytes) -> _Image:
+        if self._spool is None:
+            self._spool = self._stack.enter_context(self._work.spool.open("wb"))
+            self._spool_place = self.places.number("spool", "")
+        self._kept, offset, length = data, self._end, len(data)
+        self._spool.write(data)
+        self._end += length
+        return self._spool_place, offset, length, b"", xxhash.xxh3_64_intdigest(data)
+
+
+def _examples(source: Source) -> Iterator[Example | BadExample]:
     """Yields the examples; what a user's own source raises becomes one line with its place."""
     try:
         yield from source
@@ -79,6 +227,14 @@ def _examples(source: Source) -> Iterator[Example]:
         raise
     except Exception as failure:
         raise SourceError(f"the source failed: {plugins.describe(failure)}") from failure
+
+
+def _bad_example(example: object) -> BadRecordError:
+    if isinstance(example, BadExample):
+        return BadRecordError(example.name, example.reason)
+    raise SourceError(
+        f"the source yields a {type(example).__name__}, not an Example (components.preprocess.sources)"
+    )
 
 
 def _check_class_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -94,44 +250,13 @@ def _check_class_names(names: Sequence[str]) -> tuple[str, ...]:
     return class_names
 
 
-def _check(example: Example, classes: int, seen: set[str]) -> None:
-    if not isinstance(example, Example):
-        raise SourceError(
-            f"the source yields a {type(example).__name__}, not an Example (components.preprocess.sources)"
-        )
-    if not isinstance(example.key, str) or not example.key:
-        raise SourceError(f"key {example.key!r} of an example is not a text of at least one character")
-    if example.key in seen:
-        raise SourceError(f"key {example.key!r} occurs twice; the key of an example must be unique")
+def _check_label(label: Any, classes: int, name: str) -> int:
     try:
-        label = operator.index(example.label)
+        index = operator.index(label)
     except TypeError:
-        raise SourceError(f"label {example.label!r} of {example.key!r} is not an integer") from None
-    if not 0 <= label < classes:
+        raise SourceError(f"label {label!r} of {name!r} is not an integer") from None
+    if not 0 <= index < classes:
         raise SourceError(
-            f"label {label} of {example.key!r} is out of range 0..{classes - 1} of the {classes} classes"
+            f"label {index} of {name!r} is out of range 0..{classes - 1} of the {classes} classes"
         )
-    if example.split is not None and example.split not in SPLITS:
-        raise SourceError(
-            f"split {example.split!r} of {example.key!r} is unknown; known: {', '.join(SPLITS)}, None"
-        )
-
-
-def _encoded(example: Example) -> Encoded:
-    if isinstance(example.image, np.ndarray):
-        return encode_pixels(example.image, example.key)
-    if isinstance(example.image, bytes | Path):
-        return example.image
-    raise SourceError(
-        f"image {example.key!r} is a {type(example.image).__name__}; expected bytes, a Path or a uint8 array"
-    )
-
-
-def _check_records(records: Sequence[Record], class_names: Sequence[str]) -> None:
-    if not records:
-        raise SourceError("the source is empty: it has no example")
-    labels = {record.label for record in records}
-    if len(labels) < 2:
-        raise SourceError(
-            f"all {len(records):,} examples are of one class, {class_names[labels.pop()]!r}; bring a second"
-        )
+    return index

@@ -47,17 +47,47 @@ def test_compiling_loads_neither_tensorflow_nor_the_vertex_client():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_steps_and_their_order(spec):
-    tasks = spec["root"]["dag"]["tasks"]
+def graph(component):
+    """Returns the tasks of a DAG, each with the tasks that it waits for."""
+    tasks = component["dag"]["tasks"]
+    return {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()}
 
-    assert {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()} == {
-        "preprocess": [],
-        "train": ["preprocess"],
-        "export-validate": ["preprocess", "train"],
+
+def component_of(spec, dag, task):
+    return spec["components"][dag["dag"]["tasks"][task]["componentRef"]["name"]]
+
+
+def test_the_steps_and_their_order(spec):
+    """One task preprocesses unless more are asked for; what follows is the same pipeline."""
+    branches = component_of(spec, spec["root"], "condition-branches-1")
+    many, one = (component_of(spec, branches, name) for name in ("condition-2", "condition-4"))
+    follow_up = component_of(spec, one, "train-and-register-2")
+    register = component_of(spec, follow_up, "condition-1")
+
+    assert graph(one) == {"preprocess": [], "train-and-register-2": ["preprocess"]}
+    assert graph(many) == {
+        "plan-shards": [],
+        "for-loop-3": ["plan-shards"],
+        "finish-dataset": ["for-loop-3", "plan-shards"],
+        "train-and-register": ["finish-dataset"],
+    }
+    assert graph(follow_up) == {
+        "train": [],
+        "export-validate": ["train"],
         "condition-1": ["export-validate"],
     }
-    assert list(spec["components"]["comp-condition-1"]["dag"]["tasks"]) == ["register"]
-    assert tasks["preprocess"]["cachingOptions"] == {}  # the source string does not change when the data does
+    assert graph(register) == {"register": []}
+
+
+def test_nothing_that_reads_the_source_is_cached(spec):
+    """The source string does not change when the data does."""
+    cached = {
+        name
+        for component in spec["components"].values()
+        for name, task in component.get("dag", {}).get("tasks", {}).items()
+        if task.get("cachingOptions", {}).get("enableCache")
+    }
+    assert not cached & {"preprocess", "plan-shards", "write-shards", "finish-dataset"}
 
 
 def test_one_chief_and_the_workers(spec):
@@ -80,8 +110,13 @@ def test_settings_reach_the_worker_pools():
     ]
     images = {e["container"]["image"] for e in spec["deploymentSpec"]["executors"].values()}
     assert {image for image in images if "pipeline-components" not in image} == {"registry/image:1"}
-    readers = spec["root"]["dag"]["tasks"]["preprocess"]["inputs"]["parameters"]["readers"]
-    assert readers["runtimeValue"]["constant"] == 4
+    tasks = [t for c in spec["components"].values() for t in c.get("dag", {}).get("tasks", {}).items()]
+    readers = {
+        name: task["inputs"]["parameters"]["readers"]["runtimeValue"]["constant"]
+        for name, task in tasks
+        if "readers" in task.get("inputs", {}).get("parameters", {})
+    }
+    assert readers == {"preprocess": 4, "plan-shards": 4}
 
 
 def test_no_task_installs_packages(spec):

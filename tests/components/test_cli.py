@@ -1,10 +1,13 @@
 """The command line: one clear line and exit code 2 for bad input, and nothing written."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from components.preprocess.settings import PreprocessSettings
 from pipelines import cli
 from tests.helpers.datasets import write_dataset
 
@@ -33,7 +36,7 @@ def assert_refused(result, message):
         ("epochs=0", "epochs must be at least 1, got 0"),
         ("per_replica_batch_size=0", "per_replica_batch_size must be at least 1"),
         ("image_size=2", "image_size must be 4..4096"),
-        ("seed=-1", "seed must not be negative"),
+        ("seed=-1", "seed must be at least 0"),
         ("epochs=many", "epochs"),
         ("epoch=3", "epochs"),  # the nearest declared name
         ("hparams=[1]", "hparams"),
@@ -71,12 +74,92 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
     assert_refused(invoke("run", PIPELINE, "--runs-dir", tmp_path / "file" / "runs"), "run directory")
 
 
-def test_preprocess_says_what_is_wrong(tmp_path):
-    assert_refused(invoke("preprocess", "nothing", tmp_path / "out"), "unknown source 'nothing'")
-    assert_refused(
-        invoke("preprocess", "digits", tmp_path / "out", "--readers", 0), "readers must be at least 1"
-    )
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--readers", 0], "readers must be at least 1"),
+        (["--image-size", 3], "image_size must be 4..4096"),
+        (["--encoding", "gif"], "'gif' is not one of 'keep', 'jpeg', 'png', 'raw'"),
+        (["--split", "train=0.8"], "shares of split must be above 0 and add up to 1"),
+        (["--split", "train=most"], "--split takes shares such as train=0.8, got train=most"),
+        (["--split", "train"], "--split takes NAME=VALUE, got 'train'"),
+        (["--split", "train=0.5,train=0.5"], "--split train is given twice"),
+        (["--split", "train=0.8,dev=0.2"], "split must give shares of train, validation, test"),
+        (["--feature", "image=a,image=b"], "--feature image is given twice: 'a' and 'b'"),
+        (["--feature", "image"], "--feature takes NAME=VALUE, got 'image'"),
+        (["--shards", 4, "--shard-size", 64], "give --shards or --shard-size, not both (4 and 64 MiB)"),
+        (["--max-bad-fraction", 2], "max_bad_fraction must be 0..1"),
+    ],
+)
+def test_preprocess_refuses_options_before_it_starts(tmp_path, options, message):
+    assert_refused(invoke("preprocess", "digits", tmp_path / "out", *options), message)
     assert not (tmp_path / "out").exists()
+
+
+def test_preprocess_names_the_sources_that_there_are(tmp_path):
+    assert_refused(invoke("preprocess", "nothing", tmp_path / "out"), "unknown source 'nothing'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_preprocess_passes_its_options_on(tmp_path):
+    options = ["--split", "train=0.5,test=0.5", "--seed", 3, "--readers", 2, "--shards", 4, "--json"]
+    result = invoke("preprocess", "digits", tmp_path / "out", *options, "--compression", "gzip")
+
+    assert result.exit_code == 0, result.output
+    described = json.loads(result.stdout)
+    assert described["records"] == described["records_in"] == 1797
+    assert {name: split["shards"] for name, split in described["splits"].items()} == {"train": 4, "test": 4}
+    assert described["compression"] == "gzip"
+    assert described["settings"]["seed"] == 3
+    assert described == json.loads(invoke("dataset", "info", tmp_path / "out", "--json").stdout)
+    assert invoke("dataset", "verify", tmp_path / "out", "--deep").exit_code == 0
+
+
+def test_preprocess_replaces_a_dataset_only_when_told_to(tmp_path):
+    assert invoke("preprocess", "digits", tmp_path / "out", "--shard-size", 1).exit_code == 0
+    again = ["preprocess", "digits", tmp_path / "out", "--seed", 1]
+
+    assert_refused(invoke(*again), "holds a dataset already")
+    assert invoke(*again, "--overwrite").exit_code == 0
+    assert json.loads(invoke("dataset", "info", tmp_path / "out", "--json").stdout)["settings"]["seed"] == 1
+
+
+def test_every_setting_of_preprocessing_is_an_option():
+    options = {option.name for option in cli.main.commands["preprocess"].params}
+
+    assert {field.name for field in dataclasses.fields(PreprocessSettings)} <= options
+
+
+def test_dataset_commands(tmp_path):
+    assert invoke("preprocess", "digits", tmp_path / "data").exit_code == 0
+
+    assert "1,797 of 1,797 in the source" in invoke("dataset", "info", tmp_path / "data").stdout
+    assert "8 x 8 x 1" in invoke("dataset", "stats", tmp_path / "data").stdout
+    sizes = json.loads(invoke("dataset", "stats", tmp_path / "data", "--json").stdout)["image_sizes"]
+    assert sizes == [{"height": 8, "width": 8, "channels": 1, "images": 1797}]
+    sound = invoke("dataset", "verify", tmp_path / "data", "--processes", 1)
+    assert (sound.exit_code, sound.stdout.splitlines()[-1][:21]) == (0, "sound: 1,797 records ")
+
+
+def test_verify_exits_with_1_and_names_the_damage(tmp_path):
+    assert invoke("preprocess", "digits", tmp_path / "data").exit_code == 0
+    shard = min((tmp_path / "data").glob("train-*"))
+    shard.write_bytes(shard.read_bytes()[:-3])
+
+    result = invoke("dataset", "verify", tmp_path / "data")
+
+    assert result.exit_code == 1
+    assert f"{shard.name}, record 1" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith(f"damaged: {shard.name}; ")
+    found = json.loads(invoke("dataset", "verify", tmp_path / "data", "--json").stdout)
+    assert not found["sound"]
+    assert {damage["file"] for damage in found["damages"]} == {shard.name}
+
+
+@pytest.mark.parametrize("command", ["info", "stats", "verify"])
+def test_dataset_commands_refuse_what_is_no_dataset(tmp_path, command):
+    assert_refused(invoke("dataset", command, tmp_path), "no manifest.json")
+    assert_refused(invoke("dataset", command, tmp_path / "nowhere"), "no manifest.json")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kfp import dsl
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn import metrics
 
 from components.export_validate import layout
@@ -152,6 +152,19 @@ def test_the_signature_takes_other_sizes_and_formats(exported, manifest):
 
     expected = model.predict(decoded(images, manifest), verbose=0)
     np.testing.assert_allclose(served.probabilities, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_the_signature_turns_photos_upright(orientation, exported):
+    photo = Image.fromarray(band_image(1, (36, 24, 3), np.random.default_rng(5)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo.save(sideways := io.BytesIO(), "JPEG", exif=exif, quality=95)
+    ImageOps.exif_transpose(Image.open(sideways)).save(upright := io.BytesIO(), "PNG")
+
+    served = serve(exported[1], [sideways.getvalue(), upright.getvalue()])
+
+    np.testing.assert_allclose(served.probabilities[0], served.probabilities[1], atol=0.05)
 
 
 def test_an_empty_batch_gives_an_empty_answer(exported):
@@ -391,6 +404,18 @@ def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, dataset,
     assert first.image == images[wrong[0]]
     assert (first.true, first.predicted) == (CLASS_NAMES[labels[wrong[0]]], CLASS_NAMES[predicted[wrong[0]]])
     assert first.probability == pytest.approx(surest[wrong[0]], abs=1e-6)
+
+
+@pytest.mark.parametrize(("encoding", "compression"), [("raw", ""), ("png", "gzip"), ("raw", "gzip")])
+def test_every_way_of_storing_is_evaluated_alike(encoding, compression, exported, dataset, tmp_path):
+    stored = {"encoding": encoding, "compression": compression}
+    write_dataset(tmp_path, shape=SHAPE, shards=4, records={"train": 12, "test": TEST_RECORDS}, **stored)
+    ours, plain = (evaluate(exported[1] / layout.SAVED_MODEL, path) for path in (tmp_path, dataset))
+
+    assert ours.confusion == plain.confusion
+    assert ours.log_loss == pytest.approx(plain.log_loss)
+    assert [one.key for one in ours.mistakes] == [one.key for one in plain.mistakes]
+    assert Image.open(io.BytesIO(ours.mistakes[0].image)).size == SHAPE[:2]
 
 
 def test_the_batch_size_changes_nothing(exported, dataset):

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from components.preprocess.run import preprocess
+from components.preprocess.settings import PreprocessSettings
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,13 +54,14 @@ def test_the_main_job_ends_with_a_champion(tmp_path):
 
 
 def test_the_example_plugins_and_a_model_that_is_not_good_enough(tmp_path):
-    """A user's own source and model; whole hyperparameters arrive whole; nothing weak is published."""
+    """A user's own source and model, preprocessed by three tasks; nothing weak is published."""
     done = run(
         tmp_path / "runs",
         "--require-blessing",
         source="examples.shapes.source:Shapes",
         model="examples.shapes.model:build_model",
         hparams='{"filters": 8}',
+        preprocess_tasks=3,
         epochs=1,
         min_accuracy=1.0,
     )
@@ -67,6 +71,9 @@ def test_the_example_plugins_and_a_model_that_is_not_good_enough(tmp_path):
     settings = record(tmp_path / "runs")
     assert settings["facts"]["blessed"] is False
     assert settings["parameters"]["hparams"] == {"filters": 8}
+    # Three tasks wrote the dataset, with the bytes that one process writes.
+    shapes = PreprocessSettings(source="examples.shapes.source:Shapes", readers=2)
+    assert settings["facts"]["dataset"] == preprocess(shapes, tmp_path / "dataset").fingerprint
     assert not (tmp_path / "runs" / "champions").exists()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import google_crc32c
@@ -28,8 +28,10 @@ def write_dataset(
     shape: tuple[int, int, int] = (12, 12, 3),
     shards: int = 2,
     seed: int = 0,
+    encoding: str = "png",
+    compression: str = "",
 ) -> Manifest:
-    """Writes a dataset directory of noisy PNG images with one bright band, and its manifest.
+    """Writes a dataset directory of noisy images with one bright band, and its manifest.
 
     Record p of a split lies in shard p % shards at position p // shards; every shard mixes the classes.
 
@@ -39,11 +41,14 @@ def write_dataset(
         shape: (height, width, channels) of the images; channels is 1 or 3.
         shards: Number of shards of every split.
         seed: Of the noise. The same arguments give the same bytes.
+        encoding: "png" or "raw".
+        compression: "" or "gzip".
     """
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
+    encode = encode_png if encoding == "png" else np.ndarray.tobytes
     splits = {
-        name: _write_split(directory, name, total, shape, shards, rng)
+        name: _write_split(directory, name, total, shape, shards, rng, encode, compression)
         for name, total in records.items()
         if total
     }
@@ -54,11 +59,12 @@ def write_dataset(
         settings={"seed": seed, "image_size": shape[0]},
         class_names=CLASS_NAMES,
         features=(
-            Feature("image", "uint8", shape, "png"),
+            Feature("image", "uint8", shape, encoding),
             Feature("label", "int64"),
             Feature("key", "string"),
         ),
         splits=splits,
+        compression=compression,
     )
     manifests.save(manifest, directory)
     return manifest
@@ -66,8 +72,10 @@ def write_dataset(
 
 def read_examples(directory: Path, split: str) -> Iterator[tuple[str, bytes, int]]:
     """Yields (key, encoded image, label) of every example of a split, shard by shard."""
-    for shard in manifests.load(directory).splits[split].shards:
-        for record in tf.data.TFRecordDataset(str(directory / shard.file)):
+    manifest = manifests.load(directory)
+    for shard in manifest.splits[split].shards:
+        path = str(directory / shard.file)
+        for record in tf.data.TFRecordDataset(path, compression_type=manifest.compression.upper()):
             features = tf.train.Example.FromString(record.numpy()).features.feature
             yield (
                 features["key"].bytes_list.value[0].decode(),
@@ -92,9 +100,9 @@ def encode_png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def write_shard(path: Path, examples: list[bytes]) -> Shard:
+def write_shard(path: Path, examples: list[bytes], compression: str = "") -> Shard:
     """Writes serialized examples to a TFRecord file and describes it for a manifest."""
-    with tf.io.TFRecordWriter(str(path)) as writer:
+    with tf.io.TFRecordWriter(str(path), options=compression.upper()) as writer:
         for example in examples:
             writer.write(example)
     content = path.read_bytes()
@@ -118,16 +126,20 @@ def _write_split(
     shape: tuple[int, int, int],
     shards: int,
     rng: np.random.Generator,
+    encode: Callable[[np.ndarray], bytes],
+    compression: str,
 ) -> Split:
     # A plain p % 3 would leave one class to a shard where the shards are a multiple of three.
     labels = [(p % shards + p // shards) % len(CLASS_NAMES) for p in range(total)]
     examples = [
-        make_example(f"{name}/{p:05d}", encode_png(band_image(label, shape, rng)), label)
+        make_example(f"{name}/{p:05d}", encode(band_image(label, shape, rng)), label)
         for p, label in enumerate(labels)
     ]
     return Split(
         shards=tuple(
-            write_shard(directory / f"{name}-{i:05d}-of-{shards:05d}.tfrecord", examples[i::shards])
+            write_shard(
+                directory / f"{name}-{i:05d}-of-{shards:05d}.tfrecord", examples[i::shards], compression
+            )
             for i in range(shards)
         ),
         class_counts=tuple(labels.count(label) for label in range(len(CLASS_NAMES))),

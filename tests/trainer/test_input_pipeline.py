@@ -1,11 +1,15 @@
 """The input pipeline: same examples in the same step on any number of replicas, each once per epoch."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.helpers.datasets import write_dataset
+from trainer.data.manifest import Feature
 from trainer.data.order import EpochPlan
-from trainer.data.pipeline import Feed
+from trainer.data.pipeline import Feed, decode_batch
 from trainer.errors import DatasetError
 
 
@@ -78,3 +82,34 @@ def test_a_shard_of_another_size_is_refused(tmp_path):
     shard.unlink()
     with pytest.raises(DatasetError, match="is missing"):
         feed.worker_dataset(1, 0, range(1))
+
+
+@pytest.mark.parametrize("shape", [(12, 12, 3), (10, 14, 1)])
+@pytest.mark.parametrize(
+    ("encoding", "compression"),
+    [("png", "gzip"), ("raw", ""), ("raw", "gzip")],
+    ids=lambda name: name or "plain",
+)
+def test_every_way_of_storing_gives_the_same_batches(tmp_path, encoding, compression, shape):
+    plain = tmp_path / "plain", write_dataset(tmp_path / "plain", shape=shape)
+    other = (
+        tmp_path / "other",
+        write_dataset(tmp_path / "other", shape=shape, encoding=encoding, compression=compression),
+    )
+
+    assert steps(other, 1, 8, range(1)) == steps(plain, 1, 8, range(1))
+
+
+def test_raw_pixels_of_another_size_are_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        decode_batch(tf.constant([bytes(12 * 12 * 3 - 1)]), Feature("image", "uint8", (12, 12, 3), "raw"))
+
+
+def test_images_that_differ_in_size_cannot_be_trained_on(tmp_path):
+    manifest = write_dataset(tmp_path)
+    features = (Feature("image", "uint8", (None, None, 3), "jpeg"), *manifest.features[1:])
+
+    with pytest.raises(
+        DatasetError, match="differ in size and cannot be batched; preprocess with image_size"
+    ):
+        dataclasses.replace(manifest, features=features).info()

@@ -1,5 +1,6 @@
 """One training run in one process: what it writes, how it resumes, what it refuses."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.helpers.datasets import write_dataset
 from trainer.callbacks import read_history
+from trainer.data import manifest as manifests
+from trainer.data.manifest import Feature
 from trainer.errors import DatasetError, ModelError, SettingsError
 from trainer.saving import load_model
 from trainer.settings import TrainSettings
@@ -104,6 +107,16 @@ def test_a_dataset_without_a_train_split_is_refused(tmp_path):
 
     with pytest.raises(DatasetError, match="no train split"):
         run(tmp_path, tmp_path / "out")
+
+
+def test_images_that_differ_in_size_are_refused_at_once(tmp_path):
+    manifest = write_dataset(tmp_path)
+    features = (Feature("image", "uint8", (None, 12, 3), "jpeg"), *manifest.features[1:])
+    manifests.save(dataclasses.replace(manifest, features=features), tmp_path)
+
+    with pytest.raises(DatasetError, match="differ in size and cannot be batched"):
+        run(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_resnet50_refuses_missing_weights(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.data.decode import decode_image
+from trainer.data.decode import decode_stored
 from trainer.data.manifest import Feature, Manifest, Split
 from trainer.data.order import EpochPlan, WorkerShards, worker_shards
 from trainer.errors import DatasetError
@@ -69,7 +69,7 @@ class Feed:
         window = max(1, _SHUFFLE_RECORDS // count)
 
         def read(index: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
-            records = tf.data.TFRecordDataset(path)
+            records = tf.data.TFRecordDataset(path, compression_type=self.manifest.compression.upper())
             if self.shuffle_seed is None:
                 return records
             # By shard and epoch, so that the order is the same on any number of workers.
@@ -116,14 +116,15 @@ def parse_batch(serialized: tf.Tensor, image: Feature) -> tuple[tf.Tensor, tf.Te
         serialized,
         {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)},
     )
-    images = decode_batch(parsed["image"], image)
-    return images, parsed["label"]
+    return decode_batch(parsed["image"], image), parsed["label"]
 
 
-def decode_batch(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes a batch of encoded images to uint8 (batch, height, width, channels)."""
+def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
+    """Decodes a batch of stored images to uint8 (batch, height, width, channels)."""
+    if image.encoding == "raw":
+        return tf.reshape(tf.io.decode_raw(stored, tf.uint8), (-1, *image.shape))
     return tf.map_fn(
-        lambda one: decode_image(one, image),
-        encoded,
+        lambda one: decode_stored(one, image),
+        stored,
         fn_output_signature=tf.TensorSpec(image.shape, tf.uint8),
     )

@@ -1,43 +1,79 @@
-"""Sources: where labelled images come from. A source string names one (`open_source`)."""
+"""Sources: where labelled examples come from. A source string names one (`open_source`)."""
 
 from __future__ import annotations
 
-from components.preprocess.sources.source import Example, Source
-from trainer.errors import SourceError
+from typing import TYPE_CHECKING
 
-__all__ = ["KNOWN_FORMS", "Example", "Source", "open_source"]
+from components.preprocess.sources.source import BadExample, Example, Source, Span
+from trainer.errors import SettingsError, SourceError
+
+if TYPE_CHECKING:
+    from components.preprocess.settings import PreprocessSettings
+
+__all__ = ["KNOWN_FORMS", "BadExample", "Example", "Source", "Span", "open_source"]
 
 #: The forms of a source string.
-KNOWN_FORMS = ("digits", "tfds:NAME[:CONFIG]", "images:DIR", "pkg.module:Source")
+KNOWN_FORMS = (
+    "digits",
+    "tfds:NAME[:CONFIG]",
+    "images:DIR",
+    "tfrecord:GLOB",
+    "table:PATH",
+    "pkg.module:Source",
+)
 
 
-def open_source(source: str, *, data_dir: str = "") -> Source:
-    """Returns the source that a source string names.
+def open_source(settings: PreprocessSettings) -> Source:
+    """Returns the source that the settings name.
 
     Args:
-        source: "digits" (the 1,797 handwritten digits inside scikit-learn), "tfds:NAME[:CONFIG]" (an image
-            classification dataset of TensorFlow Datasets), "images:DIR" (a folder per class), or
-            "pkg.module:Source" (a class or function without arguments of the user's own).
-        data_dir: Directory with prepared TensorFlow Datasets; "" for their default directory.
+        settings: Of them `source` is "digits" (the 1,797 handwritten digits inside scikit-learn),
+            "tfds:NAME[:CONFIG]" (an image classification dataset of TensorFlow Datasets), "images:DIR" (a
+            folder per class, or `labels`), "tfrecord:GLOB" (files of tf.train.Example), "table:PATH" (CSV,
+            JSONL or Parquet), or "pkg.module:Source" (a class or function without arguments of the user's
+            own). `data_dir`, `labels` and `features` say more about some of them.
 
     Raises:
         SourceError: The source is unknown or cannot be opened.
+        SettingsError: `labels` or `features` is given to a source that has no use for it.
     """
-    form, _, rest = source.partition(":")
-    if source == "digits":
+    form, _, rest = settings.source.partition(":")
+    if settings.labels and form != "images":
+        raise SettingsError(f"labels is for images:DIR, the source is {settings.source!r}; leave it out")
+    if settings.features and form not in ("tfrecord", "table"):
+        raise SettingsError(
+            f"features is for tfrecord:GLOB and table:PATH, the source is {settings.source!r}; leave it out"
+        )
+    if settings.source == "digits":
         from components.preprocess.sources.digits import Digits
 
         return Digits()
-    if form == "tfds" and rest:
+    if not form or not rest:
+        raise SourceError(f"unknown source {settings.source!r}; known: {', '.join(KNOWN_FORMS)}")
+    return _open(form, rest, settings)
+
+
+def _open(form: str, rest: str, settings: PreprocessSettings) -> Source:
+    if form == "tfds":
         from components.preprocess.sources.tfds import Tfds
 
-        return Tfds(rest, data_dir=data_dir)
-    if form == "images" and rest:
-        from components.preprocess.sources.images import Images
+        return Tfds(rest, data_dir=settings.data_dir)
+    if form == "images" and settings.labels:
+        from components.preprocess.sources.labels import LabelledImages
 
-        return Images(rest)
-    if form and rest:
-        from components.preprocess.sources.plugin import open_plugin
+        return LabelledImages(rest, settings.labels)
+    if form == "images":
+        from components.preprocess.sources.images import open_images
 
-        return open_plugin(source, known=KNOWN_FORMS)
-    raise SourceError(f"unknown source {source!r}; known: {', '.join(KNOWN_FORMS)}")
+        return open_images(rest)
+    if form == "tfrecord":
+        from components.preprocess.sources.tfrecord import TfRecords
+
+        return TfRecords(rest, settings.features)
+    if form == "table":
+        from components.preprocess.sources.table import Table
+
+        return Table(rest, settings.features)
+    from components.preprocess.sources.plugin import open_plugin
+
+    return open_plugin(settings.source, known=KNOWN_FORMS)

@@ -2,65 +2,101 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.preprocess.sources.source import Example
-from trainer import files
+from components.preprocess import storage
+from components.preprocess.sources.remote import fetched
+from components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Source, Span
 from trainer.errors import SourceError
 
 
-class Images:
-    """Image files; the class is the folder directly under the directory, the key the path relative to it.
+def open_images(directory: str) -> Source:
+    """Returns the images of a local directory or of one behind a URL, with a folder per class.
 
-    Folders inside a class folder belong to that class. Names that start with a dot are ignored; every
-    other file must be an image (whether it is one is found when it is read).
+    The class is the folder directly under the directory, the key the path relative to it. Folders inside a
+    class folder belong to that class. Names that start with a dot are ignored; every other file must be an
+    image (whether it is one is found when it is read).
 
     Raises:
-        SourceError: The directory is missing, has files beside the class folders or an empty class
-            folder, or holds something that is neither a file nor a folder.
+        SourceError: The directory is missing, has files beside the class folders or an empty class folder.
     """
+    root = storage.resolve(directory)
+    return RemoteImages(root) if storage.is_remote(root) else Images(root)
 
-    def __init__(self, directory: str) -> None:
-        self._root = files.local_path(directory).expanduser()
-        folders = _visible(self._root)
-        strays = [path.name for path in folders if not path.is_dir()]
-        if strays:
-            raise SourceError(
-                f"{directory} has {strays[0]!r} beside the class folders; put every image into the folder "
-                "of its class and move other files away"
-            )
+
+class Images:
+    """Image files of a local directory, listed folder by folder, so that not all names are in memory."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        folders = _listed(root)
+        for folder in folders:
+            if not folder.is_dir():
+                raise _stray(root, folder.name)
+            if next(_files_below(folder.path, folder.name), None) is None:
+                raise SourceError(f"class folder {folder.name!r} of {root} is empty; remove it or fill it")
         self.class_names = tuple(folder.name for folder in folders)
-        self._files = [_files_below(folder) for folder in folders]
-        for name, found in zip(self.class_names, self._files, strict=True):
-            if not found:
-                raise SourceError(f"class folder {name!r} of {directory} is empty; remove it or fill it")
+
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        for label, folder in enumerate(self.class_names):
+            for key, found in _files_below(os.path.join(self._root, folder), folder):
+                if isinstance(found, BadExample):
+                    yield found
+                else:
+                    yield Example(key, label, Span(found, 0, WHOLE_FILE))
+
+
+class RemoteImages:
+    """Image files behind a URL."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._keys = storage.find_below(root)
+        for key in self._keys:
+            if "/" not in key:
+                raise _stray(root, key)
+        self.class_names = tuple(sorted({key.partition("/")[0] for key in self._keys}))
 
     def __len__(self) -> int:
-        return sum(len(found) for found in self._files)
+        return len(self._keys)
 
-    def __iter__(self) -> Iterator[Example]:
-        for label, found in enumerate(self._files):
-            for path in found:
-                yield Example(key=path.relative_to(self._root).as_posix(), label=label, image=path)
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        return fetched(
+            self._root, (Example(key, labels[key.partition("/")[0]], Path(key)) for key in self._keys)
+        )
 
 
-def _visible(directory: Path) -> list[Path]:
+def _stray(root: str, name: str) -> SourceError:
+    return SourceError(
+        f"{root} has {name!r} beside the class folders; put every image into the folder of its class, or "
+        "give a CSV file of labels"
+    )
+
+
+def _listed(directory: str) -> list[os.DirEntry[str]]:
     """Returns what is in a directory and not hidden, by name."""
     try:
-        return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+        with os.scandir(directory) as entries:
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as error:
-        raise SourceError(f"cannot read the directory {directory}: {error.strerror}") from None
+        raise SourceError(f"cannot read the directory {directory!r}: {error.strerror}") from None
 
 
-def _files_below(directory: Path) -> list[Path]:
-    """Returns all files below a directory by name."""
-    found: list[Path] = []
-    for path in _visible(directory):
-        if path.is_file():
-            found.append(path)
-        elif path.is_dir() and not path.is_symlink():
-            found += _files_below(path)
-        else:
-            raise SourceError(f"{path} is neither a file nor a folder (links to folders are not followed)")
-    return found
+def _files_below(directory: str, prefix: str) -> Iterator[tuple[str, str | BadExample]]:
+    """Yields key and path of all files below a directory by name, or why one of them cannot be used."""
+    for entry in _listed(directory):
+        key = f"{prefix}/{entry.name}"
+        try:
+            if entry.is_file():
+                yield key, entry.path
+            elif entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path, key)
+            elif entry.is_dir():
+                raise SourceError(f"{entry.path!r} is a link to a folder; put the folder itself there")
+            else:
+                yield key, BadExample(key, "is neither a file nor a folder")
+        except OSError as error:  # a link to itself
+            yield key, BadExample(key, f"cannot be read: {error.strerror}")

@@ -15,8 +15,18 @@ if TYPE_CHECKING:
 Scalar = int | float | str
 
 
+#: Length of a span that is a whole file, of whatever size.
+WHOLE_FILE = -1
+
+
 class Span(NamedTuple):
-    """Bytes inside a file, which a writer reads for itself when their turn comes."""
+    """Bytes inside a local file, which a writer reads for itself when their turn comes.
+
+    Attributes:
+        file: Path of the file.
+        offset: Of the first byte.
+        length: Number of bytes, or `WHOLE_FILE`: the same as the file's path, and faster than a Path is made.
+    """
 
     file: str
     offset: int
@@ -46,6 +56,20 @@ class Example:
     features: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+class BadExample(NamedTuple):
+    """What a source yields in the place of an example that cannot be used.
+
+    A generator cannot go on after it has raised an error; so it says this, and whoever reads it decides.
+
+    Attributes:
+        name: The example's key, or file and row.
+        reason: Why, without the name: the same words for the same kind of fault.
+    """
+
+    name: str
+    reason: str
+
+
 class Source(Protocol):
     """Labelled examples, to be read once from the first to the last.
 
@@ -57,5 +81,5 @@ class Source(Protocol):
     def class_names(self) -> Sequence[str]:
         """Name of each class, at least two; a label is an index into it."""
 
-    def __iter__(self) -> Iterator[Example]:
-        """Yields every example once, in any order."""
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        """Yields every example once, in any order; of those that cannot be used, their name and why."""

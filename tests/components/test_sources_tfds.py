@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from components.preprocess.sources import open_source
+from components.preprocess.settings import PreprocessSettings
+from components.preprocess.sources import Source, open_source
+from tests.helpers.data import payload, real_data
 from trainer import progress
 from trainer.errors import SourceError
 
@@ -79,12 +81,16 @@ def default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "default"
 
 
+def opened(name: str, data_dir: str = "") -> Source:
+    return open_source(PreprocessSettings(source=f"tfds:{name}", data_dir=data_dir))
+
+
 def test_a_dataset_is_prepared_in_the_default_directory_and_read_with_its_splits(
     default_directory: Path,
 ) -> None:
     lines: list[str] = []
     with progress.sink(lambda event: lines.append(event.text)):
-        source = open_source("tfds:tiny_flowers:large")
+        source = opened("tiny_flowers:large")
     assert lines == [
         f"downloading tfds:tiny_flowers:large to {default_directory}/tiny_flowers/large/1.0.0",
         "tfds:tiny_flowers:large: only train, validation, test are read, not extra (6)",
@@ -101,7 +107,7 @@ def test_a_dataset_is_prepared_in_the_default_directory_and_read_with_its_splits
 
 def test_a_prepared_dataset_is_read_from_data_dir_alone(tmp_path: Path, default_directory: Path) -> None:
     tfds.builder("tiny_flowers/small", data_dir=tmp_path / "mine").download_and_prepare()
-    assert len(list(open_source("tfds:tiny_flowers:small", data_dir=str(tmp_path / "mine")))) == 12
+    assert len(list(opened("tiny_flowers:small", data_dir=str(tmp_path / "mine")))) == 12
     assert not default_directory.exists()
 
 
@@ -110,7 +116,7 @@ def test_nothing_is_downloaded_into_a_data_dir(tmp_path: Path) -> None:
     with pytest.raises(
         SourceError, match=r"'tfds:tiny_flowers:small' is not prepared in .*, which has no dataset"
     ):
-        open_source("tfds:tiny_flowers:small", data_dir=str(tmp_path / "mine"))
+        opened("tiny_flowers:small", data_dir=str(tmp_path / "mine"))
     assert list((tmp_path / "mine").iterdir()) == []
 
 
@@ -118,11 +124,45 @@ def test_a_dataset_without_classes_says_what_it_has() -> None:
     with pytest.raises(
         SourceError, match=r"it has image \(Image\), mask \(LabeledImage\); one Image and one"
     ):
-        open_source("tfds:tiny_masks")
+        opened("tiny_masks")
 
 
 def test_a_download_that_fails_is_one_line() -> None:
     with pytest.raises(
         SourceError, match="cannot download 'tfds:tiny_offline': no route to host; give a data_dir"
     ):
-        open_source("tfds:tiny_offline")
+        opened("tiny_offline")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param(
+            "mnsit", "TensorFlow Datasets has no 'mnsit'; similar: mnist.*; prepared in .*: mnist", id="typo"
+        ),
+        pytest.param(
+            "mnist:blue", "cannot open 'tfds:mnist:blue': .*BuilderConfig blue not found", id="config"
+        ),
+        pytest.param(
+            "cifar10",
+            "'tfds:cifar10' is not prepared in .*, which has mnist; prepare it with 'tfds build",
+            id="missing",
+        ),
+        pytest.param("../mnist", "cannot open 'tfds:../mnist'", id="not a name"),
+    ],
+)
+def test_datasets_that_cannot_be_read(name: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        opened(name, data_dir=str(real_data() / "tfds"))
+
+
+def test_the_bytes_of_mnist_are_those_that_tfds_wrote() -> None:
+    """The same images, once through TFDS and once as records of its files."""
+    directory = real_data() / "tfds"
+    source = opened("mnist", data_dir=str(directory))
+    assert len(source) == 70_000  # type: ignore[arg-type]
+    through_tfds = {example.image: example.label for example in source if example.split == "test"}
+    files = PreprocessSettings(source=f"tfrecord:{directory}/mnist/3.0.1/mnist-test.tfrecord-*")
+    from_files = {payload(example.image): example.label for example in open_source(files)}
+    assert len(from_files) == 10_000
+    assert from_files == through_tfds

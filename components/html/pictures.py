@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-_LARGEST_SIDE = 192
 # Up to this size an image is shown pixel by pixel and without loss.
 _LARGEST_PIXELATED_SIDE = 64
 
@@ -30,11 +29,16 @@ class Picture:
     large: bool
 
 
-def make_picture(encoded: bytes) -> Picture:
+def make_picture(encoded: bytes, largest_side: int = 192) -> Picture:
     """Shrinks an encoded image that a person shall look at, whatever its size and format."""
     with Image.open(io.BytesIO(encoded)) as image:
-        picture = image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
-    picture.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
+        return draw_picture(image, largest_side)
+
+
+def draw_picture(image: Image.Image, largest_side: int = 192) -> Picture:
+    """Shrinks an image so that neither side is above `largest_side` pixels."""
+    picture = image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
+    picture.thumbnail((largest_side, largest_side))
     large = max(picture.size) > _LARGEST_PIXELATED_SIDE
     buffer = io.BytesIO()
     if large:

@@ -1,0 +1,1 @@
+"""Pages for people: what the report and the dataset card share."""

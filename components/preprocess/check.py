@@ -1,0 +1,42 @@
+"""Looking at every image before anything is decided, so that bad ones can be left out of the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from components.preprocess import rows
+from components.preprocess.payload import Payloads
+from components.preprocess.places import NOWHERE
+from components.preprocess.plan_file import Plan
+from components.preprocess.shard import make_codec
+from components.preprocess.work_directory import WorkDirectory
+from trainer.errors import BadRecordError
+
+
+def check_bucket(plan: Plan, work: WorkDirectory, path: Path, report: Callable[[int, int], None]) -> None:
+    """Takes the rows whose image cannot be stored out of a bucket file.
+
+    Args:
+        plan: The plan as far as it is known: settings and places.
+        work: The work directory.
+        path: The bucket file; beside it, NAME.bad names what was taken out and why, and its split code.
+        report: Told of progress: records and bytes since the last call.
+    """
+    codec = make_codec(plan)
+    good, bad = [], []
+    with Payloads(plan.places, work.spool, plan.surveyed) as payloads:
+        for row in rows.read(path):
+            parsed = rows.parse(row)
+            data = b""
+            try:
+                if parsed.place != NOWHERE:
+                    data = payloads.read(parsed.place, parsed.offset, parsed.length, parsed.path, parsed.key)
+                    codec.store(data, parsed.name)
+                good.append(row)
+            except BadRecordError as error:
+                bad.append({"file": error.name, "reason": error.reason, "code": parsed.code})
+            report(1, len(data))
+    path.write_bytes(b"".join(good))
+    path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))

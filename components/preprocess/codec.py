@@ -1,0 +1,179 @@
+"""From an image of the source to the image that is stored, and what is wrong where that cannot be done.
+
+Without `image_size` and with encoding "keep", a JPEG or PNG passes untouched and only its header is read.
+`tf.io.decode_image` reads grey, palette, alpha, 16-bit and animated PNG (alpha dropped, high byte, first
+frame) and CMYK JPEG as this module does. What it would not read so is converted: other formats, JPEG that is
+arithmetically coded, and images that only their EXIF data says how to turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from components.preprocess.header import DAMAGED, TRUNCATED, Header, read_header
+from trainer.data.geometry import Placement, place
+from trainer.errors import BadRecordError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from components.preprocess.pixels import Pixels
+
+#: Shorter side of the smallest image that can be stored, in pixels.
+SMALLEST = 4
+
+#: JPEG quality of a resized photo, and of one that is only turned upright.
+QUALITY, TURNED_QUALITY = 90, 95
+
+EMPTY = "empty file"
+TOO_SMALL = f"fewer than {SMALLEST} x {SMALLEST} pixels"
+NO_PIXELS = "not a uint8 array of shape (height, width, 1 or 3)"
+
+
+class StoredImage(NamedTuple):
+    """An image as the dataset holds it.
+
+    Attributes:
+        data: The bytes; where nothing had to be done, the very object that was given.
+        height: Of the stored image in pixels.
+        width: Likewise.
+        channels: 1 for grey, 3 for all others; any alpha channel is not counted.
+        encoding: "jpeg", "png" or "raw".
+        converted: What was done beside resizing and encoding: "exif orientation", "cmyk", "palette",
+            "alpha", "16 bit", "animation", "grey" (to RGB, for raw), "gif", "bmp", "webp", ...
+    """
+
+    data: bytes
+    height: int
+    width: int
+    channels: int
+    encoding: str
+    converted: tuple[str, ...] = ()
+
+
+class Codec:
+    """Stores images in one way; see `PreprocessSettings` for what the arguments mean.
+
+    Args:
+        image_size: Side of the stored square images in pixels; 0 leaves the size as it is.
+        resize_mode: "crop", "pad" or "stretch".
+        encoding: "keep", "jpeg", "png" or "raw". An image that already has the wanted size and encoding is
+            not encoded again.
+        max_pixels: An image with more pixels is refused before it is decoded.
+        channels: Of raw images, which must all have the same: 3, or 1 when every image is known to be grey.
+    """
+
+    def __init__(
+        self, *, image_size: int, resize_mode: str, encoding: str, max_pixels: int, channels: int = 3
+    ) -> None:
+        self._size = image_size
+        self._mode = resize_mode
+        self._encoding = encoding
+        self._max_pixels = max_pixels
+        self._raw_channels = channels
+        self._too_large = f"more than {max_pixels:,} pixels"
+
+    def store(self, encoded: bytes, name: str) -> StoredImage:
+        """Returns the image as the dataset stores it.
+
+        Args:
+            encoded: A whole image file.
+            name: Of the example, for messages.
+
+        Raises:
+            BadRecordError: The image cannot be used.
+        """
+        header = read_header(encoded)
+        if header is None:
+            return self._store_other(encoded, name, None)
+        encoding, height, width, channels, orientation, standard, plain, whole = header
+        if not whole:
+            raise BadRecordError(name, TRUNCATED)
+        if not height:
+            raise BadRecordError(name, DAMAGED)
+        self._check_size(height, width, name)
+        if (
+            standard
+            and orientation == 1
+            and self._encoding in ("keep", encoding)
+            and self._size in (0, height)
+            and self._size in (0, width)
+        ):
+            return StoredImage(encoded, height, width, channels, encoding)
+        return self._store_jpeg(encoded, name, header) if plain else self._store_other(encoded, name, header)
+
+    def from_pixels(self, pixels: npt.NDArray[np.uint8], name: str) -> bytes:
+        """Returns a uint8 array of shape (height, width, 1 or 3) as PNG, which loses nothing.
+
+        Raises:
+            BadRecordError: The array is not of that kind.
+        """
+        from components.preprocess.pixels import encode
+
+        if pixels.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
+            raise BadRecordError(name, NO_PIXELS)
+        return encode(pixels, "png")
+
+    def _check_size(self, height: int, width: int, name: str) -> None:
+        if height * width > self._max_pixels:
+            raise BadRecordError(name, self._too_large)
+        if min(height, width) < SMALLEST:
+            raise BadRecordError(name, TOO_SMALL)
+
+    def _store_jpeg(self, encoded: bytes, name: str, header: Header) -> StoredImage:
+        """Decodes with the fast decoder, no larger than needed."""
+        from components.preprocess import pixels
+
+        size = (header.height, header.width)
+        placed = self._place(*(size if header.orientation < 5 else size[::-1]))
+        try:
+            decoded = pixels.decode_jpeg(encoded, size, header.channels, placed.reduction if placed else 1)
+        except pixels.UnreadableError as failure:
+            raise BadRecordError(name, str(failure)) from failure
+        upright = pixels.turn_upright(decoded, header.orientation)
+        converted = ("exif orientation",) if header.orientation > 1 else ()
+        return self._finish(upright, placed, jpeg=True, converted=converted)
+
+    def _store_other(self, encoded: bytes, name: str, header: Header | None) -> StoredImage:
+        """Decodes with Pillow."""
+        if not encoded:
+            raise BadRecordError(name, EMPTY)
+        from components.preprocess.picture import opened_picture
+        from components.preprocess.pixels import UnreadableError
+
+        try:
+            with opened_picture(encoded) as picture:
+                self._check_size(picture.height, picture.width, name)
+                picture.load()
+                placed = self._place(picture.height, picture.width)
+                upright = picture.to_pixels(placed.reduction if placed else 1)
+        except UnreadableError as failure:
+            raise BadRecordError(name, str(failure)) from failure
+        jpeg = header is not None and header.encoding == "jpeg"
+        return self._finish(upright, placed, jpeg=jpeg, converted=picture.kinds)
+
+    def _place(self, height: int, width: int) -> Placement | None:
+        return place(height, width, (self._size, self._size), self._mode) if self._size else None
+
+    def _finish(
+        self,
+        upright: Pixels,
+        placed: Placement | None,
+        *,
+        jpeg: bool,
+        converted: tuple[str, ...],
+    ) -> StoredImage:
+        """Fits and encodes pixels that are upright; `jpeg` says that they came from a JPEG."""
+        from components.preprocess import pixels
+
+        encoding = self._encoding if self._encoding != "keep" else "jpeg" if jpeg else "png"
+        if placed:
+            upright = pixels.fit(upright, placed, (self._size, self._size))
+        if encoding == "raw" and upright.shape[2] != self._raw_channels:
+            converted += ("grey",) if self._raw_channels == 3 else ("colour",)
+            upright = pixels.to_channels(upright, self._raw_channels)
+        quality = QUALITY if placed or not jpeg else TURNED_QUALITY
+        data = pixels.encode(upright, encoding, quality=quality)
+        height, width, channels = upright.shape
+        return StoredImage(data, height, width, channels, encoding, converted)

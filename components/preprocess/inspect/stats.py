@@ -1,0 +1,218 @@
+"""What is in the shards: class balance, image sizes, bytes per record, shard sizes."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from components.preprocess.inspect import text
+from components.preprocess.inspect.pool import each_shard
+from components.preprocess.inspect.records import read_values
+from trainer.data import manifest as manifests
+from trainer.data.manifest import Feature, Shard
+from trainer.errors import DatasetError, SourceError
+
+_MOST_CLASSES = 20
+_MOST_SIZES = 10
+_VERIFY = "'shardline dataset verify' lists all damage"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a number varies.
+
+    Attributes:
+        least: The smallest value.
+        median: The middle one.
+        p95: 95 of 100 are not larger.
+        most: The largest.
+        mean: The average.
+    """
+
+    least: int
+    median: int
+    p95: int
+    most: int
+    mean: float
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What is in a dataset.
+
+    Attributes:
+        records: Number of examples.
+        class_names: Name of each class.
+        class_counts: Examples by split and class.
+        image_sizes: Images by (height, width, channels), the most frequent first; none without images.
+        encodings: Images by how they are stored.
+        record_bytes: Size of a serialized example.
+        shard_bytes: Size of the shards by split.
+    """
+
+    records: int
+    class_names: tuple[str, ...]
+    class_counts: dict[str, tuple[int, ...]]
+    image_sizes: tuple[tuple[tuple[int, int, int], int], ...]
+    encodings: dict[str, int]
+    record_bytes: Spread
+    shard_bytes: dict[str, Spread]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the same for a program."""
+        sizes = [
+            {"height": height, "width": width, "channels": channels, "images": count}
+            for (height, width, channels), count in self.image_sizes
+        ]
+        return asdict(self) | {"image_sizes": sizes}
+
+
+def stats(directory: Path, *, processes: int = 0) -> Stats:
+    """Reads every record, of images only the headers.
+
+    Args:
+        directory: A dataset directory.
+        processes: How many processes read; 0 for one per core.
+
+    Raises:
+        DatasetError: There is no manifest, or a shard is damaged.
+    """
+    manifest = manifests.load(directory)
+    given = (tuple(f for f in manifest.features if f.encoding), manifest.compression)
+    found = each_shard(_look_at_shard, directory, manifest, given, topic="stats", processes=processes)
+    sizes: Counter[tuple[int, int, int]] = Counter()
+    encodings: Counter[str] = Counter()
+    record_bytes = array("Q")
+    for shard_sizes, shard_encodings, shard_record_bytes in found.values():
+        sizes.update(shard_sizes)
+        encodings.update(shard_encodings)
+        record_bytes.extend(shard_record_bytes)
+    return Stats(
+        records=len(record_bytes),
+        class_names=manifest.class_names,
+        class_counts={name: split.class_counts for name, split in manifest.splits.items()},
+        image_sizes=tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),
+        encodings=dict(sorted(encodings.items())),
+        record_bytes=spread(record_bytes),
+        shard_bytes={
+            name: spread([shard.bytes for shard in split.shards]) for name, split in manifest.splits.items()
+        },
+    )
+
+
+def spread(values: Sequence[int]) -> Spread:
+    """Returns how values, at least one, vary."""
+    ordered = sorted(values)
+
+    def at(share: float) -> int:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    return Spread(ordered[0], at(0.5), at(0.95), ordered[-1], sum(ordered) / len(ordered))
+
+
+def header(encoded: bytes, feature: Feature) -> tuple[tuple[int, int, int], str]:
+    """Returns ((height, width, channels), encoding) of a stored image without decoding it.
+
+    Raises:
+        SourceError: It is no image.
+    """
+    if feature.encoding == "raw":
+        height, width, channels = (side or 0 for side in feature.shape)
+        return (height, width, channels), "raw"
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            # Its size was accepted when it was written.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG")) as image:
+                size = (image.height, image.width, len(image.getbands()))
+                return size, str(image.format).lower()
+    except Exception as failure:
+        raise SourceError(f"cannot be read as an image: {type(failure).__name__}") from None
+
+
+def render(found: Stats) -> str:
+    """Returns the statistics for a person."""
+    record = found.record_bytes
+    parts = [
+        _class_table(found),
+        text.table(
+            ("bytes", "least", "median", "95 %", "most", "mean"),
+            [
+                _spread_row("record", record),
+                *(_spread_row(f"shard of {name}", spread) for name, spread in found.shard_bytes.items()),
+            ],
+        ),
+    ]
+    if found.image_sizes:
+        shown = found.image_sizes[:_MOST_SIZES]
+        rows = [
+            (f"{h} x {w} x {c}", f"{count:,}", f"{count / found.records:.1%}") for (h, w, c), count in shown
+        ]
+        if len(found.image_sizes) > len(shown):
+            others = sum(count for _, count in found.image_sizes[_MOST_SIZES:])
+            rest = len(found.image_sizes) - len(shown)
+            rows.append((f"{rest:,} other sizes", f"{others:,}", f"{others / found.records:.1%}"))
+        parts.append(text.table(("image size", "images", "share"), rows))
+        parts.append("stored as " + ", ".join(f"{name} {n:,}" for name, n in found.encodings.items()))
+    return "\n\n".join(parts)
+
+
+def _class_table(found: Stats) -> str:
+    totals = [sum(column) for column in zip(*found.class_counts.values(), strict=True)]
+    order = sorted(range(len(totals)), key=lambda label: (-totals[label], label))
+    shown = order
+    if len(order) > _MOST_CLASSES:
+        half = _MOST_CLASSES // 2
+        shown = order[:half] + order[-half:]
+    rows = [
+        (
+            text.printable(found.class_names[label]),
+            *(f"{counts[label]:,}" for counts in found.class_counts.values()),
+            f"{totals[label]:,}",
+            f"{totals[label] / max(1, sum(totals)):.1%}",
+        )
+        for label in shown
+    ]
+    lines = text.table(("class", *found.class_counts, "all", "share"), rows)
+    if len(shown) < len(order):
+        lines += f"\nthe {half} largest and {half} smallest of {len(order):,} classes"
+    return lines
+
+
+def _spread_row(name: str, spread: Spread) -> tuple[str, ...]:
+    values = (spread.least, spread.median, spread.p95, spread.most, round(spread.mean))
+    return name, *(f"{value:,}" for value in values)
+
+
+_Look = tuple[Counter[tuple[int, int, int]], Counter[str], "array[int]"]
+
+
+def _look_at_shard(directory: Path, shard: Shard, given: tuple[tuple[Feature, ...], str]) -> _Look:
+    images, compression = given
+    sizes: Counter[tuple[int, int, int]] = Counter()
+    encodings: Counter[str] = Counter()
+    record_bytes = array("Q")
+    try:
+        for size, values in read_values(directory / shard.file, compression):
+            if isinstance(values, str):
+                raise SourceError(f"record {len(record_bytes):,}: {values}")
+            record_bytes.append(size)
+            for image in images:
+                image_size, encoding = header(values[image.name][1][0], image)
+                sizes[image_size] += 1
+                encodings[encoding] += 1
+    except (KeyError, IndexError):
+        raise DatasetError(
+            f"{shard.file}, record {len(record_bytes) - 1:,}: has no image; {_VERIFY}"
+        ) from None
+    except (SourceError, OSError) as error:
+        raise DatasetError(f"{shard.file}: {error}; {_VERIFY}") from None
+    return sizes, encodings, record_bytes

@@ -1,0 +1,137 @@
+"""The pixels of an image: decoded from JPEG, turned upright, fitted and encoded, on one core.
+
+libjpeg-turbo (simplejpeg) reads and writes JPEG, OpenCV resizes and writes PNG. Loading them takes 50 MB, so
+this module is imported only where pixels are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+
+from components.preprocess.header import DAMAGED
+from trainer.data.geometry import Placement
+
+Pixels = npt.NDArray[np.uint8]
+
+# Shards are written by one process per core.
+cv2.setNumThreads(1)
+
+# A blur below this is none.
+_LEAST_VARIANCE = 0.04
+
+
+class UnreadableError(Exception):
+    """The image cannot be decoded; the text says why, in the same words for the same kind of fault."""
+
+
+def decode_jpeg(encoded: bytes, size: tuple[int, int], channels: int, reduction: int) -> Pixels:
+    """Decodes a plain JPEG of (height, width) pixels, shrunk on the way where `reduction` is 2, 4 or 8.
+
+    Returns:
+        uint8 (height / reduction, width / reduction, channels), rounded up.
+
+    Raises:
+        UnreadableError: The data is damaged.
+    """
+    # The decoder takes the smallest of its sizes that is at least this one; 0 stands for the whole size.
+    least = [-(-side // reduction) for side in size] if reduction > 1 else [0, 0]
+    options: dict[str, Any] = {
+        "colorspace": "RGB" if channels == 3 else "GRAY",
+        "min_height": least[0],
+        "min_width": least[1],
+    }
+    try:
+        pixels = simplejpeg.decode_jpeg(encoded, **options)
+    except ValueError as failure:
+        # Some cameras leave bytes between two segments; every decoder skips them.
+        if "extraneous bytes" not in str(failure):
+            raise UnreadableError(DAMAGED) from failure
+        pixels = simplejpeg.decode_jpeg(encoded, strict=False, **options)
+    return np.asarray(pixels, np.uint8)
+
+
+def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Applies an EXIF orientation (1..8) to an array (height, width, channels)."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def fit(pixels: Pixels, place: Placement, target: tuple[int, int]) -> Pixels:
+    """Resizes the placed part of an image, with antialiasing, and pads it with black.
+
+    The variance of the whole filter is that of the triangle which `tf.image.resize` uses with antialiasing:
+    a box that shrinks by the reduction, a Gaussian for what is missing, and bilinear interpolation. It takes
+    a fifth of the time. (A triangle over r pixels has variance r**2 / 6, a box over f has (f**2 - 1) / 12.)
+
+    Args:
+        pixels: uint8 (height, width, channels), upright and already shrunk by the placement's reduction.
+        place: From `trainer.data.geometry.place`.
+        target: (height, width).
+    """
+    step = place.reduction
+    top, left = place.top // step, place.left // step
+    part = pixels[top : top + place.height // step, left : left + place.width // step]
+    sigma_y, sigma_x = (
+        _blur(source / fitted, step)
+        for source, fitted in zip(part.shape, (place.fitted_height, place.fitted_width), strict=False)
+    )
+    if sigma_x or sigma_y:
+        kernel = tuple(2 * math.ceil(2 * sigma) + 1 if sigma >= 0.9 else 3 for sigma in (sigma_x, sigma_y))
+        blurred = cv2.GaussianBlur(part, kernel, max(sigma_x, 0.01), sigmaY=max(sigma_y, 0.01))
+        part = np.asarray(blurred, np.uint8).reshape(part.shape)
+    size = (place.fitted_height, place.fitted_width)
+    if part.shape[:2] != size:
+        resized = cv2.resize(part, size[::-1], interpolation=cv2.INTER_LINEAR)
+        part = np.asarray(resized, np.uint8).reshape(*size, -1)  # OpenCV drops a single channel
+    if part.shape[:2] == target:
+        return part
+    padded = np.zeros((*target, part.shape[2]), np.uint8)
+    padded[
+        place.pad_top : place.pad_top + place.fitted_height,
+        place.pad_left : place.pad_left + place.fitted_width,
+    ] = part
+    return padded
+
+
+def to_channels(pixels: Pixels, channels: int) -> Pixels:
+    """Returns the pixels with 1 or 3 channels."""
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2)
+    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)[..., None]
+
+
+def encode(pixels: Pixels, encoding: str, *, quality: int = 90) -> bytes:
+    """Encodes uint8 (height, width, 1 or 3) as "jpeg", "png" or "raw" (the values row by row).
+
+    A JPEG of quality 90 or less has half the resolution in colour, as photos have; above that, the whole.
+    """
+    pixels = np.ascontiguousarray(pixels)
+    grey = pixels.shape[2] == 1
+    if encoding == "raw":
+        return pixels.tobytes()
+    if encoding == "jpeg":
+        space, sampling = ("GRAY", "Gray") if grey else ("RGB", "420" if quality <= 90 else "444")
+        return bytes(
+            simplejpeg.encode_jpeg(pixels, quality=quality, colorspace=space, colorsubsampling=sampling)
+        )
+    _, data = cv2.imencode(".png", pixels if grey else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
+    return data.tobytes()
+
+
+def _blur(ratio: float, reduction: int) -> float:
+    """Returns the standard deviation, in pixels, of the Gaussian that is missing before interpolation."""
+    variance = (ratio**2 - 1) / 6 - (1 - reduction**-2) / 12
+    return math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0

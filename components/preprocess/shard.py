@@ -1,0 +1,259 @@
+"""Writing one shard from its rows: the innermost loop of preprocessing.
+
+It runs once per example, millions of times: so bare system calls, no objects but bytes, and everything that
+can be known before is known before. Small records are joined before they are written; the bytes of a large
+image are never copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import xxhash
+
+from components.preprocess import mark as marks
+from components.preprocess import rows
+from components.preprocess.codec import Codec
+from components.preprocess.frame import image_head, mask, record_start
+from components.preprocess.mark import Images, Mark
+from components.preprocess.payload import Payloads, changed
+from components.preprocess.places import NOWHERE
+from components.preprocess.plan_file import Plan, PlannedShard
+from components.preprocess.tail import entries
+from components.preprocess.work_directory import WorkDirectory
+from trainer.data.manifest import Shard
+from trainer.errors import BadRecordError, RunError
+
+#: Told of progress: records and bytes since the last call.
+Report = Callable[[int, int], None]
+
+# Bytes that are collected before a write: they should not leave the processor's cache.
+_BLOCK = 1 << 18
+# A system call takes at most 1,024 pieces (IOV_MAX).
+_PIECES = 1000
+# An image up to this size is copied into its record, which saves calls.
+_SMALL = 8192
+_GZIP = 31
+
+
+def make_codec(plan: Plan) -> Codec:
+    """Returns the codec of a dataset."""
+    settings = plan.settings
+    return Codec(
+        image_size=settings.image_size,
+        resize_mode=settings.resize_mode,
+        encoding=settings.encoding,
+        max_pixels=settings.max_pixels,
+    )
+
+
+class ShardWriter:
+    """Writes shards of one plan. A context manager.
+
+    Args:
+        plan: The plan.
+        work: Its work directory.
+        report: Told of progress.
+    """
+
+    def __init__(self, plan: Plan, work: WorkDirectory, report: Report) -> None:
+        self._plan = plan
+        self._work = work
+        self._report = report
+        self._codec = make_codec(plan)
+        self._payloads = Payloads(plan.places, work.spool, plan.surveyed)
+        self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
+        self._key_heads: dict[int, bytes] = {}
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._payloads.close()
+
+    def write(self, shard: PlannedShard) -> Mark:
+        """Writes a shard and its mark: temporary name, fsync, rename, and the mark last.
+
+        Raises:
+            BadRecordError: An image cannot be used.
+            SourceError: The source changed since the survey.
+            RunError: No space is left, or the disk failed.
+        """
+        path = self._work.shard(shard.file)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        hashes = temporary.with_name(f"{shard.file}.digests.{os.getpid()}.tmp")
+        try:
+            with (
+                _no_garbage_collection(),
+                hashes.open("wb") as digests,
+                _opened(temporary, self._plan.settings.compression) as output,
+            ):
+                counts, images = self._write_records(shard, output, digests)
+            written = Shard(shard.file, sum(counts), output.size, f"{output.checksum:08x}")
+            mark = Mark(self._plan.identity(shard), self._plan.surveyed, written, tuple(counts), images)
+            hashes.replace(self._work.digests(shard.file))
+            temporary.replace(path)
+            marks.save(mark, self._work.mark(shard.file))
+        except BadRecordError as error:
+            if self._plan.settings.on_bad_record == "skip":  # when it was checked, it was good
+                raise changed(error.name, f"became unusable ({error.reason})") from None
+            raise
+        except OSError as error:
+            raise RunError(
+                f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on "
+                "from there"
+            ) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+            hashes.unlink(missing_ok=True)
+        return mark
+
+    def _write_records(self, shard: PlannedShard, output: _Output, digests: Any) -> tuple[list[int], Images]:
+        counts = [0] * len(self._labels)
+        shapes: dict[Any, int] = {}
+        for block in rows.read_blocks(self._work.rows(shard.file)):
+            self._write_block(block, output, counts, shapes, digests)
+        return counts, Images.of(shapes)
+
+    def _write_block(
+        self, block: list[bytes], output: _Output, counts: list[int], shapes: dict[Any, int], digests: Any
+    ) -> None:
+        unpack, head_size, whole_file = rows.HEAD.unpack_from, rows.HEAD.size, rows.WHOLE_FILE
+        read_file, read_span, file_of = (
+            self._payloads.read_file,
+            self._payloads.read_span,
+            self._payloads.file,
+        )
+        store, labels, key_heads = self._codec.store, self._labels, self._key_heads
+        value, extend, digest_of = google_crc32c.value, google_crc32c.extend, xxhash.xxh3_128_digest
+        prefixes = [os.fsencode(place.path) for place in self._plan.places]
+        hashes: list[bytes] = []
+        pieces, pending, count = output.pieces, 0, 0
+        open_place = file = -1
+        for row in block:
+            _, _, keys, paths, extra, label, place, offset, length, _ = unpack(row)
+            path_start = head_size + keys
+            key = row[head_size:path_start]
+            counts[label] += 1
+            tail = (key_heads.get(keys) or self._key_head(keys)) + key + labels[label]
+            if extra:
+                tail += row[path_start + paths :]
+            if place == NOWHERE:
+                frame, start = record_start(len(tail))
+                record = start + tail
+                hashes.append(digest_of(labels[label] + row[path_start + paths :]))
+                pieces.append(b"".join((frame, record, mask(value(record)))))
+                pending += len(record) + 16
+            else:
+                name = key.decode("utf-8", "surrogateescape")
+                if length == whole_file:
+                    data = read_file(prefixes[place] + (row[path_start : path_start + paths] or key), key)
+                else:
+                    if place != open_place:
+                        open_place, file = place, file_of(place)
+                    data = read_span(file, length, offset, key)
+                stored = store(data, name)
+                data, shape = stored[0], stored[1:]
+                shapes[shape] = shapes.get(shape, 0) + 1
+                hashes.append(digest_of(data))
+                head, entry_size = image_head(len(data))
+                frame, start = record_start(entry_size + len(tail))
+                if len(data) <= _SMALL:
+                    record = b"".join((start, head, data, tail))
+                    pieces.append(b"".join((frame, record, mask(value(record)))))
+                else:
+                    start += head
+                    crc = extend(extend(value(start), data), tail)
+                    pieces.append(frame + start)
+                    pieces.append(data)
+                    pieces.append(tail + mask(crc))
+                pending += entry_size + len(tail) + 20
+            count += 1
+            if pending >= _BLOCK or len(pieces) >= _PIECES:
+                output.flush()
+                self._report(count, pending)
+                count = pending = 0
+        output.flush()
+        self._report(count, pending)
+        digests.write(b"".join(hashes))
+
+    def _key_head(self, length: int) -> bytes:
+        """Returns what stands in an Example before a key of `length` bytes."""
+        head = entries({"key": bytes(length)})[:-length]
+        self._key_heads[length] = head
+        return head
+
+
+class _Output:
+    """A file that is written in large blocks.
+
+    Attributes:
+        file: Descriptor of the open file.
+        pieces: What was not written yet.
+        size: Of what was written, in bytes.
+        checksum: CRC-32C of what was written.
+    """
+
+    def __init__(self, path: Path, compression: str) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.pieces: list[bytes] = []
+        self.size = self.checksum = 0
+        self._compressor = zlib.compressobj(wbits=_GZIP) if compression == "gzip" else None
+
+    def flush(self) -> None:
+        """Writes the pieces."""
+        if self._compressor:
+            compressed = self._compressor.compress(b"".join(self.pieces))
+            self.pieces[:] = [compressed]
+        self._write()
+
+    def close(self) -> None:
+        """Writes the rest, to the disk itself."""
+        self.flush()
+        if self._compressor:
+            self.pieces.append(self._compressor.flush())
+            self._write()
+        os.fsync(self.file)
+
+    def _write(self) -> None:
+        pieces, crc, extend = self.pieces, self.checksum, google_crc32c.extend
+        for piece in pieces:
+            crc = extend(crc, piece)
+        self.checksum = crc
+        size = sum(map(len, pieces))
+        written = os.writev(self.file, pieces) if pieces else 0
+        if written < size:  # a full disk says so at the next call
+            rest = memoryview(b"".join(pieces))[written:]
+            while rest:
+                rest = rest[os.write(self.file, rest) :]
+        self.size += size
+        pieces.clear()
+
+
+@contextlib.contextmanager
+def _opened(path: Path, compression: str) -> Iterator[_Output]:
+    output = _Output(path, compression)
+    try:
+        yield output
+        output.close()
+    finally:
+        os.close(output.file)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Nothing in the loop makes cycles, and looking for some takes a twentieth of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

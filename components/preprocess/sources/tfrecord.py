@@ -1,0 +1,188 @@
+"""Files of tf.train.Example that another program has written: TFDS, tf.io.TFRecordWriter, Beam."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
+
+import xxhash
+
+from components.preprocess import storage
+from components.preprocess.example import Value, only_value, parse
+from components.preprocess.layout import Layouts
+from components.preprocess.reader import Record, detect_compression, read_records
+from components.preprocess.sources.seen import Seen
+from components.preprocess.sources.source import BadExample, Example, Scalar, Span
+from trainer.data.manifest import Feature
+from trainer.errors import BadRecordError, SourceError
+
+#: A label above this is no index of a class, but a damaged or wrong value.
+LARGEST_LABEL = 99_999
+
+_ROLES = ("image", "label", "key")
+_DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
+_TEXT = ("utf-8", "surrogateescape")
+_MASK_64 = (1 << 64) - 1
+_SHOWN_FEATURES = 12
+
+
+class TfRecords:
+    """Examples of TFRecord files, plain or gzip (told by their first bytes), in the order of their names.
+
+    Labels are int64 class indices (the classes are then named "0", "1", ...) or bytes class names (sorted).
+    The key is a hash of the whole record unless a feature of the files is it: it stays the same wherever the
+    record stands; records that are the same to the byte get #2, #3, ...
+
+    Args:
+        pattern: Of the paths of the files, with *, ?, [] and **.
+        features: Names of the files' features by ours: image, label, key, and any others of one value each.
+
+    Raises:
+        SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
+    """
+
+    def __init__(self, pattern: str, features: Mapping[str, str]) -> None:
+        paths = storage.find_files(storage.resolve(pattern))
+        self._files = [(path, detect_compression(path)) for path in paths]
+        names = {"image": "image", "label": "label"} | dict(features)
+        self._image = names.pop("image").encode()
+        self._names = {ours: theirs.encode() for ours, theirs in names.items()}
+        # Of the features beside the image, by our name: bytes, float or int.
+        self._types: Mapping[str, type] = {}
+        self._types = self._first_types()
+        self.features = tuple(
+            Feature(ours, _DTYPES[kind]) for ours, kind in sorted(self._types.items()) if ours not in _ROLES
+        )
+        self._class_names: Sequence[str] | None = None
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The classes. Asking before the first iteration costs a pass over the files; after it, nothing."""
+        if self._class_names is None:
+            self._class_names = self._find_class_names()
+        return self._class_names
+
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        """Yields the examples; in a local file that is not compressed, the image stays where it is."""
+        index: Mapping[Value, int] = {}
+        if self._types["label"] is bytes:
+            index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
+        keys, highest, read, has_key = _Keys(), 0, self._reader(), "key" in self._names
+        for path, compression in self._files:
+            in_place = not compression and not storage.is_remote(path)
+            damaged: list[BadRecordError] = []
+            for offset, data, number in read_records(path, compression=compression, on_damage=damaged.append):
+                try:
+                    start, length, values = read(data)
+                except ValueError as fault:
+                    yield BadExample(f"{path} record {number}", str(fault))
+                    continue
+                label = index[values["label"]] if index else cast(int, values["label"])
+                if label > highest:
+                    highest = label
+                yield Example(
+                    _text(values["key"]) if has_key else keys.of(data),
+                    label,
+                    Span(path, offset + start, length) if in_place else data[start : start + length],
+                    None,
+                    self._others(values) if self.features else _NO_FEATURES,
+                )
+            yield from (BadExample(damage.name, damage.reason) for damage in damaged)
+        if self._class_names is None:
+            self._class_names = _numbers(highest)
+
+    def _reader(self) -> Callable[[bytes], tuple[int, int, Mapping[str, Value]]]:
+        """Returns a function that takes one record apart.
+
+        It gives start and length of the image and the other features' values by our name. It raises a
+        ValueError for what is not a tf.train.Example, or not one with the features that are needed.
+        """
+        layout_of = Layouts(self._image).of
+        named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
+
+        def read(data: bytes) -> tuple[int, int, Mapping[str, Value]]:
+            places, start, length = layout_of(data)
+            found = {}
+            for ours, theirs, expected in named:
+                value = found[ours] = only_value(data, places, theirs)
+                if expected is not None and value.__class__ is not expected:
+                    kind = _DTYPES[expected].replace("string", "bytes")
+                    raise ValueError(f"feature {theirs.decode()!r} is {places[theirs].kind}, not {kind}")
+            label = found["label"]
+            if label.__class__ is int:
+                if not 0 <= label <= LARGEST_LABEL:
+                    raise ValueError(f"label {label} is out of range 0..{LARGEST_LABEL:,}")
+            elif label.__class__ is float or not label:
+                raise ValueError(f"label {label!r} is neither a class index nor a class name")
+            return start, length, found
+
+        return read
+
+    def _others(self, values: Mapping[str, Value]) -> dict[str, Scalar]:
+        found = {feature.name: values[feature.name] for feature in self.features}
+        return {name: _text(value) if isinstance(value, bytes) else value for name, value in found.items()}
+
+    def _records(self) -> Iterator[tuple[str, Record]]:
+        """Yields the sound records with their files; `__iter__` names the others."""
+        for path, compression in self._files:
+            for record in read_records(path, compression=compression, on_damage=lambda damage: None):
+                yield path, record
+
+    def _first_types(self) -> dict[str, type]:
+        for path, record in self._records():
+            try:
+                return {ours: type(value) for ours, value in self._reader()(record.data)[2].items()}
+            except ValueError as fault:
+                raise SourceError(
+                    f"{path!r}: the first record: {fault}; it has {_listing(record.data)}; say which is "
+                    "which with features, such as image=image/encoded,label=image/class/label"
+                ) from None
+        raise SourceError(f"there is no record in {self._files[0][0]!r} (of {len(self._files)} files)")
+
+    def _find_class_names(self) -> Sequence[str]:
+        found: set[Value] = set()
+        read = self._reader()
+        for _, record in self._records():
+            with contextlib.suppress(ValueError):
+                found.add(read(record.data)[2]["label"])
+        if self._types["label"] is int:
+            return _numbers(cast(int, max(found, default=0)))
+        return tuple(sorted(map(_text, found)))
+
+
+class _Keys:
+    """Keys that follow from the content, and the number of the copy where that occurs again."""
+
+    def __init__(self) -> None:
+        self._seen = Seen()
+        self._copies = Counter[str]()
+
+    def of(self, data: bytes) -> str:
+        number = xxhash.xxh3_128_intdigest(data)
+        key = f"{number:032x}"
+        if self._seen.add(number & _MASK_64):
+            return key
+        self._copies[key] += 1
+        return f"{key}#{self._copies[key] + 1}"
+
+
+_NO_FEATURES: Mapping[str, Scalar] = {}
+
+
+def _text(value: Value) -> str:
+    return value.decode(*_TEXT) if isinstance(value, bytes) else str(value)
+
+
+def _numbers(highest: int) -> Sequence[str]:
+    return tuple(str(number) for number in range(highest + 1))
+
+
+def _listing(data: bytes) -> str:
+    """Returns what an example has, as one line."""
+    try:
+        there = [f"{name!r} ({kind}, {len(found)})" for name, (kind, found) in sorted(parse(data).items())]
+    except ValueError:
+        return "nothing that can be read"
+    return ", ".join(there[:_SHOWN_FEATURES]) + (", ..." if len(there) > _SHOWN_FEATURES else "")

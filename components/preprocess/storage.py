@@ -1,0 +1,152 @@
+"""Files that are read: on this machine, in Cloud Storage mounted under /gcs/, or behind any other URL."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import io
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, TextIO, cast
+
+from trainer import files
+from trainer.errors import ShardlineError, SourceError
+
+
+def resolve(path: str) -> str:
+    """Returns how a path is best read: gs://bucket/x as /gcs/bucket/x where the bucket is mounted."""
+    if not path.startswith("gs://"):
+        return os.path.expanduser(path)
+    bucket = "/".join(path.split("/", 3)[:3])
+    return str(files.local_path(path)) if files.local_path(bucket).is_dir() else path
+
+
+def is_remote(path: str) -> bool:
+    """Returns whether a resolved path is a URL, to be read through fsspec."""
+    return "://" in path
+
+
+@contextlib.contextmanager
+def one_line(path: str, what: str = "") -> Iterator[None]:
+    """Turns what reading a file raises into one line; of a URL that is anything (HTTP, credentials).
+
+    Raises:
+        SourceError: Reading failed.
+    """
+    try:
+        yield
+    except ShardlineError:
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError | ValueError) and not is_remote(path):
+            raise
+        raise SourceError(f"cannot read {what}{path!r}: {reason(error)}") from None
+
+
+def open_read(path: str) -> BinaryIO:
+    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks.
+
+    Raises:
+        SourceError: It does not exist or cannot be read.
+    """
+    with one_line(path):
+        if is_remote(path):
+            file_system, inner = _remote(path)
+            return cast(BinaryIO, file_system.open(inner, "rb"))
+        return cast(BinaryIO, open(path, "rb", buffering=0))
+
+
+def open_text(path: str) -> TextIO:
+    """Opens a UTF-8 file for reading, line ends as they are; bytes that are not UTF-8 survive as in names.
+
+    Raises:
+        SourceError: It does not exist or cannot be read.
+    """
+    # A byte-order mark is what spreadsheets write.
+    return io.TextIOWrapper(
+        io.BufferedReader(cast(io.RawIOBase, open_read(path))), "utf-8-sig", "surrogateescape", newline=""
+    )
+
+
+def find_files(pattern: str) -> list[str]:
+    """Returns the files that match a pattern with *, ?, [] and **, sorted; hidden ones are left out.
+
+    Raises:
+        SourceError: Nothing matches.
+    """
+    if is_remote(pattern):
+        file_system, inner = _remote(pattern)
+        with one_line(pattern):
+            found = [file_system.unstrip_protocol(path) for path in file_system.glob(inner)]
+    elif os.path.lexists(pattern):  # the name itself may have brackets
+        found = [pattern]
+    else:
+        found = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
+    if not found:
+        raise SourceError(f"no file matches {pattern!r}")
+    if os.path.isdir(found[0]):
+        raise SourceError(
+            f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
+        )
+    return sorted(found)
+
+
+def find_below(root: str) -> list[str]:
+    """Returns the paths of all files below a remote directory that are not hidden, relative to it, sorted.
+
+    Raises:
+        SourceError: There is none, or it cannot be read.
+    """
+    file_system, inner = _remote(root)
+    with one_line(root, "the directory "):
+        found = file_system.find(inner)
+    prefix = inner.rstrip("/") + "/"
+    below = sorted(
+        path[len(prefix) :]
+        for path in found
+        if path.startswith(prefix) and "/." not in path[len(inner) - 1 :]
+    )
+    if not below:
+        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
+    return below
+
+
+def fetch(root: str, names: Sequence[str]) -> dict[str, bytes | Exception]:
+    """Returns the content of files below a remote directory by name, or why one cannot be read."""
+    if not names:
+        return {}
+    file_system, inner = _remote(root)
+    prefix = inner.rstrip("/") + "/"
+    # Given as a list, so that one file does not come back as bytes.
+    with one_line(root, "files in "):
+        content = file_system.cat([prefix + name for name in names], on_error="return")
+    return {name: content[prefix + name] for name in names}
+
+
+def reason(error: BaseException) -> str:
+    """Returns the words of the operating system, or the first line of another message."""
+    if isinstance(error, FileNotFoundError):  # from fsspec these have no words of their own
+        return "No such file or directory"
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(words).strip().partition("\n")[0]
+
+
+def _remote(url: str) -> tuple[Any, str]:
+    """Returns the file system of a URL and the path inside it.
+
+    Raises:
+        SourceError: There is no such file system, a package for it is missing, or it refuses to open.
+    """
+    # It logs what it then raises, with tracebacks, and every attempt before.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    try:
+        import fsspec
+
+        file_system, inner = fsspec.core.url_to_fs(url)
+    except ImportError as missing:
+        hint = "; pip install 'shardline[gcs]'" if url.startswith("gs://") else ""
+        raise SourceError(f"cannot read {url!r}: {missing}{hint}") from None
+    except Exception as error:  # of credentials, settings, protocols that nobody knows
+        raise SourceError(f"cannot read {url!r}: {reason(error)}") from None
+    return file_system, cast(str, inner)

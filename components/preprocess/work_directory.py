@@ -1,0 +1,247 @@
+"""The work directory: OUT/.shardline, where a dataset comes into being, and what it leaves in OUT.
+
+Everything in it can be read by another process or a later run:
+
+    lock                flock: one run at a time
+    plan.json           what is to be written (`plan_file`)
+    spool               images of sources that can be read only once
+    keys                hashes of the keys, where the rows' digests are of the content
+    buckets/            rows of the survey, when they are many
+    rows/SHARD          rows of one shard, in order
+    SHARD               a shard that is whole, but not yet part of a dataset
+    done/SHARD.json     its mark: the shard is done as the plan wants it
+    done/SHARD.digests  hashes of its images, 16 bytes each
+    rejected.jsonl      examples that were left out
+    publishing          the fingerprint of the dataset whose shards are being moved to OUT
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from trainer.data import manifest as manifests
+from trainer.data.manifest import MANIFEST_FILE
+from trainer.errors import DatasetError, RunError, SettingsError
+
+NAME = ".shardline"
+REJECTED_FILE = "rejected.jsonl"
+
+_SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
+_ATTEMPTS = 10
+_NO_LOCKS = {errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
+
+
+class WorkDirectory:
+    """Names of what is in the work directory of `out`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.path = out / NAME
+        self.plan = self.path / "plan.json"
+        self.spool = self.path / "spool"
+        self.keys = self.path / "keys"
+        self.buckets = self.path / "buckets"
+        self.rejected = self.path / REJECTED_FILE
+        self.publishing = self.path / "publishing"
+
+    def rows(self, shard: str) -> Path:
+        """Returns the file with the rows of a shard."""
+        return self.path / "rows" / shard
+
+    def mark(self, shard: str) -> Path:
+        """Returns the file that says that a shard is done."""
+        return self.path / "done" / f"{shard}.json"
+
+    def digests(self, shard: str) -> Path:
+        """Returns the file with the hashes of a shard's images."""
+        return self.path / "done" / f"{shard}.digests"
+
+    def shard(self, shard: str) -> Path:
+        """Returns a shard, where it is until the dataset is complete."""
+        return self.path / shard
+
+    def find_shard(self, shard: str) -> Path:
+        """Returns a shard where it is now: an interrupted run may have moved it already."""
+        moved = self.out / shard
+        return moved if self.publishing.exists() and not self.shard(shard).exists() else self.shard(shard)
+
+    def forget_plan(self) -> None:
+        """Removes what a survey makes, so that a new one starts from nothing; what is done stays."""
+        self.plan.unlink(missing_ok=True)
+        self.spool.unlink(missing_ok=True)
+        self.keys.unlink(missing_ok=True)
+        self.rejected.unlink(missing_ok=True)
+        shutil.rmtree(self.buckets, ignore_errors=True)
+        shutil.rmtree(self.path / "rows", ignore_errors=True)
+        for directory in (self.path / "rows", self.path / "done"):
+            directory.mkdir(exist_ok=True)
+        for left in self.path.glob("*.tmp"):
+            left.unlink(missing_ok=True)
+
+    def forget_shards(self, wanted: Collection[str]) -> None:
+        """Removes shards and marks of an earlier plan; those of the files in `wanted` stay."""
+        for path in (*self.path.glob("*.tfrecord"), *(self.path / "done").iterdir()):
+            if path.name.removesuffix(".json").removesuffix(".digests") not in wanted:
+                path.unlink()
+
+    def has_marks(self) -> bool:
+        """Returns whether a shard is done."""
+        return any((self.path / "done").glob("*.json"))
+
+    def remove(self) -> None:
+        """Removes the work directory, and `out` too if nothing else is in it."""
+        # What says that the dataset is complete goes last: whoever finds the rest knows what it is.
+        for path in sorted(self.path.glob("*"), key=lambda path: path == self.publishing):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+            self.out.rmdir()
+
+
+def check(out: Path, *, overwrite: bool) -> None:
+    """Refuses a directory that cannot become the dataset, before any work is done.
+
+    Raises:
+        SettingsError: It is a file, holds something else than the beginning of a dataset, or a whole one
+            that is not to be overwritten, or it cannot be written.
+    """
+    try:
+        _refuse_content(out, overwrite=overwrite)
+        parent = out.absolute()
+        while not parent.exists():
+            parent = parent.parent
+    except OSError as error:
+        raise SettingsError(f"cannot use {out} as dataset directory: {error.strerror}") from None
+    if not parent.is_dir():
+        raise SettingsError(f"cannot write the dataset {out}: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise SettingsError(f"cannot write the dataset {out}: no permission to write in {parent}")
+
+
+@contextlib.contextmanager
+def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
+    """Makes the work directory and holds its lock; where the file system has no locks, goes without.
+
+    Args:
+        out: The dataset directory.
+        shared: Whether others that write shards of the same plan may hold it too.
+
+    Raises:
+        RunError: Another run holds it.
+        SettingsError: The work directory cannot be made.
+    """
+    work = WorkDirectory(out)
+    # The run that was there before may remove the directory, or the lock while we wait for it.
+    for attempt in range(_ATTEMPTS):
+        try:
+            work.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(work.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
+                continue
+            raise SettingsError(f"cannot write the dataset {out}: {error.strerror}") from None
+        try:
+            if _lock(lock, out, shared=shared) and not _is_current(lock, work.path / "lock"):
+                continue
+            yield work
+            return
+        finally:
+            os.close(lock)
+    raise _in_use(out)
+
+
+def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
+    """Moves the shards to `out`, in place of what was there; the manifest is written after that.
+
+    The manifest of an earlier dataset goes first. Files are moved one by one: Cloud Storage, mounted as a
+    directory, cannot rename directories.
+    """
+    work.publishing.write_text(fingerprint)
+    (work.out / MANIFEST_FILE).unlink(missing_ok=True)
+    (work.out / REJECTED_FILE).unlink(missing_ok=True)
+    wanted = set(shards)
+    for path in work.out.iterdir():
+        if _SHARD.fullmatch(path.name) and path.name not in wanted:
+            path.unlink()
+    for shard in shards:
+        if work.shard(shard).exists():
+            work.shard(shard).replace(work.out / shard)
+    if work.rejected.exists() and work.rejected.stat().st_size:
+        work.rejected.replace(work.out / REJECTED_FILE)
+
+
+def is_published(work: WorkDirectory) -> bool:
+    """Returns whether an interrupted run had completed the dataset, and only not removed its traces."""
+    try:
+        return work.publishing.read_text() == manifests.load(work.out).fingerprint
+    except (OSError, DatasetError):
+        return False
+
+
+def _refuse_content(out: Path, *, overwrite: bool) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise SettingsError(f"{out} is a file; give a directory for the dataset")
+    there = sorted(path.name for path in out.iterdir() if path.name != NAME)
+    if not there:
+        return
+    work = WorkDirectory(out)
+    others = [
+        name for name in there if not _SHARD.fullmatch(name) and name not in (MANIFEST_FILE, REJECTED_FILE)
+    ]
+    try:
+        dataset = manifests.load(out)
+    except DatasetError:
+        if MANIFEST_FILE in there or others or not work.publishing.exists():
+            raise SettingsError(
+                f"{out} holds something that is not a complete Shardline dataset ({(others or there)[0]!r}); "
+                "give an empty or new directory"
+            ) from None
+        return
+    if is_published(work):
+        return
+    if not overwrite:
+        raise SettingsError(
+            f"{out} holds a dataset already ({dataset.source}, {dataset.fingerprint[:15]}); "
+            "give another directory, or overwrite it with --overwrite"
+        )
+    named = {shard.file for split in dataset.splits.values() for shard in split.shards}
+    others = sorted(set(there) - named - {MANIFEST_FILE, REJECTED_FILE})
+    if others:
+        raise SettingsError(
+            f"{out} holds {others[0]!r} beside a Shardline dataset; give an empty or new directory"
+        )
+
+
+def _lock(lock: int, out: Path, *, shared: bool) -> bool:
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(out) from None
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
+
+
+def _in_use(out: Path) -> RunError:
+    return RunError(f"another run is writing {out}; wait until it has ended, or give another directory")
+
+
+def _is_current(lock: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False

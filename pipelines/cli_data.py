@@ -1,0 +1,177 @@
+"""The commands about datasets: `shardline preprocess` and `shardline dataset info|verify|stats`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from components.preprocess import settings as preprocessing
+from components.preprocess.settings import PreprocessSettings
+from pipelines.foreground import foreground, pairs
+from trainer.errors import SettingsError
+
+_DIRECTORY = click.Path(path_type=Path)
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+_PROCESSES = click.option(
+    "--processes", type=int, default=0, help="How many processes read; one per core unless given."
+)
+
+
+def _setting(
+    name: str, text: str, choices: tuple[str, ...] = (), **more: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option for a setting: its default and type are the setting's own."""
+    default = getattr(PreprocessSettings, name)
+    more.setdefault("type", click.Choice(choices) if choices else type(default))
+    return click.option(
+        f"--{name.replace('_', '-')}", default=default, show_default=default != "", help=text, **more
+    )
+
+
+@click.command()
+@click.argument("source")
+@click.argument("out", type=_DIRECTORY)
+@_setting("data_dir", "Where tfds finds prepared datasets.")
+@_setting("labels", "Of images:DIR, a file with the columns path and label.", metavar="CSV")
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    metavar="OURS=THEIRS,...",
+    help="What the source calls a feature: image=image/encoded,label=species.",
+)
+@click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
+@_setting("key", "What an example is known by; equal content then stays in one split.", preprocessing.KEYS)
+@_setting("seed", "Salt of split and order.")
+@click.option(
+    "--shards", type=int, help=f"About how many training shards; default {PreprocessSettings.shards}."
+)
+@click.option(
+    "--shard-size", type=int, metavar="MIB", help="About how large a shard is, instead of --shards."
+)
+@_setting("readers", "Input workers that will read it; shards are a multiple.")
+@_setting("image_size", "Side of the stored images in pixels; 0 keeps them.", metavar="PX")
+@_setting("resize_mode", "How an image comes to that size.", preprocessing.RESIZE_MODES)
+@_setting("encoding", "How images are stored.", preprocessing.ENCODINGS)
+@_setting("max_pixels", "Refuse larger images.")
+@_setting("compression", "Of whole shards.", preprocessing.COMPRESSIONS)
+@_setting("processes", "How many processes write; the bytes stay the same.")
+@_setting("on_bad_record", "Stop at an unusable example, or leave it out.", preprocessing.BAD_RECORD_POLICIES)
+@_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
+@click.option("--overwrite", is_flag=True, help="Replace the dataset that is in OUT.")
+@_JSON
+def preprocess(
+    source: str,
+    out: Path,
+    features: tuple[str, ...],
+    split: str | None,
+    shards: int | None,
+    shard_size: int | None,
+    overwrite: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Turn SOURCE into TFRecord shards with a manifest in OUT.
+
+    SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source.
+    A run that was interrupted goes on where it stopped when it is started again.
+    """
+    from components.preprocess import run
+    from components.preprocess.inspect import info
+
+    if split is not None:
+        options["split"] = _shares(split)
+    mapped = pairs((part for text in features for part in text.split(",")), "--feature", SettingsError)
+    options |= _shard_options(shards, shard_size)
+    settings = PreprocessSettings(source=source, features=mapped, **options)
+    with foreground(sys.stderr if as_json else None):
+        manifest = run.preprocess(settings, out, overwrite=overwrite)
+    if as_json:
+        _print_json(info.describe(manifest))
+
+
+@click.group()
+def dataset() -> None:
+    """Look at a finished dataset directory."""
+
+
+@dataset.command("info")
+@click.argument("directory", type=_DIRECTORY)
+@_JSON
+def show_info(directory: Path, as_json: bool) -> None:
+    """Show what the manifest of DIRECTORY says."""
+    from components.preprocess.inspect import info
+    from trainer.data import manifest as manifests
+
+    manifest = manifests.load(directory)
+    if as_json:
+        _print_json(info.describe(manifest))
+    else:
+        click.echo(info.render(manifest))
+
+
+@dataset.command("stats")
+@click.argument("directory", type=_DIRECTORY)
+@_PROCESSES
+@_JSON
+def show_stats(directory: Path, processes: int, as_json: bool) -> None:
+    """Show class balance, image sizes, bytes per record and shard sizes of DIRECTORY."""
+    from components.preprocess.inspect import stats
+
+    with foreground(sys.stderr):
+        found = stats.stats(directory, processes=processes)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        click.echo(stats.render(found))
+
+
+@dataset.command("verify")
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--deep", is_flag=True, help="Decode every image too.")
+@_PROCESSES
+@_JSON
+def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> None:
+    """Read every record of DIRECTORY again and compare it with the manifest.
+
+    Names the file and, from 0, the record of all damage, and exits with 1 where there is any.
+    """
+    from components.preprocess.inspect.verify import verify
+
+    with foreground(sys.stderr):
+        found = verify(directory, deep=deep, processes=processes)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        for damage in found.damages:
+            click.echo(str(damage))
+        click.echo(found.summary())
+    sys.exit(1 if found.damages else 0)
+
+
+def _shares(text: str) -> dict[str, float]:
+    """Splits "train=0.8,test=0.2"."""
+    shares = {}
+    for name, share in pairs(text.split(","), "--split", SettingsError).items():
+        try:
+            shares[name] = float(share)
+        except ValueError:
+            raise SettingsError(f"--split takes shares such as {name}=0.8, got {name}={share}") from None
+    return shares
+
+
+def _shard_options(shards: int | None, shard_size: int | None) -> dict[str, int]:
+    if shard_size is None:
+        return {} if shards is None else {"shards": shards}
+    if shards:
+        raise SettingsError(f"give --shards or --shard-size, not both ({shards} and {shard_size} MiB)")
+    return {"shards": 0, "shard_size": shard_size}
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,28 @@
+"""What tests of components share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import progress
+
+
+@pytest.fixture
+def events() -> Iterator[list[progress.Event]]:
+    """Collects what is reported."""
+    collected: list[progress.Event] = []
+    with progress.sink(collected.append):
+        yield collected
+
+
+@pytest.fixture
+def source_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file in the working directory in which a test writes a source of its own, as module `mine`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path / "mine.py"
+    sys.modules.pop("mine", None)

@@ -1,0 +1,613 @@
+"""Looking at a dataset directory: what verify names, what stats counts, what the card shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import math
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from components.preprocess.card import render_card
+from components.preprocess.example import serialize
+from components.preprocess.inspect import info, stats
+from components.preprocess.inspect.verify import verify
+from components.preprocess.run import preprocess
+from components.preprocess.settings import PreprocessSettings
+from components.preprocess.sources import open_source
+from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_shard
+from trainer.data import manifest as manifests
+from trainer.data.manifest import Duplicates, Feature, Manifest, Split
+from trainer.errors import DatasetError, SettingsError
+
+REPOSITORY = Path(__file__).parents[2]
+SHARD, OTHER = "train-00001-of-00004.tfrecord", "train-00002-of-00004.tfrecord"
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A sound dataset: 60 training examples in 4 shards, 20 test examples in 4."""
+    manifest = write_dataset(tmp_path / "data", records={"train": 60, "test": 20}, shards=4)
+    save(tmp_path / "data", dataclasses.replace(manifest, records_in=80))
+    return tmp_path / "data"
+
+
+def save(directory: Path, manifest: Manifest) -> None:
+    manifests.save(manifest, directory)
+
+
+def edit(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the content of manifest.json."""
+    path = directory / manifests.MANIFEST_FILE
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def record_starts(path: Path) -> list[int]:
+    """Returns where each record of a TFRecord file starts."""
+    content, starts, position = path.read_bytes(), [], 0
+    while position < len(content):
+        starts.append(position)
+        position += struct.unpack_from("<Q", content, position)[0] + 16
+    return starts
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def found(directory: Path, **options: Any) -> list[str]:
+    return [str(damage) for damage in verify(directory, processes=1, **options).damages]
+
+
+def rewrite(directory: Path, name: str, records: list[bytes]) -> None:
+    """Replaces a shard by another whose file, size and checksums the manifest confirms."""
+    written = dataclasses.asdict(write_shard(directory / name, records))
+
+    def change(content: dict[str, Any]) -> None:
+        for split in content["splits"].values():
+            for shard in split["shards"]:
+                if shard["file"] == name:
+                    shard |= written
+
+    edit(directory, change)
+
+
+def records_of(path: Path) -> list[bytes]:
+    return [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+
+
+# verify
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_sound_dataset(dataset: Path, deep: bool, processes: int) -> None:
+    result = verify(dataset, deep=deep, processes=processes)
+    assert result.damages == ()
+    assert (result.shards, result.records) == (8, 80)
+    assert result.bytes == sum(path.stat().st_size for path in dataset.glob("*.tfrecord"))
+
+
+@pytest.mark.parametrize(
+    ("record", "at", "message"),
+    [
+        pytest.param(7, 0, "its length does not match its checksum", id="length"),
+        pytest.param(7, 9, "its length does not match its checksum", id="CRC of the length"),
+        pytest.param(0, 40, "the data do not match their checksum", id="data of the first record"),
+        pytest.param(14, 40, "the data do not match their checksum", id="data of the last record"),
+        pytest.param(7, -2, "the data do not match their checksum", id="CRC of the data"),
+    ],
+)
+def test_a_flipped_bit_is_found(dataset: Path, record: int, at: int, message: str) -> None:
+    starts = record_starts(dataset / SHARD)
+    flip(dataset / SHARD, starts[record] + at if at >= 0 else starts[record + 1] + at)
+    file, in_record, *others = found(dataset)
+    assert file.startswith(f"{SHARD}: has the CRC-32C ")
+    assert in_record.startswith(f"{SHARD}, record {record}: {message}")
+    assert others == []
+
+
+def test_every_damaged_record_and_shard_is_listed(dataset: Path) -> None:
+    for record in (2, 5):
+        flip(dataset / SHARD, record_starts(dataset / SHARD)[record] + 40)
+    flip(dataset / OTHER, 0)
+    result = verify(dataset, processes=2)
+    assert [(damage.file, damage.record) for damage in result.damages] == [
+        (SHARD, None),
+        (SHARD, 2),
+        (SHARD, 5),
+        (OTHER, None),
+        (OTHER, 0),
+    ]
+    assert result.damaged_files == (SHARD, OTHER)
+    assert result.records == 80 - 2 - 15
+
+
+def test_a_shard_that_is_damaged_all_over_is_not_listed_record_by_record(dataset: Path) -> None:
+    for start in record_starts(dataset / SHARD):
+        flip(dataset / SHARD, start + 40)
+    lines = found(dataset)
+    assert len(lines) == 1 + 10 + 1
+    assert lines[-1] == f"{SHARD}: has 5 more damaged records"
+
+
+def test_a_shard_that_is_cut_off(dataset: Path) -> None:
+    path = dataset / SHARD
+    size, start = path.stat().st_size, record_starts(path)[9]
+    path.write_bytes(path.read_bytes()[: start + 30])
+    first, _, cut = found(dataset)
+    assert first == f"{SHARD}: has {start + 30:,} bytes, the manifest says {size:,}"
+    assert cut.startswith(f"{SHARD}, record 9: the file ends in the middle of it")
+
+
+def test_a_shard_that_is_cut_off_between_two_records(dataset: Path) -> None:
+    path = dataset / SHARD
+    path.write_bytes(path.read_bytes()[: record_starts(path)[9]])
+    assert found(dataset)[-1] == f"{SHARD}: holds 9 records, the manifest says 15"
+
+
+def test_bytes_behind_the_last_record(dataset: Path) -> None:
+    with (dataset / SHARD).open("ab") as file:
+        file.write(b"\0" * 20)
+    assert found(dataset)[-1].startswith(f"{SHARD}, record 15: its length does not match")
+
+
+def test_an_empty_shard(dataset: Path) -> None:
+    (dataset / SHARD).write_bytes(b"")
+    assert found(dataset)[0].startswith(f"{SHARD}: has 0 bytes, the manifest says ")
+    assert found(dataset)[-1] == f"{SHARD}: holds 0 records, the manifest says 15"
+
+
+def test_two_shards_that_were_exchanged(dataset: Path) -> None:
+    first, second = (dataset / SHARD).read_bytes(), (dataset / OTHER).read_bytes()
+    (dataset / SHARD).write_bytes(second)
+    (dataset / OTHER).write_bytes(first)
+    assert found(dataset) == [f"{SHARD}: holds the bytes of {OTHER}", f"{OTHER}: holds the bytes of {SHARD}"]
+
+
+def test_a_missing_shard_and_a_file_too_many(dataset: Path) -> None:
+    (dataset / SHARD).rename(dataset / "train-00001.tfrecord")
+    assert found(dataset) == [f"{SHARD}: is missing", "train-00001.tfrecord: is not named in the manifest"]
+
+
+def test_a_folder_in_place_of_a_shard(dataset: Path) -> None:
+    (dataset / SHARD).unlink()
+    (dataset / SHARD).mkdir()
+    assert found(dataset) == [f"{SHARD}: cannot be read: Is a directory"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(
+            lambda content: content["splits"]["train"]["shards"][1].update(records=16),
+            f"{SHARD}: holds 15 records, the manifest says 16",
+            id="records of a shard",
+        ),
+        pytest.param(
+            lambda content: content["splits"]["train"].update(class_counts=[21, 19, 20]),
+            "manifest.json: says class 'top' has 21 records in train, the shards hold 20",
+            id="records of a class",
+        ),
+        pytest.param(
+            lambda content: content.update(records_in=81),
+            "manifest.json: says 81 records went in, 80 were written, 0 rejected",
+            id="records in",
+        ),
+        pytest.param(
+            lambda content: content.update(records_in=81, rejected={"empty": 1}),
+            "rejected.jsonl: is missing; the manifest says 1 were rejected",
+            id="rejected",
+        ),
+    ],
+)
+def test_a_manifest_that_was_edited(
+    dataset: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    edit(dataset, change)
+    assert message in found(dataset)
+
+
+def png(side: int = 12) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        pytest.param(b"no protobuf", "not a tf.train.Example", id="no Example"),
+        pytest.param(serialize({"image": png(), "label": 0}), "has no feature 'key'", id="no key"),
+        pytest.param(serialize({"image": png(), "label": 0, "key": b""}), "has an empty key", id="empty key"),
+        pytest.param(
+            serialize({"image": png(), "label": 3, "key": b"a"}),
+            "label 3 is no class, they are 0..2",
+            id="label",
+        ),
+        pytest.param(
+            serialize({"image": png(), "label": -1, "key": b"a"}), "label -1 is no class", id="negative label"
+        ),
+        pytest.param(
+            serialize({"image": png(), "label": b"cat", "key": b"a"}),
+            "feature 'label' holds 1 values of bytes, not one of int64",
+            id="type",
+        ),
+        pytest.param(
+            serialize({"image": png(), "label": 0, "key": b"a", "more": 1}),
+            "has a feature 'more' that the manifest does not name",
+            id="extra feature",
+        ),
+    ],
+)
+def test_an_example_that_is_not_as_the_manifest_says(dataset: Path, record: bytes, message: str) -> None:
+    """Its checksums are right: a writer with a fault wrote it."""
+    records = records_of(dataset / SHARD)
+    records[4] = record
+    rewrite(dataset, SHARD, records)
+    (line,) = found(dataset)
+    assert line.startswith(f"{SHARD}, record 4: {message}")
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        pytest.param(png()[:-30], "image cannot be decoded as png", id="cut off"),
+        pytest.param(b"", "image cannot be decoded as png", id="empty"),
+        pytest.param(png(13), "image has 13 x 13 pixels, the manifest says 12 x 12", id="size"),
+    ],
+)
+def test_an_image_that_cannot_be_decoded_is_found_when_looked_at_deeply(
+    dataset: Path, image: bytes, message: str
+) -> None:
+    records = records_of(dataset / SHARD)
+    label = tf.train.Example.FromString(records[4]).features.feature["label"].int64_list.value[0]
+    records[4] = serialize({"image": image, "label": label, "key": b"a"})
+    rewrite(dataset, SHARD, records)
+    assert found(dataset) == []
+    (line,) = found(dataset, deep=True)
+    assert line.startswith(f"{SHARD}, record 4: {message}")
+
+
+def write_other_kind(directory: Path, *, compression: str = "", raw: bool = False) -> Manifest:
+    """Writes a dataset of 30 images in one shard, gzipped or raw."""
+    rng = np.random.default_rng(0)
+    labels = [i % 2 for i in range(30)]
+    images = [
+        np.full((6, 4, 3), 60 * label + 20, np.uint8) + rng.integers(0, 9, (6, 4, 3), np.uint8)
+        for label in labels
+    ]
+
+    def stored(pixels: np.ndarray) -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return pixels.tobytes() if raw else buffer.getvalue()
+
+    directory.mkdir()
+    shard = write_shard(
+        directory / "train-00000-of-00001.tfrecord",
+        [
+            serialize({"image": stored(image), "label": label, "key": f"k{i}".encode()})
+            for i, (image, label) in enumerate(zip(images, labels, strict=True))
+        ],
+    )
+    if compression:
+        data = gzip.compress((directory / shard.file).read_bytes(), mtime=0)
+        (directory / shard.file).write_bytes(data)
+        shard = dataclasses.replace(shard, bytes=len(data), crc32c=f"{google_crc32c.value(data):08x}")
+    manifest = Manifest(
+        fingerprint="sha256:0",
+        source="mine",
+        settings={},
+        class_names=("dark", "bright"),
+        features=(
+            Feature("image", "uint8", (6, 4, 3), "raw" if raw else "png"),
+            Feature("label", "int64"),
+            Feature("key", "string"),
+        ),
+        splits={"train": Split((shard,), (15, 15))},
+        compression=compression,
+        records_in=30,
+    )
+    save(directory, manifest)
+    return manifest
+
+
+@pytest.mark.parametrize(("compression", "raw"), [("gzip", False), ("", True), ("gzip", True)])
+def test_gzip_and_raw(tmp_path: Path, compression: str, raw: bool) -> None:
+    manifest = write_other_kind(tmp_path / "data", compression=compression, raw=raw)
+    assert found(tmp_path / "data", deep=True) == []
+    assert stats.stats(tmp_path / "data", processes=1).image_sizes == (((6, 4, 3), 30),)
+    assert render_card(tmp_path / "data", manifest).count("<img ") == 12
+
+
+def test_a_damaged_gzip_shard(tmp_path: Path) -> None:
+    write_other_kind(tmp_path / "data", compression="gzip")
+    path = tmp_path / "data" / "train-00000-of-00001.tfrecord"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert len(found(tmp_path / "data")) == 3
+    path.write_bytes(b"not gzip")
+    assert "Not a gzipped file" in found(tmp_path / "data")[-1]
+
+
+def test_a_raw_image_of_another_size(tmp_path: Path) -> None:
+    write_other_kind(tmp_path / "data", raw=True)
+    name = "train-00000-of-00001.tfrecord"
+    records = records_of(tmp_path / "data" / name)
+    records[3] = serialize({"image": b"\0" * 71, "label": 1, "key": b"k"})
+    rewrite(tmp_path / "data", name, records)
+    assert found(tmp_path / "data") == [f"{name}, record 3: image has 71 bytes, not 6 x 4 x 3"]
+
+
+def test_a_directory_without_a_manifest(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"no manifest\.json"):
+        verify(tmp_path)
+    with pytest.raises(DatasetError, match=r"no manifest\.json"):
+        stats.stats(tmp_path)
+
+
+def test_processes_cannot_be_negative(dataset: Path) -> None:
+    with pytest.raises(SettingsError, match="processes must be at least 1"):
+        verify(dataset, processes=-1)
+
+
+# info and stats
+
+
+def test_info_says_what_the_manifest_says(dataset: Path) -> None:
+    manifest = manifests.load(dataset)
+    described = info.describe(manifest)
+    assert described["splits"]["train"]["records"] == 60
+    assert described["splits"]["test"]["class_counts"] == list(manifest.splits["test"].class_counts)
+    assert json.loads(json.dumps(described)) == described
+    shown = info.render(manifest)
+    assert manifest.fingerprint in shown
+    assert "image 12 x 12 x 3 png, label int64, key string" in shown
+    assert re.search(r"^train +60 +4 ", shown, re.MULTILINE)
+
+
+def test_info_does_not_let_a_name_move_the_cursor(dataset: Path) -> None:
+    manifest = dataclasses.replace(manifests.load(dataset), class_names=("a\x1b[2J", "b\n", "猫"))
+    assert r"3: a\x1b[2J, b\n, 猫" in info.render(manifest)
+
+
+def test_stats_counts_what_is_in_the_shards(dataset: Path) -> None:
+    result = stats.stats(dataset, processes=2)
+    sizes = sorted(len(record) for path in dataset.glob("*.tfrecord") for record in records_of(path))
+    assert result.records == 80
+    assert result.class_counts == {n: s.class_counts for n, s in manifests.load(dataset).splits.items()}
+    assert result.image_sizes == (((12, 12, 3), 80),)
+    assert result.encodings == {"png": 80}
+    spread = result.record_bytes
+    assert (spread.least, spread.median, spread.most) == (sizes[0], sizes[40], sizes[-1])
+    assert spread.mean == pytest.approx(np.mean(sizes))
+    assert result.shard_bytes["train"].most == max(path.stat().st_size for path in dataset.glob("train*"))
+    shown = stats.render(result)
+    assert re.search(r"^12 x 12 x 3 +80 +100.0%$", shown, re.MULTILINE)
+    assert all(re.search(rf"^{name} ", shown, re.MULTILINE) for name in CLASS_NAMES)
+    assert json.loads(json.dumps(result.to_json()))["image_sizes"][0]["images"] == 80
+
+
+def test_stats_of_a_damaged_shard_name_it(dataset: Path) -> None:
+    flip(dataset / SHARD, 40)
+    with pytest.raises(DatasetError, match=rf"{SHARD}: record 0: .*'shardline dataset verify'"):
+        stats.stats(dataset, processes=1)
+
+
+def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from components.preprocess.card import render_card\n"
+        "from components.preprocess.inspect import info, stats\n"
+        "from components.preprocess.inspect.verify import verify\n"
+        "from trainer.data import manifest\n"
+        f"data = Path({str(dataset)!r})\n"
+        "assert not verify(data, deep=True, processes=1).damages\n"
+        "stats.stats(data, processes=1); info.describe(manifest.load(data))\n"
+        "render_card(data, manifest.load(data))\n"
+        "print(sorted({'tensorflow', 'keras', 'matplotlib', 'kfp'} & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# Readable by anybody
+
+
+@pytest.fixture(scope="module", params=[{}, {"compression": "gzip"}, {"encoding": "raw"}], ids=str)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset as preprocessing writes it."""
+    out = tmp_path_factory.mktemp("made") / "out"
+    preprocess(PreprocessSettings(source="digits", readers=2, **request.param), out)
+    return out
+
+
+def test_what_preprocessing_writes_is_sound(made: Path) -> None:
+    result = verify(made, deep=True)
+    assert result.damages == ()
+    assert result.records == 1797
+
+
+def read_raw(out: Path, manifest: dict[str, Any], split: str) -> tf.data.Dataset:
+    files = [str(out / shard["file"]) for shard in manifest["splits"][split]["shards"]]
+    return tf.data.TFRecordDataset(files, compression_type=manifest["compression"].upper())
+
+
+def test_the_shards_are_read_by_tensorflow_alone(made: Path) -> None:
+    manifest = json.loads((made / "manifest.json").read_text())
+    dtypes = {"uint8": tf.string, "string": tf.string, "int64": tf.int64, "float32": tf.float32}
+    specification = {
+        feature["name"]: tf.io.FixedLenFeature([], dtypes[feature["dtype"]])
+        for feature in manifest["features"]
+    }
+    for split, said in manifest["splits"].items():
+        records = read_raw(made, manifest, split)
+        examples = [tf.io.parse_single_example(record, specification) for record in records]
+        labels = [int(example["label"]) for example in examples]
+        assert [labels.count(label) for label in range(10)] == said["class_counts"]
+        assert len({example["key"].numpy() for example in examples}) == len(examples) > 100
+        for example in examples[:20]:
+            shape = manifest["features"][0]["shape"]
+            if manifest["features"][0]["encoding"] == "raw":
+                assert tf.io.decode_raw(example["image"], tf.uint8).shape == math.prod(shape)
+            else:
+                assert tf.io.decode_png(example["image"]).shape == shape
+
+
+def test_the_code_in_the_docs_reads_the_shards(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (REPOSITORY / "docs" / "dataset.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "OUT").symlink_to(made)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert sum(1 for _ in names["examples"]) == manifests.load(made).splits["train"].records
+
+
+def test_the_docs_explain_every_key_of_the_manifest(made: Path) -> None:
+    text = (REPOSITORY / "docs" / "dataset.md").read_text()
+    for key in json.loads((made / "manifest.json").read_text()):
+        assert re.search(rf"^\|.*`{key}`", text, re.MULTILINE), key
+
+
+def test_tensorflow_datasets_reads_the_examples(made: Path) -> None:
+    import tensorflow_datasets as tfds
+
+    def image(feature: dict[str, Any]) -> tfds.features.FeatureConnector:
+        if feature["encoding"] == "raw":
+            return tfds.features.Tensor(shape=tuple(feature["shape"]), dtype=np.uint8, encoding="bytes")
+        return tfds.features.Image(shape=tuple(feature["shape"]), encoding_format=feature["encoding"])
+
+    manifest = json.loads((made / "manifest.json").read_text())
+    kinds = {
+        "image": image,
+        "label": lambda _: tfds.features.ClassLabel(names=manifest["class_names"]),
+        "key": lambda _: tfds.features.Text(),
+    }
+    features = tfds.features.FeaturesDict({f["name"]: kinds[f["name"]](f) for f in manifest["features"]})
+    originals = {example.key: example for example in open_source(PreprocessSettings(source="digits"))}
+    for record in read_raw(made, manifest, "test").take(20):
+        example = features.deserialize_example(record)
+        original = originals[example["key"].numpy().decode()]
+        assert np.array_equal(example["image"], np.broadcast_to(original.image, example["image"].shape))
+        assert features["label"].int2str(int(example["label"])) == str(original.label)
+
+
+# The card
+
+
+class Page(HTMLParser):
+    """Gathers the tags of a page, what it loads, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.references: list[str] = []
+        self.pictures: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.add(tag)
+        self.references += [values[name] or "" for name in ("src", "href", "srcset") if name in values]
+        if tag in ("img", "svg"):
+            self.pictures.append(values)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_card_needs_nothing_but_itself(dataset: Path) -> None:
+    manifest = manifests.load(dataset)
+    html = render_card(dataset, manifest)
+    page = Page(html)
+    assert not {"script", "link", "iframe", "object", "base"} & page.tags
+    assert len(page.references) == 18
+    assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
+    assert re.findall(r"@import|url\(", html) == []
+    assert all(picture.get("alt") or picture.get("aria-label") for picture in page.pictures)
+    assert manifest.fingerprint in page.text
+    assert render_card(dataset, manifest) == html
+
+
+def test_the_card_tells_of_rejections_conversions_and_leakage(dataset: Path) -> None:
+    manifest = dataclasses.replace(
+        manifests.load(dataset),
+        records_in=83,
+        rejected={"the file is empty": 3},
+        converted={"cmyk": 4},
+        duplicates=Duplicates(5, 1, (("train: a<b>.png", "test: c.png"),)),
+    )
+    text = Page(render_card(dataset, manifest)).text
+    assert re.search(r"the file is empty\s*3", text)
+    assert re.search(r"cmyk\s*4", text)
+    assert "5 examples have the same content as an earlier one" in text
+    assert "Leakage: 1 group of equal examples lies in more than one split" in text
+    assert "train: a<b>.png = test: c.png" in text
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b', "猫", "a&amp;b"])
+def test_the_card_shows_names_as_they_are(dataset: Path, name: str) -> None:
+    manifest = dataclasses.replace(manifests.load(dataset), class_names=(name, "b", "c"), source=name)
+    page = Page(render_card(dataset, manifest))
+    assert "script" not in page.tags
+    assert name in page.text
+    assert any(str(picture.get("alt")).startswith(name) for picture in page.pictures)
+
+
+def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
+    manifest = manifests.load(dataset)
+    splits = {
+        name: dataclasses.replace(split, class_counts=(*split.class_counts, *range(1, 998)))
+        for name, split in manifest.splits.items()
+    }
+    names = (*manifest.class_names, *(f"class {i}" for i in range(997)))
+    html = render_card(dataset, dataclasses.replace(manifest, splits=splits, class_names=names))
+    page = Page(html)
+    assert len(html) < 150_000
+    assert "The 10 largest and the 10 smallest" in page.text
+    assert "Not met among the 80 examples" in page.text
+    assert sum("aria-label" in picture for picture in page.pictures) == 1
+
+
+def test_the_card_of_a_table(tmp_path: Path) -> None:
+    features = (Feature("label", "int64"), Feature("key", "string"), Feature("width", "float32"))
+    records = [serialize({"label": i % 2, "key": f"row {i}".encode(), "width": i / 4}) for i in range(20)]
+    shard = write_shard(tmp_path / "train-00000-of-00001.tfrecord", records)
+    manifest = Manifest(
+        "sha256:0", "table:x", {}, ("a", "b"), features, {"train": Split((shard,), (10, 10))}, records_in=20
+    )
+    save(tmp_path, manifest)
+    assert found(tmp_path, deep=True) == []
+    page = Page(render_card(tmp_path, manifest))
+    assert re.search(r"row 3\s*b\s*0.75", page.text)
+    assert "img" not in page.tags
+    assert stats.stats(tmp_path, processes=1).image_sizes == ()
+
+
+def test_the_card_of_a_damaged_dataset_is_one_line(dataset: Path) -> None:
+    flip(dataset / SHARD, 0)
+    with pytest.raises(DatasetError, match=f"cannot read {SHARD}: .*'shardline dataset verify'"):
+        render_card(dataset, manifests.load(dataset))

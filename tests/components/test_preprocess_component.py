@@ -1,0 +1,106 @@
+"""Preprocessing as Kubeflow components: in one task, or in many with the same bytes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from components.preprocess import component, fan_out
+from tests.helpers.preprocessing import contents, run, write_images
+from trainer import progress
+from trainer.data import manifest as manifests
+from trainer.errors import ShardlineError
+
+
+def _artifacts(directory: Path) -> tuple[dsl.Dataset, dsl.Metrics, dsl.HTML]:
+    return (
+        dsl.Dataset(uri=str(directory / "dataset")),
+        dsl.Metrics(uri=str(directory / "metrics")),
+        dsl.HTML(uri=str(directory / "card")),
+    )
+
+
+def _check(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
+    manifest = manifests.load(Path(dataset.path))
+    records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
+    assert (
+        dataset.metadata
+        == {
+            "fingerprint": manifest.fingerprint,
+            "classes": len(manifest.class_names),
+        }
+        | records
+    )
+    assert metrics.metadata == records | {"rejected": 0, "duplicates": 0}
+    assert manifest.fingerprint in Path(card.path).read_text()
+
+
+def test_the_component(tmp_path: Path) -> None:
+    artifacts = _artifacts(tmp_path)
+    component.preprocess(*artifacts, source="digits", readers=2)
+    _check(*artifacts)
+    # A task that is tried again finds the whole dataset of the first try.
+    component.preprocess(*artifacts, source="digits", readers=2)
+    run("digits", tmp_path / "command", readers=2)
+    assert contents(tmp_path / "dataset") == contents(tmp_path / "command")
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 100])
+def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
+    images = write_images(tmp_path / "images", each=60)
+    planned = dsl.Dataset(uri=str(tmp_path / "shared"))
+    numbers = fan_out.plan_shards(planned, tasks, source=f"images:{images}", shards=4)
+    assert numbers == list(range(min(tasks, 6)))
+    for task in reversed(numbers):
+        fan_out.write_shards(planned, task, tasks)
+    artifacts = _artifacts(tmp_path)
+    fan_out.finish_dataset(planned, *artifacts)
+    assert artifacts[0].uri == planned.uri
+    _check(*artifacts)
+    run(f"images:{images}", tmp_path / "one", shards=4)
+    assert contents(tmp_path / "shared") == contents(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "digit"}, "unknown source 'digit'"),
+        ({"readers": 0}, "readers must be at least 1"),
+        ({"split": {"test": 1.0}}, "split must give shares of train"),
+    ],
+)
+@pytest.mark.parametrize("function", [component.preprocess, fan_out.plan_shards])
+def test_the_component_ends_with_one_line(
+    tmp_path: Path,
+    events: list[progress.Event],
+    function: Callable[..., Any],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    dataset, metrics, card = _artifacts(tmp_path)
+    arguments = (dataset, metrics, card) if function is component.preprocess else (dataset, 2)
+    with pytest.raises(SystemExit) as ended:
+        function(*arguments, **({"source": "digits"} | changes))
+    assert ended.value.code == ShardlineError.exit_code
+    assert [(event.kind, event.topic) for event in events] == [("error", "preprocess")]
+    assert message in events[0].text
+    assert not (tmp_path / "dataset").exists()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [component.preprocess, fan_out.plan_shards, fan_out.write_shards, fan_out.finish_dataset],
+    ids=lambda function: function.__name__,
+)
+def test_the_component_stands_alone(function: Callable[..., Any]) -> None:
+    """KFP carries the text of the function into the container, and nothing around it."""
+    namespace: dict[str, Any] = {"dsl": dsl}
+    exec(inspect.getsource(function), namespace)
+    names = set(namespace[function.__name__].__code__.co_names)
+    assert "components.preprocess.artifact" in names
+    assert len(names) == 2  # the module, and what is imported from it

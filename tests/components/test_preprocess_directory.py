@@ -1,0 +1,145 @@
+"""The directory that becomes the dataset: what may be in it, and what is refused and left alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from components.preprocess import work_directory
+from tests.helpers.preprocessing import contents, run, write_images
+from trainer.data import manifest as manifests
+from trainer.errors import RunError, SettingsError, SourceError
+
+
+def test_a_dataset_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    run("digits", tmp_path / "out", shards=16)
+    run("digits", tmp_path / "out", shards=2, seed=1, overwrite=True)
+    run("digits", tmp_path / "fresh", shards=2, seed=1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_an_empty_directory_is_used(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    run("digits", tmp_path / "out")
+    assert manifests.load(tmp_path / "out").source == "digits"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("notes.txt", "holds something that is not a complete Shardline dataset"),
+        ("train-00000-of-00001.tfrecord", "holds something that is not a complete Shardline dataset"),
+        ("manifest.json", "holds something that is not a complete Shardline dataset"),
+    ],
+)
+def test_a_directory_with_something_else_is_left_alone(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(SettingsError, match=message):
+        run("digits", tmp_path)
+    assert contents(tmp_path) == {name: b"{}"}
+
+
+def test_files_beside_a_dataset_are_left_alone(tmp_path: Path) -> None:
+    run("digits", tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    before = contents(tmp_path / "out")
+    with pytest.raises(SettingsError, match=r"holds 'notes\.txt' beside a Shardline dataset"):
+        run("digits", tmp_path / "out", seed=1, overwrite=True)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SettingsError, match="file is a file; give a directory"):
+        run("digits", tmp_path / "file")
+    with pytest.raises(SettingsError, match="file is a file"):
+        run("digits", tmp_path / "file" / "below")
+    assert contents(tmp_path) == {"file": b"mine"}
+
+
+def test_a_dataset_is_not_replaced_unless_asked(tmp_path: Path) -> None:
+    run("digits", tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(SettingsError, match=r"holds a dataset already \(digits, sha256:.*--overwrite"):
+        run("digits", tmp_path / "out", seed=1)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_failure_while_writing_leaves_the_old_dataset(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images")
+    run("digits", tmp_path / "out")
+    before = contents(tmp_path / "out")
+    (images / "dog" / "007.png").write_bytes(b"no image")
+    with pytest.raises(SourceError, match=r"'dog/007\.png': not an image"):
+        run(f"images:{images}", tmp_path / "out", overwrite=True)
+    shutil.rmtree(tmp_path / "out" / ".shardline")
+    assert contents(tmp_path / "out") == before
+
+
+def test_nothing_is_left_of_a_source_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot read"):
+        run(f"images:{tmp_path / 'nothing'}", tmp_path / "new")
+    (tmp_path / "images").mkdir()
+    with pytest.raises(SourceError, match="at least 2 classes"):
+        run(f"images:{tmp_path / 'images'}", tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_a_directory_that_cannot_be_made() -> None:
+    with pytest.raises(SettingsError, match=r"cannot write the dataset /proc/dataset: "):
+        run("digits", Path("/proc/dataset"))
+
+
+def test_two_runs_at_once(tmp_path: Path) -> None:
+    with work_directory.locked(tmp_path / "out"):
+        with pytest.raises(RunError, match=r"another run is writing .*out; wait"):
+            run("digits", tmp_path / "out")
+        with (
+            pytest.raises(RunError, match="another run"),
+            work_directory.locked(tmp_path / "out", shared=True),
+        ):
+            pass
+    with (
+        work_directory.locked(tmp_path / "out", shared=True),
+        work_directory.locked(tmp_path / "out", shared=True),
+        pytest.raises(RunError, match="another run"),
+    ):
+        run("digits", tmp_path / "out")
+    run("digits", tmp_path / "out")
+
+
+def test_an_interrupted_publication_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("digits", tmp_path / "fresh")
+    run("digits", tmp_path / "out", shards=3)
+    moved = 0
+
+    def replace(self: Path, target: Path) -> Path:
+        nonlocal moved
+        if self.suffix == ".tfrecord" and self.parent.name == ".shardline":
+            moved += 1
+            if moved == 3:
+                raise KeyboardInterrupt
+        return replace_really(self, target)
+
+    replace_really = Path.replace
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            run("digits", tmp_path / "out", overwrite=True)
+    assert moved == 3
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    run("digits", tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_a_run_that_ended_before_it_had_tidied_up_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(work_directory.WorkDirectory, "remove", lambda self: None)
+        manifest = run("digits", tmp_path / "out")
+    assert (tmp_path / "out" / ".shardline").exists()
+    assert run("digits", tmp_path / "out") == manifest
+    assert not (tmp_path / "out" / ".shardline").exists()

@@ -1,0 +1,136 @@
+"""The survey: examples and sources that cannot be used, each refused in one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.preprocessing import SOURCE, run
+from trainer import progress
+from trainer.errors import SourceError
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        pytest.param("yield example(0)", "key '0' occurs twice", id="key twice"),
+        pytest.param("yield example(60, key=7)", "key 7 of an example is not a text", id="key is a number"),
+        pytest.param("yield example(60, key='')", "key '' of an example is not a text", id="empty key"),
+        pytest.param(
+            "yield example(60, label=2)", r"label 2 of '60' is out of range 0\.\.1", id="label too large"
+        ),
+        pytest.param(
+            "yield example(60, label=-1)", r"label -1 of '60' is out of range 0\.\.1", id="no label"
+        ),
+        pytest.param(
+            "yield example(60, label='yes')", "label 'yes' of '60' is not an integer", id="label is a name"
+        ),
+        pytest.param(
+            "yield example(60, split='dev')", "split 'dev' of '60' is unknown; known: train", id="split"
+        ),
+        pytest.param(
+            "yield example(60, image='a.png')", "image '60' is a str; expected bytes", id="image is text"
+        ),
+        pytest.param("yield BadExample('60', 'is torn')", "'60': is torn", id="bad example"),
+        pytest.param(
+            "yield example(60, image=IMAGE * 1.0)", "'60': not a uint8 array of shape", id="float pixels"
+        ),
+        pytest.param(
+            "yield example(60, image=Span('gone', 0, 9))", "cannot read 'gone': No such file", id="no file"
+        ),
+        pytest.param(
+            "yield example(60, features={'age': 1})",
+            r"'60': has the features \['age'\], the source declares \[\]",
+            id="features that are not declared",
+        ),
+        pytest.param("yield IMAGE, 1", "the source yields a tuple, not an Example", id="not an Example"),
+        pytest.param(
+            "raise KeyError('row')", r"the source failed: KeyError: 'row' \(mine.py, line 17\)", id="raises"
+        ),
+    ],
+)
+def test_examples_that_are_refused(source_module: Path, last: str, message: str) -> None:
+    source_module.write_text(SOURCE.replace("{last}", last))
+    with pytest.raises(SourceError, match=message):
+        run("mine:Source", source_module.with_name("out"))
+    assert [path.name for path in source_module.parent.iterdir() if path.name != "__pycache__"] == ["mine.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        pytest.param("Source = 3", "source 'mine:Source' is a int, not a class", id="not callable"),
+        pytest.param("class Source:\n  pass", "gives a Source without class_names", id="no class names"),
+        pytest.param(
+            "class Source:\n  class_names = 'ab'", "gives a Source without __iter__", id="not iterable"
+        ),
+        pytest.param("def Source(path): ...", "cannot be made: TypeError: .*'path'", id="needs an argument"),
+        pytest.param(
+            "class Source(list):\n  class_names = ['a', 'b']",
+            "the source is empty: it has no example",
+            id="empty",
+        ),
+        pytest.param(
+            "class Source(list):\n  class_names = ['a']", "at least 2 .* has only 'a'", id="one class"
+        ),
+        pytest.param("class Source(list):\n  class_names = []", "at least 2 .* has none", id="no class"),
+        pytest.param(
+            "class Source(list):\n  class_names = ['a', 'a']", "not unique: a, a", id="a class twice"
+        ),
+        pytest.param(
+            "class Source(list):\n  class_names = [0, 1]", "class name 0 is not printable text", id="numbers"
+        ),
+        pytest.param(
+            "Sauce = 1\ndef source(): ...", "mine has no 'Source', it has source", id="no such name"
+        ),
+    ],
+)
+def test_sources_that_are_refused(source_module: Path, source: str, message: str) -> None:
+    source_module.write_text(source)
+    with pytest.raises(SourceError, match=message):
+        run("mine:Source", source_module.with_name("out"))
+
+
+def test_all_examples_of_one_class_are_refused(source_module: Path) -> None:
+    source_module.write_text(SOURCE.replace("index % 2", "1").replace("{last}", ""))
+    with pytest.raises(SourceError, match="all 60 examples are of one class, 'yes'"):
+        run("mine:Source", source_module.with_name("out"))
+
+
+def test_an_empty_split_is_refused(source_module: Path) -> None:
+    source_module.write_text(SOURCE.replace("range(60)", "range(2)").replace("{last}", ""))
+    with pytest.raises(SourceError, match=r"no example for test \(train 1, validation 1, test 0\)"):
+        run("mine:Source", source_module.with_name("out"))
+    manifest = run("mine:Source", source_module.with_name("out"), split={"train": 1.0})
+    assert list(manifest.splits) == ["train"]
+
+
+def test_a_key_twice_is_found_where_the_content_decides(source_module: Path) -> None:
+    source_module.write_text(SOURCE.replace("{last}", "yield example(7, image=IMAGE[:6])"))
+    with pytest.raises(SourceError, match="key '7' occurs twice"):
+        run("mine:Source", source_module.with_name("out"), key="content", split={"train": 1.0})
+
+
+@pytest.mark.parametrize(
+    "feature", ["Feature('key', 'string')", "Feature('age', 'uint8')", "Feature('age', 'int64', (2,))"]
+)
+def test_features_that_are_refused(source_module: Path, feature: str) -> None:
+    declared = f"from trainer.data.manifest import Feature\n{SOURCE}\n    features = [{feature}]\n"
+    source_module.write_text(declared.replace("{last}", ""))
+    with pytest.raises(SourceError, match=r"the source declares a feature .*; expected a scalar of int64"):
+        run("mine:Source", source_module.with_name("out"))
+
+
+def test_progress_is_reported_every_few_seconds(
+    source_module: Path, events: list[progress.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.preprocess.meter._INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("components.preprocess.survey._TICK", 10)
+    source_module.write_text(SOURCE.replace("{last}", ""))
+    run("mine:Source", source_module.with_name("out"))
+    steps = [event for event in events if event.kind == "progress"]
+    assert {event.text.split(",")[0] for event in steps} == {"read", "written"}
+    assert all(event.unit == "records" and event.done <= event.total for event in steps)
+    assert steps[-1].done == steps[-1].total == 60
+    assert "100%, 0:00 left" in steps[-1].text

@@ -1,0 +1,254 @@
+"""Source strings: which source they open, what is refused, and files behind URLs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from components.preprocess import storage
+from components.preprocess.example import serialize
+from components.preprocess.settings import PreprocessSettings
+from components.preprocess.sources import BadExample, Source, open_source
+from tests.helpers.data import payload
+from tests.helpers.fake_storage import fake_storage
+from trainer.errors import SettingsError, SourceError
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def opened(source: str, **settings: Any) -> Source:
+    return open_source(PreprocessSettings(source=source, **settings))
+
+
+def content(source: Source) -> dict[str, tuple[str, Any]]:
+    """Returns class and payload of all examples by key; none may be bad."""
+    found = {}
+    for example in source:
+        assert not isinstance(example, BadExample), example
+        found[example.key] = source.class_names[example.label], payload(example.image)
+    return found
+
+
+def run_python(program: str, directory: Path) -> list[str]:
+    """Returns the lines that a program in a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    """A directory behind a URL, in the memory of this process."""
+    file_system = fsspec.filesystem("memory")
+    file_system.store.clear()
+    yield "memory://bucket/data"
+    file_system.store.clear()
+
+
+def put(url: str, data: bytes) -> None:
+    with fsspec.open(url, "wb") as file:
+        file.write(data)
+
+
+@pytest.mark.parametrize("source", ["digit", "", "images:", "tfds:", "tfrecord:", "table:", ":Source"])
+def test_an_unknown_source_names_the_known_ones(source: str) -> None:
+    known = r"digits, tfds:NAME\[:CONFIG\], images:DIR, tfrecord:GLOB, table:PATH, pkg\.module:Source"
+    with pytest.raises(SourceError, match=rf"unknown source .*; known: {known}"):
+        opened(source)
+
+
+def test_a_misspelt_form_names_the_known_ones() -> None:
+    with pytest.raises(SourceError, match=r"no module 'image'.*; known: digits, tfds:NAME.*, images:DIR"):
+        opened("image:photos")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "digits", "labels": "labels.csv"}, "labels is for images:DIR, the source is 'digits'"),
+        ({"source": "images:photos", "features": {"image": "x"}}, "features is for tfrecord:GLOB and table"),
+    ],
+)
+def test_settings_that_a_source_has_no_use_for(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        opened(**settings)
+
+
+def test_digits() -> None:
+    source = opened("digits")
+    examples = list(source)
+    assert len(examples) == len({example.key for example in examples}) == 1797  # type: ignore[union-attr]
+    assert source.class_names == tuple("0123456789")
+    assert {(e.image.shape, e.image.dtype) for e in examples} == {((8, 8, 1), np.dtype("uint8"))}  # type: ignore[union-attr]
+
+
+def test_the_shapes_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = opened("examples.shapes.source:Shapes")
+    assert source.class_names == ("circle", "square", "triangle")
+    assert [example.label for example in source] == [0, 1, 2] * 200  # type: ignore[union-attr]
+
+
+def test_a_folder_per_class_behind_a_url(bucket: str) -> None:
+    expected = {}
+    for index in range(150):  # more than are fetched at a time
+        name = ("cat", "dog")[index % 2]
+        expected[f"{name}/{index:03d} é.jpg"] = name, bytes([index])
+        put(f"{bucket}/{name}/{index:03d} é.jpg", bytes([index]))
+    put(f"{bucket}/.hidden", b"")
+    put(f"{bucket}/cat/.hidden/x.jpg", b"")
+    assert content(opened(f"images:{bucket}")) == expected
+    put(f"{bucket}/notes.txt", b"")
+    with pytest.raises(SourceError, match=r"has 'notes.txt' beside the class folders"):
+        opened(f"images:{bucket}/")
+
+
+def test_labels_behind_a_url(bucket: str) -> None:
+    put(f"{bucket}/images/1.jpg", b"one")
+    put(f"{bucket}/images/2.jpg", b"two")
+    put(f"{bucket}/labels.csv", b"path,label\n1.jpg,dog\nabsent.jpg,dog\n2.jpg,cat\n")
+    source = opened(f"images:{bucket}/images", labels=f"{bucket}/labels.csv")
+    first, absent, second = source
+    assert (first.key, first.label, first.image) == ("1.jpg", 1, b"one")  # type: ignore[union-attr]
+    assert isinstance(absent, BadExample)
+    assert absent.name == "absent.jpg"
+    assert absent.reason.startswith("cannot be read")
+    assert (second.key, second.label, second.image) == ("2.jpg", 0, b"two")  # type: ignore[union-attr]
+
+
+def test_records_behind_a_url(tmp_path: Path, bucket: str) -> None:
+    records = [serialize({"image": bytes([i]) * 50, "label": i % 3, "key": f"k{i}"}) for i in range(9)]
+    for index, (compression, half) in enumerate([("", records[:4]), ("GZIP", records[4:])]):
+        with tf.io.TFRecordWriter(str(tmp_path / "half"), options=compression) as writer:
+            for record in half:
+                writer.write(record)
+        put(f"{bucket}/a-{index}", (tmp_path / "half").read_bytes())
+    put(f"{bucket}/b-0", b"not records")
+    source = opened(f"tfrecord:{bucket}/a-*", features={"key": "key"})
+    assert content(source) == {f"k{i}": (str(i % 3), bytes([i]) * 50) for i in range(9)}
+    with pytest.raises(SourceError, match="b-0' is not a TFRecord file"):
+        opened(f"tfrecord:{bucket}/*")
+    with pytest.raises(SourceError, match="no file matches 'memory://bucket/data/c"):
+        opened(f"tfrecord:{bucket}/c-*")
+
+
+def test_a_table_behind_a_url(bucket: str) -> None:
+    put(f"{bucket}/table.csv", b"image,label,weight\nimages/1.jpg,dog,0.5\nimages/2.jpg,cat,1\n")
+    put(f"{bucket}/images/1.jpg", b"one")
+    put(f"{bucket}/images/2.jpg", b"two")
+    source = opened(f"table:{bucket}/table.csv")
+    assert content(source) == {"row 1": ("dog", b"one"), "row 2": ("cat", b"two")}
+    assert [example.features for example in source] == [{"weight": 0.5}, {"weight": 1.0}]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("images:memory://bucket/absent", "cannot read the directory 'memory://bucket/absent'"),
+        ("tfrecord:nowhere://bucket/x", "cannot read 'nowhere://bucket/x': Protocol not known"),
+        ("table:memory://bucket/absent.csv", "cannot read 'memory://bucket/absent.csv': No such file"),
+    ],
+)
+def test_urls_that_cannot_be_read(bucket: str, source: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        opened(source)
+
+
+def test_whatever_fails_behind_a_url_is_one_line() -> None:
+    """gcsfs raises its own kinds of errors, and those of its HTTP client and of Google's credentials."""
+    message = r"^cannot read 'gs://bucket/x': Internal error$"
+    with pytest.raises(SourceError, match=message), storage.one_line("gs://bucket/x"):
+        raise RuntimeError("Internal error\nand its page")
+    with pytest.raises(RuntimeError), storage.one_line("local/x"):
+        raise RuntimeError("our own mistake keeps its traceback")
+
+
+def test_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through gcsfs and HTTP, against a server on this machine."""
+    records = [serialize({"image": os.urandom(900), "label": i % 3}) for i in range(5000)]
+    with tf.io.TFRecordWriter(str(tmp_path / "records")) as writer:
+        for record in records:
+            writer.write(record)
+    objects = {
+        "images/cat/1 é.jpg": b"one",
+        "images/dog/2#x?.jpg": b"two",
+        "records-0": (tmp_path / "records").read_bytes(),
+        "table.csv": b"label,x\na,1\nb,2\n",
+    }
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with fake_storage("bucket", objects) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        assert content(opened("images:gs://bucket/images")) == {
+            "cat/1 é.jpg": ("cat", b"one"),
+            "dog/2#x?.jpg": ("dog", b"two"),
+        }
+        examples = list(opened("tfrecord:gs://bucket/records-*"))
+        assert [example.label for example in examples] == [i % 3 for i in range(5000)]  # type: ignore[union-attr]
+        assert [example.features for example in opened("table:gs://bucket/table.csv")] == [{"x": 1}, {"x": 2}]  # type: ignore[union-attr]
+        for source, message in [
+            ("images:gs://bucket/absent", "cannot read the directory 'gs://bucket/absent': there is no file"),
+            ("tfrecord:gs://absent/x*", r"cannot read 'gs://absent/x\*': No such file"),
+            ("table:gs://bucket/absent.csv", "cannot read 'gs://bucket/absent.csv': No such file"),
+        ]:
+            with pytest.raises(SourceError, match=message):
+                opened(source)
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['gcsfs'] = None\n"
+        "from components.preprocess.settings import PreprocessSettings\n"
+        "from components.preprocess.sources import open_source\n"
+        "from trainer.errors import SourceError\n"
+        "try:\n"
+        "    open_source(PreprocessSettings(source='tfrecord:gs://bucket/x'))\n"
+        "except SourceError as error:\n"
+        "    print(error)\n"
+    )
+    (line,) = run_python(program, tmp_path)
+    assert line.startswith("cannot read 'gs://bucket/x': ")
+    assert line.endswith("; pip install 'shardline[gcs]'")
+
+
+def test_a_mounted_bucket_is_read_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.files._FUSE_ROOT", f"{tmp_path}/")
+    (tmp_path / "bucket" / "data").mkdir(parents=True)
+    assert storage.resolve("gs://bucket/data/x") == f"{tmp_path}/bucket/data/x"
+    assert storage.resolve("gs://another/data/x") == "gs://another/data/x"
+
+
+def test_no_source_loads_more_than_it_needs(tmp_path: Path) -> None:
+    with tf.io.TFRecordWriter(str(tmp_path / "records")) as writer:
+        writer.write(serialize({"image": b"x", "label": 0}))
+    (tmp_path / "table.csv").write_text("label,x\na,1\n")
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").touch()
+    program = (
+        "import sys\n"
+        "from components.preprocess.settings import PreprocessSettings\n"
+        "from components.preprocess.sources import open_source\n"
+        "heavy = {'tensorflow', 'keras', 'tensorflow_datasets', 'kfp', 'numpy', 'fsspec', 'pyarrow'}\n"
+        "for source in ('tfrecord:records', 'images:.', 'table:table.csv'):\n"
+        "    (example,) = open_source(PreprocessSettings(source=source, labels=LABELS.get(source, '')))\n"
+        "    print(source, *sorted(heavy & set(sys.modules)))\n"
+    ).replace("LABELS", "{'images:.': 'labels.csv'}")
+    (tmp_path / "labels.csv").write_text("path,label\ncat/1.jpg,cat\n")
+    assert run_python(program, tmp_path) == ["tfrecord:records", "images:.", "table:table.csv numpy pyarrow"]

@@ -1,0 +1,28 @@
+"""Real data for tests, and the payload of what a source yields."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.preprocess.sources import Span
+
+
+def real_data() -> Path:
+    """Returns a directory with tfds/ (MNIST) and photos/, or skips the test where there is none."""
+    path = os.environ.get("SHARDLINE_TEST_DATA")
+    if not path:
+        pytest.skip("SHARDLINE_TEST_DATA does not name a directory with tfds/ and photos/")
+    return Path(path).resolve()
+
+
+def payload(image: Any) -> bytes:
+    """Returns the bytes of an image, wherever they are."""
+    if isinstance(image, Span):
+        with open(image.file, "rb") as file:
+            file.seek(image.offset)
+            return file.read(image.length)  # all of it where the length is WHOLE_FILE
+    return image.read_bytes() if isinstance(image, Path) else image

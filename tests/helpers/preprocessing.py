@@ -1,0 +1,80 @@
+"""Preprocessing in tests: sources to read, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from components.preprocess.run import preprocess
+from components.preprocess.settings import PreprocessSettings
+from trainer.data import manifest as manifests
+from trainer.data.manifest import Manifest
+
+REPOSITORY = Path(__file__).parents[2]
+
+#: Text of a module with a source of 60 examples; {last} is what it does then.
+SOURCE = """
+import numpy as np
+from pathlib import Path
+from components.preprocess.sources import BadExample, Example, Span
+
+IMAGE = np.zeros((8, 8, 1), np.uint8)
+
+def example(index, **changes):
+    values = dict(key=str(index), label=index % 2, image=IMAGE)
+    return Example(**(values | changes))
+
+class Source:
+    class_names = ("no", "yes")
+
+    def __iter__(self):
+        yield from (example(index) for index in range(60))
+        {last}
+"""
+
+
+def run(source: str, out: Path, *, overwrite: bool = False, **settings: Any) -> Manifest:
+    return preprocess(PreprocessSettings(source=source, **settings), out, overwrite=overwrite)
+
+
+def read(out: Path, split: str) -> list[dict[str, Any]]:
+    """Returns the examples of a split as TensorFlow alone reads them, shard by shard."""
+    specification = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "key": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+    }
+    manifest = manifests.load(out)
+    return [
+        {name: value.numpy() for name, value in tf.io.parse_single_example(record, specification).items()}
+        for shard in manifest.splits[split].shards
+        for record in tf.data.TFRecordDataset(str(out / shard.file), manifest.compression.upper())
+    ]
+
+
+def read_all(out: Path) -> list[dict[str, Any]]:
+    """Returns the examples of all splits."""
+    return [example for split in manifests.load(out).splits for example in read(out, split)]
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Returns the files of a directory."""
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+
+def write_images(
+    root: Path, *, classes: Sequence[str] = ("cat", "dog"), each: int = 25, size: int = 8
+) -> Path:
+    """Writes a folder of different PNG images per class."""
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for index in range(each):
+            pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{index:03d}.png")
+    return root

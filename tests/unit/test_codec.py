@@ -1,0 +1,290 @@
+"""Images as they are stored: which pass untouched, what becomes of the others, and which are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from components.preprocess.codec import Codec
+from tests.helpers.images import encoded, opened, psnr, scene, turned
+from trainer.data.decode import decode_image, decode_stored
+from trainer.data.manifest import Feature
+from trainer.errors import BadRecordError
+
+
+def codec(image_size: int = 0, encoding: str = "keep", mode: str = "crop", **options: Any) -> Codec:
+    return Codec(
+        image_size=image_size, resize_mode=mode, encoding=encoding, **{"max_pixels": 1_000_000, **options}
+    )
+
+
+def with_alpha(mode: str) -> Image.Image:
+    image = scene().convert(mode)
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+def deep() -> Image.Image:
+    """A grey image of 16 bits, whose low byte is no copy of the high one."""
+    return Image.fromarray(np.asarray(scene().convert("L")).astype(np.uint16) * 256 + 200)
+
+
+FRAMES = [scene(), ImageOps.mirror(scene())]
+PASSING = {
+    "jpeg": encoded(scene(), "JPEG"),
+    "progressive jpeg": encoded(scene(), "JPEG", progressive=True),
+    "grey jpeg": encoded(scene().convert("L"), "JPEG"),
+    "cmyk jpeg": encoded(scene().convert("CMYK"), "JPEG"),
+    "jpeg of RGB components": encoded(scene(), "JPEG", keep_rgb=True),
+    "upright jpeg": turned(1),
+    "padded jpeg": encoded(scene(), "JPEG") + bytes(100),
+    "png": encoded(scene(), "PNG"),
+    "grey png": encoded(scene().convert("L"), "PNG"),
+    "black and white png": encoded(scene().convert("1"), "PNG"),
+    "palette png": encoded(scene().quantize(64), "PNG"),
+    "palette png of 3 bits": encoded(scene().quantize(8), "PNG", bits=3),
+    "palette png with transparency": encoded(scene().quantize(64), "PNG", transparency=bytes(range(64))),
+    "alpha png": encoded(with_alpha("RGB"), "PNG"),
+    "grey alpha png": encoded(with_alpha("L"), "PNG"),
+    "16-bit png": encoded(deep(), "PNG"),
+    "animated png": encoded(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_what_passes_untouched_is_the_same_to_tensorflow_and_to_us(name: str) -> None:
+    data = PASSING[name]
+    stored = codec().store(data, "x")
+    assert stored.data is data
+    grey = name.startswith(("grey", "black", "16"))
+    lossless = "png" in name
+    assert stored[1:] == (40, 60, 1 if grey else 3, "png" if lossless else "jpeg", ())
+    ours = codec(encoding="raw", channels=stored.channels).store(data, "x")
+    served = tf.io.decode_image(data, channels=stored.channels, expand_animations=False).numpy()
+    # The two JPEG decoders round and interpolate differently; PNG has no such freedom.
+    difference = np.abs(np.frombuffer(ours.data, np.uint8).reshape(served.shape).astype(int) - served)
+    assert difference.mean() <= (0 if lossless else 2)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "kind"),
+    [
+        ("GIF", {}, ("gif", "palette")),
+        ("GIF", {"save_all": True, "append_images": FRAMES[1:]}, ("gif", "palette", "animation")),
+        ("BMP", {}, ("bmp",)),
+        ("WEBP", {"lossless": True}, ("webp",)),
+        ("WEBP", {"lossless": True, "save_all": True, "append_images": FRAMES[1:]}, ("webp", "animation")),
+        ("TIFF", {}, ("tiff",)),
+        ("PPM", {}, ("ppm",)),
+    ],
+)
+def test_other_formats_become_png_of_the_same_pixels(form: str, options: Any, kind: tuple[str, ...]) -> None:
+    image = scene().quantize(200) if form == "GIF" else scene()
+    stored = codec().store(encoded(image, form, **options), "x")
+    assert (stored.encoding, stored.height, stored.width, stored.channels) == ("png", 40, 60, 3)
+    assert stored.converted == kind
+    assert opened(stored.data).format == "PNG"
+    assert np.array_equal(np.asarray(opened(stored.data)), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (PASSING["cmyk jpeg"], ("cmyk",)),
+        (PASSING["palette png with transparency"], ("palette",)),
+        (PASSING["alpha png"], ("alpha",)),
+        (PASSING["grey alpha png"], ("alpha",)),
+        (PASSING["16-bit png"], ("16 bit",)),
+        (PASSING["animated png"], ("animation",)),
+        (PASSING["jpeg"], ()),
+        (PASSING["png"], ()),
+        (encoded(with_alpha("RGB"), "WEBP"), ("webp", "alpha")),
+        (encoded(deep(), "TIFF"), ("tiff", "16 bit")),
+    ],
+)
+def test_what_is_done_to_resized_images_is_counted(data: bytes, kind: tuple[str, ...]) -> None:
+    assert codec(32).store(data, "x").converted == kind
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("size", [0, 32])
+def test_the_exif_orientation_is_applied(form: str, orientation: int, size: int) -> None:
+    stored = codec(size).store(turned(orientation, form), "x")
+    upright = ImageOps.exif_transpose(opened(turned(orientation, form)))
+    expected = codec(size, "png").store(encoded(upright, "PNG"), "x")
+    assert stored[1:4] == expected[1:4]
+    assert psnr(opened(stored.data), opened(expected.data)) > 30
+    assert ("exif orientation" in stored.converted) == (orientation > 1)
+    assert opened(stored.data).getexif().get(0x0112, 1) == 1
+    assert stored.encoding == ("jpeg" if form == "JPEG" else "png")
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "png", "raw"])
+@pytest.mark.parametrize("size", [0, 32])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF"])
+def test_every_image_is_stored_in_the_chosen_encoding(form: str, size: int, encoding: str) -> None:
+    data = encoded(scene(), form)
+    stored = codec(size, encoding).store(data, "x")
+    shape = (size, size, 3) if size else (40, 60, 3)
+    assert stored[1:5] == (*shape, encoding)
+    assert decode_stored(stored.data, Feature("image", "uint8", shape, encoding)).shape == shape
+    assert (stored.data is data) == (form.lower() == encoding and not size)
+
+
+def test_a_jpeg_that_is_resized_stays_one_and_everything_else_becomes_png() -> None:
+    found = {form: codec(32).store(encoded(scene(), form), "x") for form in ("JPEG", "PNG", "GIF", "BMP")}
+    assert {form: stored.encoding for form, stored in found.items()} == {
+        "JPEG": "jpeg",
+        "PNG": "png",
+        "GIF": "png",
+        "BMP": "png",
+    }
+    assert all(opened(stored.data).size == (32, 32) for stored in found.values())
+
+
+@pytest.mark.parametrize("mode", ["crop", "pad", "stretch"])
+def test_an_image_of_the_wanted_size_and_encoding_is_not_encoded_again(mode: str) -> None:
+    data = encoded(scene(32, 32), "JPEG")
+    assert codec(32, mode=mode).store(data, "x").data is data
+
+
+def test_grey_images_stay_grey_but_for_raw() -> None:
+    grey = encoded(scene().convert("L"), "PNG")
+    assert codec(32).store(grey, "x").channels == 1
+    raw = codec(32, "raw").store(grey, "x")
+    assert (raw.channels, len(raw.data), raw.converted) == (3, 32 * 32 * 3, ("grey",))
+    alone = codec(32, "raw", channels=1).store(grey, "x")
+    assert (alone.channels, len(alone.data), alone.converted) == (1, 32 * 32, ())
+    assert codec(32, "raw", channels=1).store(encoded(scene(), "PNG"), "x").converted == ("colour",)
+
+
+def test_arrays_become_png_without_loss() -> None:
+    pixels = np.asarray(scene())
+    for array in (pixels, pixels[..., :1]):
+        data = codec().from_pixels(array, "x")
+        assert np.array_equal(tf.io.decode_png(data).numpy(), array)
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        pytest.param(np.zeros((8, 8, 1), np.float32), id="float"),
+        pytest.param(np.zeros((8, 8), np.uint8), id="no channels"),
+        pytest.param(np.zeros((8, 8, 4), np.uint8), id="alpha"),
+        pytest.param(np.zeros((0, 8, 3), np.uint8), id="empty"),
+    ],
+)
+def test_other_arrays_are_refused(pixels: Any) -> None:
+    with pytest.raises(BadRecordError, match=r"'x': not a uint8 array of shape \(height, width, 1 or 3\)"):
+        codec().from_pixels(pixels, "x")
+
+
+NO_IMAGE = "not an image that can be read (BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP)"
+JPEG, PNG = PASSING["jpeg"], PASSING["png"]
+
+
+@pytest.mark.parametrize("image_size", [0, 32], ids=["kept", "resized"])
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        pytest.param(b"", "empty file", id="zero bytes"),
+        pytest.param(b"cats and dogs", NO_IMAGE, id="text"),
+        pytest.param(JPEG[:-2], "truncated image", id="jpeg without its end"),
+        pytest.param(JPEG[: len(JPEG) // 2], "truncated image", id="half a jpeg"),
+        pytest.param(JPEG[:20], "truncated image", id="jpeg cut in the header"),
+        pytest.param(JPEG[:3], "truncated image", id="start of a jpeg"),
+        pytest.param(turned(6)[:-2], "truncated image", id="turned jpeg without its end"),
+        pytest.param(PNG[:-4], "truncated image", id="png without its end"),
+        pytest.param(PNG[: len(PNG) // 2], "truncated image", id="half a png"),
+        pytest.param(PNG[:20], "truncated image", id="png cut in the header"),
+        pytest.param(encoded(scene(), "GIF")[:-200], "truncated image", id="half a gif"),
+        pytest.param(encoded(scene(), "BMP")[:300], "truncated image", id="half a bmp"),
+        pytest.param(encoded(scene(), "WEBP")[:300], "damaged image", id="half a webp"),
+        pytest.param(JPEG[:2] + b"\xff\xda" + JPEG[2:], "damaged image", id="jpeg without a frame"),
+        pytest.param(b"\0\0\0\x18ftypheic", "unsupported image format (HEIC)", id="heic"),
+        pytest.param(b"\0\0\0\x18ftypavif", "unsupported image format (AVIF)", id="avif"),
+        pytest.param(b"%!PS-Adobe-3.0 EPSF", "unsupported image format (PostScript)", id="eps"),
+        pytest.param(encoded(scene(3, 40), "PNG"), "fewer than 4 x 4 pixels", id="small png"),
+        pytest.param(encoded(scene(40, 3), "JPEG"), "fewer than 4 x 4 pixels", id="small jpeg"),
+        pytest.param(encoded(scene(40, 3), "BMP"), "fewer than 4 x 4 pixels", id="small bmp"),
+        pytest.param(
+            encoded(Image.new("L", (2000, 501)), "PNG"), "more than 1,000,000 pixels", id="png bomb"
+        ),
+        pytest.param(
+            encoded(Image.new("L", (2000, 501)), "JPEG"), "more than 1,000,000 pixels", id="jpeg bomb"
+        ),
+        pytest.param(
+            encoded(Image.new("L", (2000, 501)), "GIF"), "more than 1,000,000 pixels", id="gif bomb"
+        ),
+        pytest.param(
+            encoded(Image.new("F", (40, 40)), "TIFF"),
+            "pixels of more than 16 bits or of an unknown kind (mode F)",
+            id="float tiff",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named_in_fixed_words(data: bytes, reason: str, image_size: int) -> None:
+    with pytest.raises(BadRecordError) as caught:
+        codec(image_size).store(data, "a/b.jpg")
+    assert (caught.value.name, caught.value.reason) == ("a/b.jpg", reason)
+
+
+@pytest.mark.parametrize(
+    ("data", "start"), [(JPEG, JPEG.index(b"\xff\xda") + 40), (PNG, PNG.index(b"IDAT") + 20)]
+)
+def test_damage_inside_an_image_is_found_when_it_is_decoded(data: bytes, start: int) -> None:
+    broken = data[:start] + b"\xff\xd9\x55\xaa\x00\xff\xd9" * 4 + data[start + 28 :]
+    with pytest.raises(BadRecordError, match=r"damaged image|truncated image"):
+        codec(32).store(broken, "x")
+
+
+def test_a_jpeg_with_bytes_between_its_segments_is_decoded_as_every_decoder_does() -> None:
+    # The marker of the end is found after bytes that belong to nothing.
+    untidy = JPEG[:-2] + b"\x12\x34" + JPEG[-2:]
+    assert codec(32).store(untidy, "x").height == 32
+    assert decode_image(untidy, Feature("image", "uint8", (32, 32, 3), "jpeg", "crop")).shape == (32, 32, 3)
+
+
+LEAN = """
+import sys
+from components.preprocess.codec import Codec
+codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=1_000_000)
+data = sys.stdin.buffer.read()
+assert codec.store(data, "x").data is data
+print(sorted({"numpy", "PIL", "cv2", "simplejpeg", "tensorflow"} & set(sys.modules)))
+"""
+
+
+def test_passing_images_through_loads_no_library() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", LEAN], input=JPEG, capture_output=True, check=True, timeout=60
+    )
+    assert ran.stdout.strip() == b"[]"
+
+
+MEMORY = r"""
+import re, sys
+from pathlib import Path
+from components.preprocess.codec import Codec
+data = sys.stdin.buffer.read()
+codec = Codec(image_size=224, resize_mode="crop", encoding="jpeg", max_pixels=100_000_000)
+for _ in range(5):
+    codec.store(data, "x")
+assert "tensorflow" not in sys.modules
+print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) // 1024)
+"""
+
+
+def test_decoding_a_photo_of_12_million_pixels_takes_less_than_150_megabytes() -> None:
+    photo = encoded(scene(1000, 750).resize((4000, 3000)), "JPEG", quality=90)
+    ran = subprocess.run(
+        [sys.executable, "-c", MEMORY], input=photo, capture_output=True, check=True, timeout=60
+    )
+    assert int(ran.stdout) < 150

@@ -1,0 +1,107 @@
+"""Headers of JPEG and PNG, read by hand: what Pillow and TensorFlow read too, of whole and broken files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from components.preprocess.header import Header, read_header
+from tests.helpers.images import encoded, opened, scene, turned
+from trainer.data.orientation import read_orientation, turn_upright
+
+PHOTOS = Path(os.environ.get("SHARDLINE_TEST_DATA", "")) / "photos"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"subsampling": 0}, {"optimize": True}], ids=str
+)
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("CMYK", 3)])
+def test_jpeg(mode: str, channels: int, options: dict[str, int]) -> None:
+    data = encoded(scene().convert(mode), "JPEG", **options)
+    assert read_header(data) == Header("jpeg", 40, 60, channels, 1, True, mode != "CMYK", True)
+
+
+def test_a_jpeg_of_another_kind_is_not_standard() -> None:
+    data = bytearray(encoded(scene(), "JPEG"))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 1] = 0xC9  # arithmetically coded
+    assert read_header(bytes(data)) == Header("jpeg", 40, 60, 3, 1, False, False, True)
+    data[frame + 1], data[frame + 4] = 0xC1, 12  # 12 bits
+    assert read_header(bytes(data)) == Header("jpeg", 40, 60, 3, 1, False, False, True)
+
+
+def test_fill_bytes_between_segments_are_skipped() -> None:
+    data = encoded(scene(), "JPEG")
+    table = data.index(b"\xff\xdb")
+    assert read_header(data[:table] + b"\xff\xff" + data[table:]) == read_header(data)
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("RGB", 3), ("RGBA", 3), ("P", 3), ("L", 1), ("LA", 1), ("1", 1)]
+)
+def test_png(mode: str, channels: int) -> None:
+    data = encoded(scene().convert(mode), "PNG", dpi=(72, 72))
+    assert read_header(data) == Header("png", 40, 60, channels, 1, True, False, True)
+
+
+@pytest.mark.parametrize("form", ["GIF", "BMP", "WEBP", "TIFF", "PPM"])
+def test_other_formats_have_no_header_here(form: str) -> None:
+    assert read_header(encoded(scene(), form)) is None
+    assert read_header(b"") is None
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_the_orientation_is_what_pillow_says(form: str, orientation: int) -> None:
+    header = read_header(turned(orientation, form))
+    assert header is not None
+    assert header.orientation == (orientation if 1 <= orientation <= 8 else 1)
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_tensorflow_s_own_operations_find_and_apply_it(orientation: int, order: str) -> None:
+    exif = Image.Exif()
+    exif.endian = "<" if order == "little" else ">"
+    exif[0x010F], exif[0x0112] = "maker", orientation
+    data = encoded(scene(), "JPEG", exif=exif, quality=95)
+    assert (b"MM\0*" in data) == (order == "big")
+    expected = orientation if 1 <= orientation <= 8 else 1
+    assert int(read_orientation(data)) == expected
+    pixels = np.asarray(opened(data))
+    upright = turn_upright(tf.constant(pixels), tf.constant(expected)).numpy()
+    assert np.array_equal(upright, np.asarray(ImageOps.exif_transpose(opened(data))))
+
+
+def test_no_broken_file_is_too_broken() -> None:
+    rng = np.random.default_rng(0)
+    for whole in (turned(6), turned(6, "PNG"), encoded(scene(), "JPEG")):
+        for end in range(0, len(whole) - 13, 7):
+            header = read_header(whole[:end])
+            assert header is None or not header.whole
+        for _ in range(300):
+            damaged = bytearray(whole)
+            damaged[rng.integers(3, 200)] = rng.integers(256)
+            header = read_header(bytes(damaged))
+            assert header is None or 1 <= header.orientation <= 8
+            assert 1 <= int(read_orientation(bytes(damaged))) <= 8
+    for data in (b"", b"\xff\xd8", b"\xff\xd8\xff\xe1\0\x08Exif\0\0", b"\xff\xd8\xff\xe0\0\0" * 9):
+        assert int(read_orientation(data)) == 1
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="SHARDLINE_TEST_DATA has no photos")
+def test_real_photos() -> None:
+    for path in PHOTOS.rglob("*.jpg"):
+        data = path.read_bytes()
+        header = read_header(data)
+        with Image.open(path) as image:
+            assert header is not None
+            assert (header.width, header.height) == image.size
+            assert header.orientation == image.getexif().get(0x0112, 1)
+            assert header.whole
+            assert int(read_orientation(data)) == header.orientation

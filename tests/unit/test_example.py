@@ -1,0 +1,174 @@
+"""Serialized examples against TensorFlow's own protobuf messages."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from components.preprocess.example import locate, only_span, only_value, parse, serialize
+from components.preprocess.layout import Layouts
+
+EXAMPLES: list[dict[str, bytes | int | float | str]] = [
+    {"image": b"", "key": b"empty", "label": 0},
+    {"image": b"\x00" * 127, "key": b"one byte of length", "label": 127},
+    {"image": b"\xff" * 128, "key": b"two bytes of length", "label": 128},
+    {"image": bytes(range(256)) * 1000, "key": "ä/\n".encode(), "label": 2**63 - 1},
+    {"key": b"other kinds", "text": "grün", "weight": 0.1, "below zero": -1, "least": -(2**63)},
+    {"key": b"float limits", "big": 3.4028234e38, "small": -1e-45, "inf": float("inf"), "zero": 0.0},
+    {"key": b"an undecodable file name", "path": "\udcff.png"},
+    {"k" * 200: b"a long name", "key": b"long name"},
+]
+
+
+def theirs(features: dict[str, Any]) -> tf.train.Example:
+    """Returns TensorFlow's message with a list, or one value, for each feature."""
+    message = tf.train.Example()
+    for name, value in features.items():
+        feature = message.features.feature[name]
+        values = value if isinstance(value, list) else [value]
+        for one in values:
+            if isinstance(one, str):
+                one = one.encode("utf-8", "surrogateescape")
+            kind = {bytes: feature.bytes_list, float: feature.float_list, int: feature.int64_list}[type(one)]
+            kind.value.append(one)
+    return message
+
+
+def content(message: tf.train.Example) -> dict[str, tuple[str, list[Any]]]:
+    """Returns what `parse` should give for TensorFlow's message."""
+    found = {}
+    for name, feature in message.features.feature.items():
+        kind = feature.WhichOneof("kind")
+        if kind:
+            found[name] = (kind.removesuffix("_list"), list(getattr(feature, kind).value))
+    return found
+
+
+@pytest.mark.parametrize("features", EXAMPLES, ids=lambda features: features["key"].decode()[:20].strip())
+def test_an_example_has_the_bytes_that_tensorflow_writes(features: dict[str, Any]) -> None:
+    expected = theirs(features).SerializeToString(deterministic=True)
+    assert serialize(features) == expected
+    assert parse(expected) == content(theirs(features))
+
+
+def test_random_examples_are_read_as_tensorflow_reads_them() -> None:
+    rng = random.Random(0)
+
+    def value(kind: str) -> Any:
+        if kind == "bytes":
+            return rng.randbytes(rng.choice([0, 1, 5, 127, 128, 300, 20_000]))
+        if kind == "float":
+            return struct.unpack("<f", struct.pack("<f", rng.uniform(-1e6, 1e6)))[0]
+        return rng.choice([0, 1, 127, 128, 2**31, 2**63 - 1, -1, -(2**63), rng.randrange(2**40)])
+
+    for _ in range(400):
+        features = {}
+        for index in range(rng.randrange(8)):
+            kind = rng.choice(["bytes", "float", "int64"])
+            name = rng.choice(["f", "ä" * 70, "a/b/c"]) + str(index)
+            features[name] = [value(kind) for _ in range(rng.choice([0, 1, 1, 1, 2, 9, 200]))]
+        message = theirs(features)
+        assert parse(message.SerializeToString()) == content(message)
+
+
+def field(number: int, wire_type: int, payload: bytes) -> bytes:
+    return bytes([number << 3 | wire_type]) + payload
+
+
+def block(number: int, payload: bytes) -> bytes:
+    """Returns a length-delimited field, its length in two bytes even where one would do."""
+    return field(number, 2, bytes([len(payload) & 0x7F | 0x80, len(payload) >> 7]) + payload)
+
+
+NAME = block(1, b"x")
+UNKNOWN = field(9, 0, b"\xff\x01") + field(10, 1, bytes(8)) + field(11, 5, bytes(4)) + block(12, b"what")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(
+            NAME + block(2, block(3, field(1, 0, b"\x07") + field(1, 0, b"\x81\x01"))), id="unpacked"
+        ),
+        pytest.param(
+            NAME + block(2, block(3, block(1, b"\x07\x08") + field(1, 0, b"\x09"))), id="both packed and not"
+        ),
+        pytest.param(
+            NAME
+            + block(2, block(2, field(1, 5, struct.pack("<f", 1.5)) + block(1, struct.pack("<2f", 2, 3)))),
+            id="floats packed and not",
+        ),
+        pytest.param(block(2, block(1, block(1, b"value"))) + NAME, id="the name last"),
+        pytest.param(NAME + block(2, block(1, b"")), id="an empty list"),
+        pytest.param(NAME + block(2, b""), id="no list"),
+        pytest.param(block(2, block(1, block(1, b"value"))), id="no name"),
+        pytest.param(NAME + block(2, UNKNOWN + block(1, UNKNOWN + block(1, b"v"))), id="unknown fields"),
+        pytest.param(NAME + block(2, block(1, block(1, b"v")) + block(3, block(1, b"\x01"))), id="two kinds"),
+        pytest.param(b"\x0a\x81\x00x" + block(2, block(1, block(1, b"v"))), id="a length that is too long"),
+    ],
+)
+def test_unusual_wire_formats_are_read_as_tensorflow_reads_them(entry: bytes) -> None:
+    data = UNKNOWN + block(1, UNKNOWN + block(1, entry)) + UNKNOWN
+    assert parse(data) == content(tf.train.Example.FromString(data))
+    twice = data + block(1, block(1, NAME + block(2, block(3, block(1, b"\x2a")))))
+    assert parse(twice) == content(tf.train.Example.FromString(twice))
+
+
+def test_what_is_no_example_is_an_error_and_nothing_else() -> None:
+    whole = serialize(EXAMPLES[2])
+    for size in range(1, len(whole)):
+        with pytest.raises(ValueError, match=r"^not a tf\.train\.Example"):
+            parse(whole[:size])
+    rng = random.Random(1)
+    for _ in range(2000):
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        # Many changes leave an example, of other values; no other error may come out.
+        with contextlib.suppress(ValueError):
+            parse(bytes(changed))
+
+
+def test_one_value_is_found_without_the_others() -> None:
+    data = theirs(
+        {"image": b"the image", "label": 5, "none": [], "three": [1, 2, 3], "sizes": [b"a", b"b"]}
+    ).SerializeToString()
+    places = locate(data)
+    start, length = only_span(data, places, b"image")
+    assert data[start : start + length] == b"the image"
+    assert only_value(data, places, b"label") == 5
+    for name, message in [
+        (b"absent", "has no feature 'absent'"),
+        (b"three", "feature 'three' has 3 values, one is needed"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            only_value(data, places, name)
+    for name, message in [
+        (b"absent", "has no feature 'absent'"),
+        (b"label", "feature 'label' is int64, not bytes"),
+        (b"sizes", "feature 'sizes' has 2 values, one is needed"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            only_span(data, places, name)
+
+
+def test_a_known_layout_is_not_taken_for_another() -> None:
+    """Records of equal length whose features lie elsewhere, or are others."""
+    records = [
+        theirs({"image": b"0123456789", "label": 3, "name": b"abcd"}),
+        theirs({"image": b"0123", "label": 3, "name": b"abcd456789"}),
+        theirs({"image": b"9876543210", "label": 4, "name": b"wxyz"}),
+        theirs({"image": b"0123456789", "lable": 3, "name": b"abcd"}),
+        theirs({"image": b"0123456789", "label": 3, "name": [b"ab", b""]}),
+    ]
+    serialized = [record.SerializeToString(deterministic=True) for record in records]
+    assert len(set(map(len, serialized))) == 1
+    layouts = Layouts(b"image")
+    for data in serialized + serialized[::-1]:
+        layout = layouts.of(data)
+        assert layout.places == locate(data)
+        assert (layout.start, layout.length) == only_span(data, locate(data), b"image")

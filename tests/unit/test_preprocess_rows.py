@@ -1,0 +1,47 @@
+"""Rows: in order whatever the order in which they come, and the same from memory and from files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from components.preprocess import rows
+from components.preprocess.rows import HEAD, Buckets
+
+
+def _row(number: int) -> bytes:
+    digest = random.Random(number).randbytes(16)
+    key, path, features = b"key%d" % number, b"p" * (number % 3), b"f" * (number % 700)
+    return HEAD.pack(
+        digest, 1, len(key), len(path), len(features), number, 2, number, rows.WHOLE_FILE, 3
+    ) + b"".join((key, path, features))
+
+
+ROWS = [_row(number) for number in range(1000)]
+
+
+def test_a_row_is_taken_apart() -> None:
+    row = rows.parse(ROWS[7])
+    assert (row.label, row.place, row.offset, row.length) == (7, 2, 7, rows.WHOLE_FILE)
+    assert (row.key, row.path, row.features, row.name) == (b"key7", b"p", b"f" * 7, "key7")
+
+
+@pytest.mark.parametrize("in_memory", [1, 64, 333, 999, 1000, 5000])
+def test_buckets_give_all_rows_in_order(
+    tmp_path: Path, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", in_memory)
+    buckets = Buckets(tmp_path / "buckets")
+    for row in random.Random(0).sample(ROWS, len(ROWS)):
+        buckets.append(row)
+    for _ in range(2):
+        assert [row for block in buckets for row in block] == sorted(ROWS)
+
+
+@pytest.mark.parametrize("block", [1, 100, 1 << 18])
+def test_rows_are_read_in_blocks(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_BLOCK", block)
+    (tmp_path / "rows").write_bytes(b"".join(ROWS[:300]))
+    assert list(rows.read(tmp_path / "rows")) == ROWS[:300]
