@@ -178,7 +178,11 @@ def _supplied(spec: dict[str, Any], component: dict[str, Any], given: set[str]) 
         for user in _components_with_tasks(spec)
         for task in user["dag"]["tasks"].values()
         if spec["components"].get(task["componentRef"]["name"]) is component
-        for name in task.get("inputs", {}).get("parameters", {})
+        for name in [
+            *task.get("inputs", {}).get("parameters", {}),
+            # The item of a loop comes from the loop itself.
+            task.get("parameterIterator", {}).get("itemInput", ""),
+        ]
     }
 
 
