@@ -30,16 +30,16 @@ def check_retrain(parameters: Mapping[str, Any]) -> None:
     PreprocessSettings(
         source=parameters["source"],
         data_dir=parameters["data_dir"],
-        image_size=int(parameters["image_size"]),
-        seed=int(parameters["seed"]),
+        image_size=parameters["image_size"],
+        seed=parameters["seed"],
     )
     TrainSettings(
         dataset="",
         model=parameters["model"],
-        epochs=int(parameters["epochs"]),
-        per_replica_batch_size=int(parameters["per_replica_batch_size"]),
+        epochs=parameters["epochs"],
+        per_replica_batch_size=parameters["per_replica_batch_size"],
         learning_rate=parameters["learning_rate"],
-        seed=int(parameters["seed"]),
+        seed=parameters["seed"],
     )
     import_string(parameters["model"])
     if parameters["source"].startswith("images:") or ":" not in parameters["source"]:
