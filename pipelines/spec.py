@@ -81,8 +81,14 @@ def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the defaults of the parameters that have one."""
-    return {name: item["defaultValue"] for name, item in declared(spec).items() if "defaultValue" in item}
+    """Returns the defaults of the parameters that have one, whole numbers as int (the IR has 3.0)."""
+    return {
+        name: int(item["defaultValue"])
+        if item.get("parameterType") == "NUMBER_INTEGER"
+        else item["defaultValue"]
+        for name, item in declared(spec).items()
+        if item.get("defaultValue") is not None
+    }
 
 
 def has_exit_tasks(spec: Mapping[str, Any]) -> bool:

@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from components.export_validate import layout
-from components.export_validate.head import Head, read_head
 from trainer import files
 from trainer.data.decode import decode_image
 from trainer.data.manifest import Manifest
+from trainer.models.head import Head, read_head
 
 SIGNATURE = "serving_default"
 

@@ -27,7 +27,6 @@ from components.export_validate.evaluate import MOST_MISTAKES, evaluate
 from components.export_validate.evaluation import ClassScore, Evaluation, Mistake
 from components.export_validate.export import export_model
 from components.export_validate.gates import judge
-from components.export_validate.head import read_head
 from components.export_validate.report import render_report
 from components.export_validate.run import validate
 from components.export_validate.served import ServedModel
@@ -46,6 +45,7 @@ from trainer import progress
 from trainer.data import manifest as manifests
 from trainer.data.decode import decode_image
 from trainer.errors import DatasetError, ModelError, SettingsError
+from trainer.models.head import read_head
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90

@@ -21,7 +21,7 @@ from kfp import compiler
 
 from pipelines.local.processes import ProcessFailedError
 from pipelines.local.run import run_pipeline
-from tests.helpers.toy_pipeline import free_text, write_toy
+from tests.helpers.toy_pipeline import free_text, loop, write_toy
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -163,6 +163,17 @@ def test_a_replica_that_fails(toy: Path, runs: Path, way: str, message: str, cod
     record = _record(runs)
     assert record["state"] == "failed"
     assert record["error"] == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "facts"), [(1, {}), (3, {"parts": "[0, 1, 2] ['part-0', 'part-1', 'part-2']"})]
+)
+def test_loops_conditions_and_pipelines_inside_pipelines(
+    tmp_path: Path, runs: Path, tasks: int, facts: dict[str, str]
+) -> None:
+    compiler.Compiler().compile(loop, str(tmp_path / "loop.yaml"))
+    result = run_pipeline(tmp_path / "loop.yaml", {"tasks": tasks}, runs_dir=runs, stream=io.StringIO())
+    assert result.facts == facts
 
 
 def test_a_condition_that_cannot_be_evaluated_is_no_success(tmp_path: Path, runs: Path) -> None:

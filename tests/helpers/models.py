@@ -86,6 +86,17 @@ def wrong_input(dataset):
     return model
 
 
+def undeclared_logits(dataset):
+    layers = [
+        keras.layers.Rescaling(1 / 255),
+        keras.layers.Flatten(),
+        keras.layers.Dense(dataset.num_classes),
+    ]
+    model = keras.Sequential([keras.Input(dataset.input_shape, dtype="uint8"), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
 def no_model(dataset):
     return "a model"
 

@@ -5,7 +5,7 @@ KFP knows Optional[str] but not str | None, nor annotations that are kept as tex
 
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional  # noqa: UP035
 
 from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
 from kfp import compiler, dsl
@@ -118,6 +118,49 @@ def free_text(word: str = "it's") -> None:
     """A condition on free text, which kfp.local cannot evaluate when there is an apostrophe in it."""
     with dsl.If(word == "that"):
         _op(prepare)(source=word, greeting="hello")
+
+
+def count_up(out: dsl.Output[dsl.Dataset], to: int) -> List[int]:  # noqa: UP006  # KFP knows no list[int]
+    """Makes a shared directory and numbers of tasks."""
+    from pathlib import Path
+
+    Path(out.path).mkdir(parents=True)
+    return list(range(to))
+
+
+def write_part(shared: dsl.Input[dsl.Dataset], number: int) -> int:
+    """Writes one part."""
+    from pathlib import Path
+
+    assert type(number) is int
+    (Path(shared.path) / f"part-{number}").write_text("")
+    return number
+
+
+def gather(shared: dsl.Input[dsl.Dataset], done: List[int]) -> None:  # noqa: UP006
+    """Says which parts there are."""
+    from pathlib import Path
+
+    from trainer import progress
+
+    names = sorted(path.name for path in Path(shared.path).iterdir())
+    progress.fact("parts", f"{sorted(map(int, done))} {names}")
+
+
+@dsl.pipeline(name="last")
+def last(shared: dsl.Input[dsl.Dataset], done: List[int]) -> None:  # noqa: UP006
+    """A pipeline inside a pipeline."""
+    _op(gather)(shared=shared, done=done)
+
+
+@dsl.pipeline(name="loop")
+def loop(tasks: int = 1) -> None:
+    """A loop over the output of a task, inside a condition, with a pipeline after it."""
+    with dsl.If(tasks > 1):
+        counted = _op(count_up)(to=tasks)
+        with dsl.ParallelFor(counted.outputs["Output"]) as number:
+            written = _op(write_part)(shared=counted.outputs["out"], number=number)
+        last(shared=counted.outputs["out"], done=dsl.Collected(written.output))
 
 
 def write_toy(path: Path) -> Path:

@@ -12,6 +12,7 @@ from trainer import plugins
 from trainer.data.manifest import DatasetInfo
 from trainer.errors import ModelError
 from trainer.models import BUILT_IN, import_string
+from trainer.models.head import read_head
 
 ModelFunction = Callable[..., keras.Model]
 
@@ -51,28 +52,10 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
         raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
     if not built.compiled:
         raise ModelError(f"model {model!r} returned a model that is not compiled; call model.compile(...)")
-    check_fit(model, built, dataset)
+    if len(getattr(built, "inputs", None) or [0]) == 1 and len(getattr(built, "outputs", None) or [0]) == 1:
+        # What could not be exported is refused before it is trained.
+        read_head(built, dataset)
     return built
-
-
-def check_fit(name: str, model: keras.Model, dataset: DatasetInfo) -> None:
-    """Checks that a model with one input and one output takes the images and returns the classes.
-
-    Raises:
-        ModelError: When it does not.
-    """
-    takes = _shape(model, "input_shape")
-    if takes is not None and not _fits(takes[1:], dataset.input_shape):
-        raise ModelError(
-            f"model {name!r} takes input of shape {takes[1:]}, the images have {dataset.input_shape}"
-        )
-    gives = _shape(model, "output_shape")
-    binary = dataset.num_classes == 2 and gives is not None and gives[1:] == (1,)
-    if gives is not None and gives[1:] != (dataset.num_classes,) and not binary:
-        raise ModelError(
-            f"model {name!r} returns shape {gives[1:]}, the dataset needs ({dataset.num_classes},): one "
-            "value per class"
-        )
 
 
 def _check_arguments(
@@ -85,16 +68,3 @@ def _check_arguments(
         raise ModelError(
             f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
         ) from None
-
-
-def _shape(model: keras.Model, attribute: str) -> tuple[int | None, ...] | None:
-    """Returns the shape of the model's only input or output, None where there are several or none yet."""
-    try:
-        shape = getattr(model, attribute)
-    except (AttributeError, ValueError):
-        return None
-    return shape if isinstance(shape, tuple) and all(n is None or isinstance(n, int) for n in shape) else None
-
-
-def _fits(takes: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
-    return len(takes) == len(shape) and all(n in (None, m) for n, m in zip(takes, shape, strict=True))

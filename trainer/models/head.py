@@ -59,7 +59,7 @@ def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> npt.NDArray[n
         found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(outputs).__name__
         raise ModelError(
             f"the model's output is {found}, the dataset has {dataset.num_classes} classes and needs "
-            f"(n, {dataset.num_classes}); was the model trained on another dataset?"
+            f"(n, {dataset.num_classes}): it was made for other data"
         )
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
 
@@ -76,7 +76,7 @@ def _check_input(model: keras.Model, dataset: DatasetInfo) -> None:
     if not fits:
         raise ModelError(
             f"the model takes images of shape {declared}, the dataset has {dataset.input_shape}; "
-            "was the model trained on another dataset?"
+            "it was made for other data"
         )
 
 
