@@ -28,7 +28,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.codec import Codec
+from components.preprocess.images.codec import Codec
 from trainer.data.geometry import place
 
 SIDE = 224

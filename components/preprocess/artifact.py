@@ -84,7 +84,7 @@ def describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, car
         metrics: Gets the records of each split, `rejected` and `duplicates`.
         card: Gets the dataset card.
     """
-    from components.preprocess.card import render_card
+    from components.preprocess.inspect.card import render_card
     from trainer import files
 
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}

@@ -10,12 +10,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.preprocess import finishing, plan_file, planning, work_directory
-from components.preprocess.meter import Meter
-from components.preprocess.plan_file import Plan, PlannedShard
-from components.preprocess.processes import Processes
+from components.preprocess.planning import plan_file, planner
+from components.preprocess.planning.plan_file import Plan, PlannedShard
 from components.preprocess.settings import PreprocessSettings
-from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.writing import finishing, work_directory
+from components.preprocess.writing.meter import Meter
+from components.preprocess.writing.processes import Processes
+from components.preprocess.writing.work_directory import WorkDirectory
 from trainer import progress
 from trainer.data import manifest as manifests
 from trainer.data.manifest import Manifest
@@ -48,7 +49,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
     ):
         complete = _complete_before(settings, work, overwrite=overwrite)
         if complete is None:
-            plan = planning.make_plan(settings, work, processes)
+            plan = planner.make_plan(settings, work, processes)
             _write(plan, plan.shards, work, processes)
             complete = _finish(work)
         return complete
@@ -75,7 +76,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
         Processes(settings.processes) as processes,
     ):
         work.publishing.unlink(missing_ok=True)
-        return list(planning.make_plan(settings, work, processes).shards)
+        return list(planner.make_plan(settings, work, processes).shards)
 
 
 def write_shards(out: Path, task: int, tasks: int) -> int:

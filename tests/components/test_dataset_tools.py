@@ -22,10 +22,10 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.card import render_card
-from components.preprocess.example import serialize
 from components.preprocess.inspect import info, stats
+from components.preprocess.inspect.card import render_card
 from components.preprocess.inspect.verify import verify
+from components.preprocess.records.example import serialize
 from components.preprocess.run import preprocess
 from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import open_source
@@ -415,7 +415,7 @@ def test_stats_of_a_damaged_shard_name_it(dataset: Path) -> None:
 def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from components.preprocess.card import render_card\n"
+        "from components.preprocess.inspect.card import render_card\n"
         "from components.preprocess.inspect import info, stats\n"
         "from components.preprocess.inspect.verify import verify\n"
         "from trainer.data import manifest\n"

@@ -224,7 +224,7 @@ def test_what_is_no_setting_of_the_bytes_does_not_change_them(tmp_path: Path) ->
 
 def test_many_rows_give_the_same_bytes_as_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("digits", tmp_path / "memory")
-    monkeypatch.setattr("components.preprocess.rows._ROWS_IN_MEMORY", 300)
+    monkeypatch.setattr("components.preprocess.planning.rows._ROWS_IN_MEMORY", 300)
     run("digits", tmp_path / "files")
     assert contents(tmp_path / "memory") == contents(tmp_path / "files")
 

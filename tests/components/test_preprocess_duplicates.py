@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess import duplicates
+from components.preprocess.writing import duplicates
 from tests.helpers.preprocessing import read, read_all, run, write_images
 from trainer.data.manifest import SPLITS, Duplicates
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from components.preprocess import storage
-from components.preprocess.example import serialize
+from components.preprocess.records.example import serialize
 from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import BadExample, Source, open_source
 from tests.helpers.data import payload

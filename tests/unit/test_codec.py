@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from components.preprocess.codec import Codec
+from components.preprocess.images.codec import Codec
 from tests.helpers.images import encoded, opened, psnr, scene, turned
 from trainer.data.decode import decode_image, decode_stored
 from trainer.data.manifest import Feature
@@ -254,7 +254,7 @@ def test_a_jpeg_with_bytes_between_its_segments_is_decoded_as_every_decoder_does
 
 LEAN = """
 import sys
-from components.preprocess.codec import Codec
+from components.preprocess.images.codec import Codec
 codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=1_000_000)
 data = sys.stdin.buffer.read()
 assert codec.store(data, "x").data is data
@@ -272,7 +272,7 @@ def test_passing_images_through_loads_no_library() -> None:
 MEMORY = r"""
 import re, sys
 from pathlib import Path
-from components.preprocess.codec import Codec
+from components.preprocess.images.codec import Codec
 data = sys.stdin.buffer.read()
 codec = Codec(image_size=224, resize_mode="crop", encoding="jpeg", max_pixels=100_000_000)
 for _ in range(5):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from components.preprocess.header import Header, read_header
+from components.preprocess.images.header import Header, read_header
 from tests.helpers.images import encoded, opened, scene, turned
 from trainer.data.orientation import read_orientation, turn_upright
 

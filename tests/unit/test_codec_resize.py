@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.codec import Codec
+from components.preprocess.images.codec import Codec
 from tests.helpers.images import encoded, opened, psnr, scene, turned
 from trainer.data.decode import decode_image
 from trainer.data.geometry import Placement, place

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from components.preprocess.plan import (
+from components.preprocess.planning.plan import (
     SplitCodes,
     choose_split,
     deal,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess import rows
-from components.preprocess.rows import HEAD, Buckets
+from components.preprocess.planning import rows
+from components.preprocess.planning.rows import HEAD, Buckets
 
 
 def _row(number: int) -> bytes:

@@ -12,8 +12,8 @@ import google_crc32c
 import pytest
 import tensorflow as tf
 
-from components.preprocess import reader
-from components.preprocess.reader import detect_compression, read_records
+from components.preprocess.records import reader
+from components.preprocess.records.reader import detect_compression, read_records
 from trainer.errors import BadRecordError, SourceError
 
 RECORDS = [b"", b"x", os.urandom(800), os.urandom(3 << 20), b"\x00" * 100, b"last"]

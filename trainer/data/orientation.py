@@ -1,6 +1,7 @@
 """The EXIF orientation of a JPEG, in TensorFlow's own operations, so that an exported model can read it.
 
-TensorFlow's decoders ignore it. `components.preprocess.header` reads it in the same way in plain Python.
+TensorFlow's decoders ignore it. `components.preprocess.images.header` reads it in the same way, in plain
+Python.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.preprocess.example import parse
-from components.preprocess.reader import read_records
+from components.preprocess.records.example import parse
+from components.preprocess.records.reader import read_records
 from trainer.errors import BadRecordError, SourceError
 
 #: The features of an example by name: the kind ("bytes", "int64", "float") and the values.

@@ -10,9 +10,9 @@ from typing import cast
 import xxhash
 
 from components.preprocess import storage
-from components.preprocess.example import Value, only_value, parse
-from components.preprocess.layout import Layouts
-from components.preprocess.reader import Record, detect_compression, read_records
+from components.preprocess.records.example import Value, only_value, parse
+from components.preprocess.records.layout import Layouts
+from components.preprocess.records.reader import Record, detect_compression, read_records
 from components.preprocess.sources.seen import Seen
 from components.preprocess.sources.source import BadExample, Example, Scalar, Span
 from trainer.data.manifest import Feature

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from components.preprocess.example import serialize
+from components.preprocess.records.example import serialize
 from components.preprocess.sources.source import Scalar
 from trainer.data.manifest import Feature
 from trainer.errors import BadRecordError, SourceError

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.preprocess import plan_file
-from components.preprocess.check import check_bucket
-from components.preprocess.shard import ShardWriter
-from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.planning import plan_file
+from components.preprocess.planning.check import check_bucket
+from components.preprocess.writing.shard import ShardWriter
+from components.preprocess.writing.work_directory import WorkDirectory
 from trainer import errors
 from trainer.errors import BadRecordError, ShardlineError
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from components.preprocess import rows
-from components.preprocess.payload import Payloads
-from components.preprocess.places import NOWHERE
-from components.preprocess.plan_file import Plan
-from components.preprocess.shard import make_codec
-from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.planning import rows
+from components.preprocess.planning.places import NOWHERE
+from components.preprocess.planning.plan_file import Plan
+from components.preprocess.writing.payload import Payloads
+from components.preprocess.writing.shard import make_codec
+from components.preprocess.writing.work_directory import WorkDirectory
 from trainer.errors import BadRecordError
 
 

@@ -18,16 +18,16 @@ from typing import Any
 import google_crc32c
 import xxhash
 
-from components.preprocess import mark as marks
-from components.preprocess import rows
-from components.preprocess.codec import Codec
-from components.preprocess.frame import image_head, mask, record_start
-from components.preprocess.mark import Images, Mark
-from components.preprocess.payload import Payloads, changed
-from components.preprocess.places import NOWHERE
-from components.preprocess.plan_file import Plan, PlannedShard
-from components.preprocess.tail import entries
-from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.images.codec import Codec
+from components.preprocess.planning import rows
+from components.preprocess.planning.places import NOWHERE
+from components.preprocess.planning.plan_file import Plan, PlannedShard
+from components.preprocess.records.frame import image_head, mask, record_start
+from components.preprocess.records.tail import entries
+from components.preprocess.writing import mark as marks
+from components.preprocess.writing.mark import Images, Mark
+from components.preprocess.writing.payload import Payloads, changed
+from components.preprocess.writing.work_directory import WorkDirectory
 from trainer.data.manifest import Shard
 from trainer.errors import BadRecordError, RunError
 

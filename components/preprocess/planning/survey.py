@@ -13,16 +13,16 @@ from typing import Any
 
 import xxhash
 
-from components.preprocess import plan, rows
-from components.preprocess.codec import Codec
-from components.preprocess.meter import Meter
-from components.preprocess.payload import Payloads
-from components.preprocess.places import NOWHERE, Place, Places
-from components.preprocess.rejected import Rejected
+from components.preprocess.images.codec import Codec
+from components.preprocess.planning import plan, rows
+from components.preprocess.planning.places import NOWHERE, Place, Places
+from components.preprocess.planning.rejected import Rejected
+from components.preprocess.records.tail import FeatureEntries
 from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources.source import BadExample, Example, Source, Span
-from components.preprocess.tail import FeatureEntries
-from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.writing.meter import Meter
+from components.preprocess.writing.payload import Payloads
+from components.preprocess.writing.work_directory import WorkDirectory
 from trainer import plugins
 from trainer.data.manifest import SPLITS, Feature
 from trainer.errors import BadRecordError, ShardlineError, SourceError

@@ -9,8 +9,8 @@ from typing import Any
 
 from components.html.page import Rows, fact_rows, render
 from components.preprocess.inspect.info import describe_feature
+from components.preprocess.inspect.sample import take_sample
 from components.preprocess.inspect.text import size
-from components.preprocess.sample import take_sample
 from trainer.data.manifest import Manifest
 
 #: Up to this many classes, each has a row; of more, the largest and the smallest have one.

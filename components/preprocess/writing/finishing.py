@@ -8,13 +8,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from components.preprocess import duplicates, rows
-from components.preprocess import mark as marks
-from components.preprocess.mark import Images, Mark
-from components.preprocess.places import NOWHERE
-from components.preprocess.plan_file import Plan, PlannedShard
+from components.preprocess.planning import rows
+from components.preprocess.planning.places import NOWHERE
+from components.preprocess.planning.plan_file import Plan, PlannedShard
 from components.preprocess.settings import PreprocessSettings
-from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.writing import duplicates
+from components.preprocess.writing import mark as marks
+from components.preprocess.writing.mark import Images, Mark
+from components.preprocess.writing.work_directory import WorkDirectory
 from trainer.data.manifest import Feature, Manifest, Shard, Split
 from trainer.errors import RunError, SourceError
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from components.preprocess import rows
-from components.preprocess.plan_file import Plan
-from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.planning import rows
+from components.preprocess.planning.plan_file import Plan
+from components.preprocess.writing.work_directory import WorkDirectory
 from trainer.data.manifest import Duplicates
 
 _BYTES = rows.DIGEST_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from components.preprocess.places import Place
+from components.preprocess.planning.places import Place
 from components.preprocess.settings import PreprocessSettings
 from trainer import files
 from trainer.data.manifest import Feature

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from components.preprocess.header import DAMAGED
+from components.preprocess.images.header import DAMAGED
 from trainer.data.geometry import Placement
 
 Pixels = npt.NDArray[np.uint8]

@@ -1,0 +1,1 @@
+"""One image: its header, its pixels, and the bytes that are stored for it."""

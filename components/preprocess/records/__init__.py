@@ -1,0 +1,1 @@
+"""The bytes of examples: tf.train.Example and TFRecord, written and read without TensorFlow."""
