@@ -113,6 +113,36 @@ def tfds(source: str, out: Path, processes: int) -> Work:
     return lambda: Photos(data_dir=str(out)).download_and_prepare()
 
 
+def beam(source: str, out: Path, processes: int) -> Work:
+    """Apache Beam's DirectRunner with WriteToTFRecord; one process works in memory, several do not."""
+    import apache_beam
+    import tensorflow as tf
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    items = _shuffled(source)
+    mode = "in_memory" if processes == 1 else "multi_processing"
+    options = PipelineOptions([f"--direct_running_mode={mode}", f"--direct_num_workers={processes}"])
+
+    def serialized(item: tuple[str, int]) -> bytes:
+        features = {
+            "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[Path(item[0]).read_bytes()])),
+            "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[item[1]])),
+        }
+        example: bytes = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+        return example
+
+    def work() -> None:
+        with apache_beam.Pipeline("DirectRunner", options=options) as pipeline:
+            _ = (
+                pipeline
+                | apache_beam.Create(items)
+                | apache_beam.Map(serialized)
+                | apache_beam.io.WriteToTFRecord(str(out / "beam"), num_shards=SHARDS)
+            )
+
+    return work
+
+
 def ours(source: str, out: Path, processes: int) -> Work:
     """`shardline preprocess`, from the source string to the manifest."""
     from components.preprocess.run import preprocess
@@ -134,6 +164,7 @@ CONTENDERS: dict[str, Callable[[str, Path, int], Work]] = {
     "tutorial": tutorial,
     "trimmed": trimmed,
     "tfds": tfds,
+    "beam": beam,
     "ours": ours,
 }
 

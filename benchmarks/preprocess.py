@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -82,6 +83,7 @@ TARGETS = (
     Target("photos, 2 processes: against our own 1", "ours x2", "ours", 1.7, 1.8),
     Target("photos, 1 process: against tutorial code", "ours", "tutorial", 1.9, 2.2),
     Target("photos, 2 processes: against TFDS", "ours x2", "tfds", 8.0, 10.0),
+    Target("photos, 2 processes: against Beam", "ours x2", "beam", 25.0, 40.0),
     Target("small, 1 process: against tutorial code", "small ours", "small tutorial", 2.5, 3.0),
     Target("small, 1 process: share of the copy", "small ours", "small copy", 0.65, 0.75),
 )
@@ -103,7 +105,9 @@ def photo_entries(workdir: Path, records: int) -> list[Entry]:
             ("copy x2", "copy", 2),
             ("ours x2", "ours", 2),
             ("tfds", "tfds", 1),
+            ("beam", "beam", 1),
         )
+        if contender != "beam" or importlib.util.find_spec("apache_beam")
     ]
 
 
