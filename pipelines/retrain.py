@@ -127,7 +127,10 @@ def retrain_pipeline(settings: Settings) -> Any:
             "champion_uri": champion_uri,
         }
         # The same source string may hold other data tomorrow: a cached result would be stale.
-        with dsl.If(preprocess_tasks > 1, name="many-tasks"):
+        with dsl.If(preprocess_tasks <= 1, name="one-task"):
+            preprocessed = preprocess_op(**data).set_caching_options(False)
+            train_and_register(dataset=preprocessed.outputs["dataset"], **training)
+        with dsl.Else(name="many-tasks"):
             planned = plan_shards_op(tasks=preprocess_tasks, **data).set_caching_options(False)
             with dsl.ParallelFor(planned.outputs["Output"], name="shards") as task:
                 written = write_shards_op(
@@ -136,9 +139,6 @@ def retrain_pipeline(settings: Settings) -> Any:
             finished = finish_dataset_op(planned=planned.outputs["planned"]).after(written)
             finished.set_caching_options(False)
             train_and_register(dataset=finished.outputs["dataset"], **training)
-        with dsl.Else(name="one-task"):
-            preprocessed = preprocess_op(**data).set_caching_options(False)
-            train_and_register(dataset=preprocessed.outputs["dataset"], **training)
 
     return retrain
 

@@ -60,16 +60,16 @@ def component_of(spec, dag, task):
 def test_the_steps_and_their_order(spec):
     """One task preprocesses unless more are asked for; what follows is the same pipeline."""
     branches = component_of(spec, spec["root"], "condition-branches-1")
-    many, one = (component_of(spec, branches, name) for name in ("condition-3", "condition-4"))
-    follow_up = component_of(spec, one, "train-and-register-2")
+    one, many = (component_of(spec, branches, name) for name in ("condition-2", "condition-3"))
+    follow_up = component_of(spec, one, "train-and-register")
     register = component_of(spec, follow_up, "condition-1")
 
-    assert graph(one) == {"preprocess": [], "train-and-register-2": ["preprocess"]}
+    assert graph(one) == {"preprocess": [], "train-and-register": ["preprocess"]}
     assert graph(many) == {
         "plan-shards": [],
-        "for-loop-2": ["plan-shards"],
-        "finish-dataset": ["for-loop-2", "plan-shards"],
-        "train-and-register": ["finish-dataset"],
+        "for-loop-4": ["plan-shards"],
+        "finish-dataset": ["for-loop-4", "plan-shards"],
+        "train-and-register-2": ["finish-dataset"],
     }
     assert graph(follow_up) == {
         "train": [],
