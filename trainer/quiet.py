@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -11,8 +12,9 @@ def import_tensorflow() -> None:
     """Imports TensorFlow and keeps its C++ libraries' notices off standard error.
 
     They tell of CPU features and missing GPU drivers, some of them before their logging can be configured,
-    and would bury what a person wants to read. TF_CPP_MIN_LOG_LEVEL is respected where it is set. When the
-    import fails, everything that was held back is printed.
+    and would bury what a person wants to read; so would its own and its friends' notices of deprecation.
+    TF_CPP_MIN_LOG_LEVEL is respected where it is set. When the import fails, everything that was held back
+    is printed.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its failures arrive as exceptions
     sys.stderr.flush()
@@ -28,3 +30,5 @@ def import_tensorflow() -> None:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+    for name in ("absl", "tensorflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from components.preprocess.sources.source import Example
-from trainer import progress
+from trainer import progress, quiet
 from trainer.data.manifest import SPLITS
 from trainer.errors import SourceError
 
@@ -32,6 +32,7 @@ class Tfds:
 
     def __init__(self, name: str, *, data_dir: str = "") -> None:
         try:
+            quiet.import_tensorflow()
             import tensorflow_datasets as tfds
         except ImportError:
             raise SourceError(f"source 'tfds:{name}' needs: pip install 'shardline[tfds,train]'") from None
