@@ -252,6 +252,41 @@ def test_a_jpeg_with_bytes_between_its_segments_is_decoded_as_every_decoder_does
     assert decode_image(untidy, Feature("image", "uint8", (32, 32, 3), "jpeg", "crop")).shape == (32, 32, 3)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_a_png_that_begins_as_an_earlier_one_is_known(mode: str) -> None:
+    store = codec()
+    first, other = (encoded(image.convert(mode), "PNG") for image in FRAMES)
+    assert store.known(other) is None
+    kind = store.store(first, "x").kind
+    assert first != other
+    assert store.known(other) == kind == codec().store(other, "x").kind
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        pytest.param(encoded(FRAMES[1], "PNG")[:-1], id="cut"),
+        pytest.param(encoded(FRAMES[1], "PNG") + b"\0", id="bytes after the end"),
+        pytest.param(turned(6, "PNG"), id="turned"),
+        pytest.param(encoded(FRAMES[1].resize((50, 40)), "PNG"), id="of another size"),
+        pytest.param(encoded(FRAMES[1].convert("L"), "PNG"), id="of another kind"),
+        pytest.param(encoded(FRAMES[1], "JPEG"), id="jpeg"),
+        pytest.param(b"", id="empty"),
+    ],
+)
+def test_all_other_images_are_parsed(unusual: bytes) -> None:
+    store = codec()
+    store.store(encoded(FRAMES[0], "PNG"), "x")
+    assert store.known(unusual) is None
+
+
+def test_a_png_that_must_be_converted_is_never_known() -> None:
+    store = codec(16)
+    for _ in range(2):
+        store.store(PASSING["png"], "x")
+        assert store.known(PASSING["png"]) is None
+
+
 LEAN = """
 import sys
 from components.preprocess.images.codec import Codec

@@ -8,18 +8,19 @@ import google_crc32c
 import pytest
 import tensorflow as tf
 
-from components.preprocess.records.frame import image_head, mask, record_start, varint
-from components.preprocess.records.tail import entries
+from components.preprocess.records.frame import image_start, mask, varint
+from components.preprocess.records.tail import entries, key_head
 
 # Around every length at which a number takes one more byte.
 LENGTHS = [0, 1, 90, 100, 126, 127, 128, 129, 8192, 16300, 16383, 16384, 16400, 2097100, 2097152]
 
 
 def _record(image: bytes, tail: bytes) -> bytes:
-    head, size = image_head(len(image))
-    frame, start = record_start(size + len(tail))
-    record = start + head + image + tail
-    return frame + record + mask(google_crc32c.value(record))
+    frame, start, size = image_start(len(image), len(tail))
+    record = start + image + tail
+    whole = frame + record + mask(google_crc32c.value(record))
+    assert len(whole) == size
+    return whole
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -31,7 +32,7 @@ def test_a_record_is_the_one_that_tensorflow_writes(tmp_path: Path, length: int)
     theirs.features.feature["label"].int64_list.value.append(300)
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
         writer.write(theirs.SerializeToString(deterministic=True))
-    ours = _record(image, entries({"key": key}) + entries({"label": 300}))
+    ours = _record(image, key_head(len(key)) + key + entries({"label": 300}))
     assert ours == (tmp_path / "theirs").read_bytes()
 
 

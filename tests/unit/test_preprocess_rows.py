@@ -45,3 +45,6 @@ def test_rows_are_read_in_blocks(tmp_path: Path, block: int, monkeypatch: pytest
     monkeypatch.setattr(rows, "_BLOCK", block)
     (tmp_path / "rows").write_bytes(b"".join(ROWS[:300]))
     assert list(rows.read(tmp_path / "rows")) == ROWS[:300]
+    fields = [each for some in rows.read_fields(tmp_path / "rows") for each in some]
+    parsed = map(rows.parse, ROWS[:300])
+    assert fields == [(r.key, r.path, r.features, r.label, r.place, r.offset, r.length) for r in parsed]

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from components.preprocess.images.header import DAMAGED, TRUNCATED, Header, read_header
+from components.preprocess.images.header import (
+    DAMAGED,
+    PNG_END,
+    PNG_FIRST,
+    PNG_SECOND,
+    TRUNCATED,
+    Header,
+    read_header,
+)
 from trainer.data.geometry import Placement, place
 from trainer.errors import BadRecordError
 
@@ -26,9 +34,16 @@ SMALLEST = 4
 #: JPEG quality of a resized photo, and of one that is only turned upright.
 QUALITY, TURNED_QUALITY = 90, 95
 
+# Small images are often all of one size. Of large ones there are many, and then nothing is gained.
+_KNOWN_HEADS = 1024
+
 EMPTY = "empty file"
 TOO_SMALL = f"fewer than {SMALLEST} x {SMALLEST} pixels"
 NO_PIXELS = "not a uint8 array of shape (height, width, 1 or 3)"
+
+
+#: Height, width, channels, encoding and conversions of a stored image.
+Kind = tuple[int, int, int, str, tuple[str, ...]]
 
 
 class StoredImage(NamedTuple):
@@ -50,6 +65,11 @@ class StoredImage(NamedTuple):
     channels: int
     encoding: str
     converted: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """All but the data."""
+        return self[1:]
 
 
 class Codec:
@@ -73,6 +93,16 @@ class Codec:
         self._max_pixels = max_pixels
         self._raw_channels = channels
         self._too_large = f"more than {max_pixels:,} pixels"
+        self._known: dict[bytes, Kind] = {}
+
+    def known(self, encoded: bytes) -> Kind | None:
+        """Returns the kind of an image that `store` would not touch, if that is known without parsing.
+
+        It is for a PNG that begins as an earlier one did, which takes a fifth of the time of `store`.
+        """
+        if encoded.startswith(b"IDAT", PNG_SECOND) and encoded.endswith(PNG_END):
+            return self._known.get(encoded[PNG_FIRST])
+        return None
 
     def store(self, encoded: bytes, name: str) -> StoredImage:
         """Returns the image as the dataset stores it.
@@ -100,7 +130,10 @@ class Codec:
             and self._size in (0, height)
             and self._size in (0, width)
         ):
-            return StoredImage(encoded, height, width, channels, encoding)
+            stored = StoredImage(encoded, height, width, channels, encoding)
+            if encoding == "png" and len(self._known) < _KNOWN_HEADS:
+                self._known[encoded[PNG_FIRST]] = stored.kind
+            return stored
         return self._store_jpeg(encoded, name, header) if plain else self._store_other(encoded, name, header)
 
     def from_pixels(self, pixels: npt.NDArray[np.uint8], name: str) -> bytes:

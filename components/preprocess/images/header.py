@@ -15,8 +15,16 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 TRUNCATED = "truncated image"
 DAMAGED = "damaged image"
 
+#: The first chunk of a PNG, which says all that `Header` holds, up to its checksum.
+PNG_FIRST = slice(29)
+
+#: Where the name of the second chunk is.
+PNG_SECOND = 37
+
 _JPEG_END = b"\xff\xd9"
-_PNG_END = b"IEND\xae\x42\x60\x82"  # with its checksum, which is always the same
+
+#: The last chunk of a PNG, with its checksum, which is always the same.
+PNG_END = b"IEND\xae\x42\x60\x82"
 
 _FRAME = struct.Struct(">BHHB")
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -66,7 +74,7 @@ def read_header(data: bytes) -> Header | None:
         if data.startswith(PNG_START):
             return _read_png(data)
     except (struct.error, IndexError):
-        encoding, end = ("jpeg", _JPEG_END) if data.startswith(JPEG_START) else ("png", _PNG_END)
+        encoding, end = ("jpeg", _JPEG_END) if data.startswith(JPEG_START) else ("png", PNG_END)
         return Header(encoding, 0, 0, 3, 1, False, False, data.find(end) > 0)
     return None
 
@@ -104,7 +112,7 @@ def _read_png(data: bytes) -> Header:
             orientation = _read_orientation(data[position + 8 : position + 8 + length])
         position += _CHUNK_FRAME + length
         length, name = _PNG_CHUNK.unpack_from(data, position)
-    whole = name == b"IDAT" and data.rfind(_PNG_END) > 0
+    whole = name == b"IDAT" and data.rfind(PNG_END) > 0
     channels = 1 if colour in (_PNG_GREY, _GREY_ALPHA) else 3
     return Header("png", height, width, channels, orientation, True, False, whole)
 

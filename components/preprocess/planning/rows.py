@@ -27,13 +27,18 @@ HEAD = Struct(">16sBIIIIIqqQ")
 
 DIGEST_BYTES = 16
 
-# The lengths alone, which are all that cutting needs.
+# The lengths alone, which are all that cutting needs; and what a writer needs.
 _LENGTHS = Struct(">17xIII")
+_FIELDS = Struct(">17xIIIIIqq8x")
 
 _BLOCK = 1 << 18
 
 #: Length of an image that is a whole file.
 WHOLE_FILE = -1
+
+
+#: Of a row, what a writer needs: key, path, features, label, place, offset, length; see `Row`.
+Fields = tuple[bytes, bytes, bytes, int, int, int, int]
 
 
 class Row(NamedTuple):
@@ -89,19 +94,35 @@ def cut(blob: bytes) -> tuple[list[bytes], bytes]:
     return rows, blob[start:]
 
 
-def read_blocks(path: Path) -> Iterator[list[bytes]]:
-    """Yields the rows of a file in lists of bounded length."""
+def read_fields(path: Path) -> Iterator[list[Fields]]:
+    """Yields what a writer needs of the rows of a file, in lists of bounded length."""
+    unpack, head = _FIELDS.unpack_from, _FIELDS.size
     with path.open("rb") as file:
-        rest = b""
+        blob = b""
         while block := file.read(_BLOCK):
-            rows, rest = cut(rest + block)
-            yield rows
+            blob += block
+            fields, start, end = [], 0, len(blob)
+            while start + head <= end:
+                keys, paths, features, label, place, offset, length = unpack(blob, start)
+                key_end = start + head + keys
+                path_end = key_end + paths
+                stop = path_end + features
+                if stop > end:
+                    break
+                key, where, extra = blob[start + head : key_end], blob[key_end:path_end], blob[path_end:stop]
+                fields.append((key, where, extra, label, place, offset, length))
+                start = stop
+            blob = blob[start:]
+            yield fields
 
 
 def read(path: Path) -> Iterator[bytes]:
     """Yields the rows of a file."""
-    for block in read_blocks(path):
-        yield from block
+    with path.open("rb") as file:
+        rest = b""
+        while block := file.read(_BLOCK):
+            rows, rest = cut(rest + block)
+            yield from rows
 
 
 class Buckets:

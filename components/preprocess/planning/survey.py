@@ -93,7 +93,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                 rejected.add(_bad_example(example))
                 bad += 1
                 continue
-            name, label, split = example.key, example.label, example.split
+            name, label, image, split, values = example
             if type(name) is not str or not name:
                 raise SourceError(f"key {name!r} of an example is not a text of at least one character")
             if type(label) is not int or not 0 <= label < classes:
@@ -104,8 +104,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                 existing.add(split)
             key = name.encode("utf-8", "surrogateescape")
             try:
-                where = place, offset, length, path, checksum = locate(example.image, name)
-                extra = entries.of(example.features, name) if features or example.features else b""
+                where = place, offset, length, path, checksum = locate(image, name)
+                extra = entries.of(values, name) if features or values else b""
                 digest = digest_of(images.content(where, key) + extra if by_content else key, seed)
             except BadRecordError as error:
                 rejected.add(error)

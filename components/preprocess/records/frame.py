@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _IMAGE_NAME = b"\x0a\x05image"
 
-# Lengths repeat in small images. In large ones they do not, and then nothing is lost.
+# Lengths repeat in small images. In large ones they do not, and then little is lost.
 _KNOWN_LENGTHS = 4096
 
 
@@ -31,25 +31,31 @@ def varint(value: int) -> bytes:
 
 
 @lru_cache(_KNOWN_LENGTHS)
-def image_head(length: int) -> tuple[bytes, int]:
-    """Returns what stands in an Example before an image of `length` bytes, and the length of both."""
-    value = b"\x0a" + varint(length)
-    size = len(value) + length
-    bytes_list = b"\x0a" + varint(size)
-    size += len(bytes_list)
-    feature = b"\x12" + varint(size)
-    size += len(_IMAGE_NAME) + len(feature)
-    entry = b"\x0a" + varint(size)
-    head = b"".join((entry, _IMAGE_NAME, feature, bytes_list, value))
-    return head, len(head) + length
-
-
-@lru_cache(_KNOWN_LENGTHS)
 def record_start(size: int) -> tuple[bytes, bytes]:
     """Returns the frame before an Example of `size` bytes of features, and the Example's own start."""
     start = b"\x0a" + varint(size)
     length = _LENGTH.pack(len(start) + size)
     return length + mask(google_crc32c.value(length)), start
+
+
+@lru_cache(_KNOWN_LENGTHS)
+def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
+    """Returns the frame before an Example, the Example up to its image, and the length of the whole record.
+
+    Args:
+        image: Length of the image in bytes.
+        tail: Length of the features that follow it.
+    """
+    value = b"\x0a" + varint(image)
+    size = len(value) + image
+    bytes_list = b"\x0a" + varint(size)
+    size += len(bytes_list)
+    feature = b"\x12" + varint(size)
+    size += len(_IMAGE_NAME) + len(feature)
+    entry = b"\x0a" + varint(size)
+    frame, example = record_start(len(entry) + size + tail)
+    start = b"".join((example, entry, _IMAGE_NAME, feature, bytes_list, value))
+    return frame, start, len(frame) + len(start) + image + tail + _CHECKSUM.size
 
 
 def mask(crc: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from components.preprocess.records.example import serialize
 from components.preprocess.sources.source import Scalar
@@ -20,6 +21,12 @@ def entries(features: Mapping[str, bytes | int | float | str]) -> bytes:
     while data[start] > 0x7F:
         start += 1
     return data[start + 1 :]
+
+
+@lru_cache(1024)
+def key_head(length: int) -> bytes:
+    """Returns what stands in an Example before a key of `length` bytes."""
+    return entries({"key": bytes(length)})[:-length]
 
 
 class FeatureEntries:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -30,6 +29,6 @@ def fetched(root: str, examples: Iterable[Example | BadExample]) -> Iterator[Exa
                 continue
             found = content[os.fspath(example.image)]
             if isinstance(found, bytes):
-                yield replace(example, image=found)
+                yield example._replace(image=found)
             else:
                 yield BadExample(example.key, f"cannot be read: {storage.reason(found)}")

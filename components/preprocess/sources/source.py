@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ class Span(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(NamedTuple):
     """One labelled example of a source.
 
     Attributes:
@@ -53,7 +52,7 @@ class Example:
     label: int
     image: bytes | Path | Span | npt.NDArray[np.uint8] | None = None
     split: str | None = None
-    features: Mapping[str, Scalar] = field(default_factory=dict)
+    features: Mapping[str, Scalar] = MappingProxyType({})
 
 
 class BadExample(NamedTuple):

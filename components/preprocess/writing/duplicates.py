@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from components.preprocess.planning import rows
@@ -17,8 +17,11 @@ from trainer.data.manifest import Duplicates
 
 _BYTES = rows.DIGEST_BYTES
 
-# Hashes that are in memory together (about 8 MB).
-_TOGETHER = 65_536
+# Hashes that are in memory together (about 16 MB).
+_TOGETHER = 131_072
+
+# More than any hash.
+_END = b"\xff" * (_BYTES + 1)
 
 #: Groups of equal examples that are named in the manifest, and the most keys of one of them.
 _NAMED, _NAMED_KEYS = 20, 10
@@ -33,11 +36,12 @@ def repeated(paths: Iterable[Path], records: int) -> tuple[int, set[bytes]]:
     """
     files, parts = list(paths), records // _TOGETHER + 1
     repeats, found = 0, set()
-    for part in range(parts):
+    bounds = [*(((part << 16) // parts).to_bytes(2) for part in range(parts)), _END]
+    for least, end in pairwise(bounds):
         seen: set[bytes] = set()
         for path in files:
             for block in _blocks(path):
-                hashes = [each for (each,) in block if (each[0] << 8 | each[1]) % parts == part]
+                hashes = [each for (each,) in block if least <= each < end]
                 before = len(seen)
                 if not seen.isdisjoint(hashes) or len(set(hashes)) < len(hashes):
                     for each in hashes:

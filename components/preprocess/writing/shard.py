@@ -22,8 +22,8 @@ from components.preprocess.images.codec import Codec
 from components.preprocess.planning import rows
 from components.preprocess.planning.places import NOWHERE
 from components.preprocess.planning.plan_file import Plan, PlannedShard
-from components.preprocess.records.frame import image_head, mask, record_start
-from components.preprocess.records.tail import entries
+from components.preprocess.records.frame import image_start, mask, record_start
+from components.preprocess.records.tail import entries, key_head
 from components.preprocess.writing import mark as marks
 from components.preprocess.writing.mark import Images, Mark
 from components.preprocess.writing.payload import Payloads, changed
@@ -70,7 +70,6 @@ class ShardWriter:
         self._codec = make_codec(plan)
         self._payloads = Payloads(plan.places, work.spool, plan.surveyed)
         self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
-        self._key_heads: dict[int, bytes] = {}
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -117,64 +116,65 @@ class ShardWriter:
 
     def _write_records(self, shard: PlannedShard, output: _Output, digests: Any) -> tuple[list[int], Images]:
         counts = [0] * len(self._labels)
-        shapes: dict[Any, int] = {}
-        for block in rows.read_blocks(self._work.rows(shard.file)):
-            self._write_block(block, output, counts, shapes, digests)
-        return counts, Images.of(shapes)
+        kinds: dict[Any, int] = {}
+        for block in rows.read_fields(self._work.rows(shard.file)):
+            self._write_block(block, output, counts, kinds, digests)
+        kinds.pop(None, None)
+        return counts, Images.of(kinds)
 
     def _write_block(
-        self, block: list[bytes], output: _Output, counts: list[int], shapes: dict[Any, int], digests: Any
+        self,
+        block: list[rows.Fields],
+        output: _Output,
+        counts: list[int],
+        kinds: dict[Any, int],
+        digests: Any,
     ) -> None:
-        unpack, head_size, whole_file = rows.HEAD.unpack_from, rows.HEAD.size, rows.WHOLE_FILE
-        read_file, read_span, file_of = (
-            self._payloads.read_file,
-            self._payloads.read_span,
-            self._payloads.file,
-        )
-        store, labels, key_heads = self._codec.store, self._labels, self._key_heads
+        read_file, read_span = self._payloads.read_file, self._payloads.read_span
+        known, store, labels = self._codec.known, self._codec.store, self._labels
         value, extend, digest_of = google_crc32c.value, google_crc32c.extend, xxhash.xxh3_128_digest
         prefixes = [os.fsencode(place.path) for place in self._plan.places]
         hashes: list[bytes] = []
         pieces, pending, count = output.pieces, 0, 0
         open_place = file = -1
-        for row in block:
-            _, _, keys, paths, extra, label, place, offset, length, _ = unpack(row)
-            path_start = head_size + keys
-            key = row[head_size:path_start]
+        # Small images are often all of one kind: then comparing with the one before is faster than counting.
+        kind, alike = None, 0
+        for key, path, extra, label, place, offset, length in block:
             counts[label] += 1
-            tail = (key_heads.get(keys) or self._key_head(keys)) + key + labels[label]
+            tail = key_head(len(key)) + key + labels[label]
             if extra:
-                tail += row[path_start + paths :]
+                tail += extra
             if place == NOWHERE:
                 frame, start = record_start(len(tail))
                 record = start + tail
-                hashes.append(digest_of(labels[label] + row[path_start + paths :]))
-                pieces.append(b"".join((frame, record, mask(value(record)))))
+                hashes.append(digest_of(labels[label] + extra))
+                pieces += frame, record, mask(value(record))
                 pending += len(record) + 16
             else:
-                name = key.decode("utf-8", "surrogateescape")
-                if length == whole_file:
-                    data = read_file(prefixes[place] + (row[path_start : path_start + paths] or key), key)
+                if length == rows.WHOLE_FILE:
+                    data = read_file(prefixes[place] + (path or key), key)
                 else:
                     if place != open_place:
-                        open_place, file = place, file_of(place)
+                        open_place, file = place, self._payloads.file(place)
                     data = read_span(file, length, offset, key)
-                stored = store(data, name)
-                data, shape = stored[0], stored[1:]
-                shapes[shape] = shapes.get(shape, 0) + 1
+                found = known(data)
+                if found is None:
+                    stored = store(data, key.decode("utf-8", "surrogateescape"))
+                    data, found = stored.data, stored.kind
+                if found is not kind:
+                    kinds[kind] = kinds.get(kind, 0) + alike
+                    kind, alike = found, 0
+                alike += 1
                 hashes.append(digest_of(data))
-                head, entry_size = image_head(len(data))
-                frame, start = record_start(entry_size + len(tail))
-                if len(data) <= _SMALL:
-                    record = b"".join((start, head, data, tail))
-                    pieces.append(b"".join((frame, record, mask(value(record)))))
+                size = len(data)
+                frame, start, in_all = image_start(size, len(tail))
+                if size <= _SMALL:
+                    record = b"".join((start, data, tail))
+                    pieces += frame, record, mask(value(record))
                 else:
-                    start += head
                     crc = extend(extend(value(start), data), tail)
-                    pieces.append(frame + start)
-                    pieces.append(data)
-                    pieces.append(tail + mask(crc))
-                pending += entry_size + len(tail) + 20
+                    pieces += frame + start, data, tail + mask(crc)
+                pending += in_all
             count += 1
             if pending >= _BLOCK or len(pieces) >= _PIECES:
                 output.flush()
@@ -182,13 +182,8 @@ class ShardWriter:
                 count = pending = 0
         output.flush()
         self._report(count, pending)
+        kinds[kind] = kinds.get(kind, 0) + alike
         digests.write(b"".join(hashes))
-
-    def _key_head(self, length: int) -> bytes:
-        """Returns what stands in an Example before a key of `length` bytes."""
-        head = entries({"key": bytes(length)})[:-length]
-        self._key_heads[length] = head
-        return head
 
 
 class _Output:
@@ -223,18 +218,20 @@ class _Output:
         os.fsync(self.file)
 
     def _write(self) -> None:
-        pieces, crc, extend = self.pieces, self.checksum, google_crc32c.extend
+        size = sum(map(len, self.pieces))
+        # Three pieces are a record. Many small ones are faster as one.
+        pieces = self.pieces if size * 3 > _SMALL * len(self.pieces) else [b"".join(self.pieces)]
+        crc, extend = self.checksum, google_crc32c.extend
         for piece in pieces:
             crc = extend(crc, piece)
         self.checksum = crc
-        size = sum(map(len, pieces))
-        written = os.writev(self.file, pieces) if pieces else 0
+        written = os.writev(self.file, pieces)
         if written < size:  # a full disk says so at the next call
             rest = memoryview(b"".join(pieces))[written:]
             while rest:
                 rest = rest[os.write(self.file, rest) :]
         self.size += size
-        pieces.clear()
+        self.pieces.clear()
 
 
 @contextlib.contextmanager
