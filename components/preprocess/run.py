@@ -10,13 +10,14 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.preprocess.planning import plan_file, planner
+from components.preprocess import planner, work_directory
+from components.preprocess.meter import Meter
+from components.preprocess.planning import plan_file
 from components.preprocess.planning.plan_file import Plan, PlannedShard
+from components.preprocess.processes import Processes
 from components.preprocess.settings import PreprocessSettings
-from components.preprocess.writing import finishing, work_directory
-from components.preprocess.writing.meter import Meter
-from components.preprocess.writing.processes import Processes
-from components.preprocess.writing.work_directory import WorkDirectory
+from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.writing import finishing
 from trainer import progress
 from trainer.data import manifest as manifests
 from trainer.data.manifest import Manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess.writing import work_directory
+from components.preprocess import work_directory
 from tests.helpers.preprocessing import contents, run, write_images
 from trainer.data import manifest as manifests
 from trainer.errors import RunError, SettingsError, SourceError

@@ -156,7 +156,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, processes: int, events: list[
 def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import os, signal; input(); os.kill(os.getpid(), {signal.SIGKILL.value})"
     with monkeypatch.context() as patched:
-        patched.setattr("components.preprocess.writing.processes._WORKER", (sys.executable, "-c", program))
+        patched.setattr("components.preprocess.processes._WORKER", (sys.executable, "-c", program))
         with pytest.raises(RunError, match="a writing process ended with status -9; run again"):
             run("digits", tmp_path / "out", processes=2)
     run("digits", tmp_path / "out", processes=2)

@@ -125,7 +125,7 @@ def test_features_that_are_refused(source_module: Path, feature: str) -> None:
 def test_progress_is_reported_every_few_seconds(
     source_module: Path, events: list[progress.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.preprocess.writing.meter._INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("components.preprocess.meter._INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr("components.preprocess.planning.survey._TICK", 10)
     source_module.write_text(SOURCE.replace("{last}", ""))
     run("mine:Source", source_module.with_name("out"))

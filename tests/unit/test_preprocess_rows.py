@@ -9,13 +9,14 @@ import pytest
 
 from components.preprocess.planning import rows
 from components.preprocess.planning.rows import HEAD, Buckets
+from components.preprocess.sources.source import WHOLE_FILE
 
 
 def _row(number: int) -> bytes:
     digest = random.Random(number).randbytes(16)
     key, path, features = b"key%d" % number, b"p" * (number % 3), b"f" * (number % 700)
     return HEAD.pack(
-        digest, 1, len(key), len(path), len(features), number, 2, number, rows.WHOLE_FILE, 3
+        digest, 1, len(key), len(path), len(features), number, 2, number, WHOLE_FILE, 3
     ) + b"".join((key, path, features))
 
 
@@ -24,7 +25,7 @@ ROWS = [_row(number) for number in range(1000)]
 
 def test_a_row_is_taken_apart() -> None:
     row = rows.parse(ROWS[7])
-    assert (row.label, row.place, row.offset, row.length) == (7, 2, 7, rows.WHOLE_FILE)
+    assert (row.label, row.place, row.offset, row.length) == (7, 2, 7, WHOLE_FILE)
     assert (row.key, row.path, row.features, row.name) == (b"key7", b"p", b"f" * 7, "key7")
 
 

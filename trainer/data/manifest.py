@@ -21,6 +21,9 @@ FORMAT = "shardline.dataset"
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation", "test")
 
+#: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
+Scalar = int | float | str
+
 
 @dataclass(frozen=True)
 class Feature:

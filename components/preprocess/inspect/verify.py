@@ -11,7 +11,7 @@ from typing import Any
 from components.preprocess.inspect.check import Damage, Expected, ShardCheck, check_shard
 from components.preprocess.inspect.pool import each_shard
 from components.preprocess.inspect.text import size
-from components.preprocess.writing.work_directory import REJECTED_FILE
+from components.preprocess.work_directory import REJECTED_FILE
 from trainer.data import manifest as manifests
 from trainer.data.manifest import MANIFEST_FILE, Manifest, Split
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from components.preprocess.planning import plan, rows
+from components.preprocess.planning.digests import repeated
 from components.preprocess.planning.plan_file import PlannedShard
 from components.preprocess.planning.survey import Survey
 from components.preprocess.settings import PreprocessSettings
-from components.preprocess.writing.duplicates import repeated
-from components.preprocess.writing.work_directory import WorkDirectory
+from components.preprocess.work_directory import WorkDirectory
 from trainer.data.manifest import SPLITS
 from trainer.errors import SourceError
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import xxhash
 
+from components.preprocess.images.codec import Codec
 from components.preprocess.planning.places import Place
 from components.preprocess.settings import PreprocessSettings
 from trainer import files
@@ -65,6 +66,16 @@ class Plan:
     def records(self) -> int:
         """Number of examples that are written."""
         return sum(shard.records for shard in self.shards)
+
+    def make_codec(self) -> Codec:
+        """Returns the codec of the dataset's images."""
+        settings = self.settings
+        return Codec(
+            image_size=settings.image_size,
+            resize_mode=settings.resize_mode,
+            encoding=settings.encoding,
+            max_pixels=settings.max_pixels,
+        )
 
     def identity(self, shard: PlannedShard) -> str:
         """Returns a hash of all that shapes the bytes of a shard, but for the content of the images."""

@@ -33,9 +33,6 @@ _FIELDS = Struct(">17xIIIIIqq8x")
 
 _BLOCK = 1 << 18
 
-#: Length of an image that is a whole file.
-WHOLE_FILE = -1
-
 
 #: Of a row, what a writer needs: key, path, features, label, place, offset, length; see `Row`.
 Fields = tuple[bytes, bytes, bytes, int, int, int, int]

@@ -14,15 +14,15 @@ from typing import Any
 import xxhash
 
 from components.preprocess.images.codec import Codec
+from components.preprocess.meter import Meter
 from components.preprocess.planning import plan, rows
+from components.preprocess.planning.payload import Payloads
 from components.preprocess.planning.places import NOWHERE, Place, Places
 from components.preprocess.planning.rejected import Rejected
 from components.preprocess.records.tail import FeatureEntries
 from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources.source import BadExample, Example, Source, Span
-from components.preprocess.writing.meter import Meter
-from components.preprocess.writing.payload import Payloads
-from components.preprocess.writing.work_directory import WorkDirectory
+from components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Source, Span
+from components.preprocess.work_directory import WorkDirectory
 from trainer import plugins
 from trainer.data.manifest import SPLITS, Feature
 from trainer.errors import BadRecordError, ShardlineError, SourceError
@@ -158,7 +158,7 @@ class _Images:
         kind = type(image)
         if kind is Span:
             file, offset, length = image
-            if length == rows.WHOLE_FILE:
+            if length == WHOLE_FILE:
                 return self._whole_file(file, name)
             if file != self._file:
                 self._file, self._file_place = file, self.places.number("file", file)
@@ -195,7 +195,7 @@ class _Images:
 
     def size(self, length: int, path: bytes, place: int) -> int:
         """Returns the size of an image in bytes, or 0 if it cannot be found."""
-        if length != rows.WHOLE_FILE:
+        if length != WHOLE_FILE:
             return length
         try:
             return os.stat(os.fsencode(self.places.all()[place].path) + path).st_size
@@ -207,7 +207,7 @@ class _Images:
         prefix, rest = (path[: -len(name)], b"") if path.endswith(name) else ("", os.fsencode(path))
         if prefix != self._prefix or self._prefix_place < 0:
             self._prefix, self._prefix_place = prefix, self.places.number("directory", prefix)
-        return self._prefix_place, 0, rows.WHOLE_FILE, rest, 0
+        return self._prefix_place, 0, WHOLE_FILE, rest, 0
 
     def _keep(self, data: bytes) -> _Image:
         if self._spool is None:

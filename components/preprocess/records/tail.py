@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from components.preprocess.records.example import serialize
-from components.preprocess.sources.source import Scalar
-from trainer.data.manifest import Feature
+from trainer.data.manifest import Feature, Scalar
 from trainer.errors import BadRecordError, SourceError
 
 _OWN = frozenset({"image", "label", "key"})

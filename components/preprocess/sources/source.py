@@ -7,12 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from trainer.data.manifest import Scalar
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-#: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
-Scalar = int | float | str
 
 
 #: Length of a span that is a whole file, of whatever size.

@@ -14,8 +14,8 @@ from components.preprocess.records.example import Value, only_value, parse
 from components.preprocess.records.layout import Layouts
 from components.preprocess.records.reader import Record, detect_compression, read_records
 from components.preprocess.sources.seen import Seen
-from components.preprocess.sources.source import BadExample, Example, Scalar, Span
-from trainer.data.manifest import Feature
+from components.preprocess.sources.source import BadExample, Example, Span
+from trainer.data.manifest import Feature, Scalar
 from trainer.errors import BadRecordError, SourceError
 
 #: A label above this is no index of a class, but a damaged or wrong value.

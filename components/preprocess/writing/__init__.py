@@ -1,1 +1,1 @@
-"""Writing: shards in one or many processes, their marks, and the dataset that they become."""
+"""Writing: one shard and its mark, and the dataset that all of them become."""

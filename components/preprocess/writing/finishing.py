@@ -12,10 +12,11 @@ from components.preprocess.planning import rows
 from components.preprocess.planning.places import NOWHERE
 from components.preprocess.planning.plan_file import Plan, PlannedShard
 from components.preprocess.settings import PreprocessSettings
+from components.preprocess.sources.source import WHOLE_FILE
+from components.preprocess.work_directory import WorkDirectory
 from components.preprocess.writing import duplicates
 from components.preprocess.writing import mark as marks
 from components.preprocess.writing.mark import Images, Mark
-from components.preprocess.writing.work_directory import WorkDirectory
 from trainer.data.manifest import Feature, Manifest, Shard, Split
 from trainer.errors import RunError, SourceError
 
@@ -94,7 +95,7 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
     prefixes = [os.fsencode(place.path) for place in plan.places]
     for data in rows.read(work.rows(shard.file)):
         row = rows.parse(data)
-        if row.place == NOWHERE or row.length != rows.WHOLE_FILE:
+        if row.place == NOWHERE or row.length != WHOLE_FILE:
             continue
         try:
             if os.stat(prefixes[row.place] + (row.path or row.key)).st_ctime_ns > since:

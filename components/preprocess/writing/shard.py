@@ -18,16 +18,16 @@ from typing import Any
 import google_crc32c
 import xxhash
 
-from components.preprocess.images.codec import Codec
 from components.preprocess.planning import rows
+from components.preprocess.planning.payload import Payloads, changed
 from components.preprocess.planning.places import NOWHERE
 from components.preprocess.planning.plan_file import Plan, PlannedShard
 from components.preprocess.records.frame import image_start, mask, record_start
 from components.preprocess.records.tail import entries, key_head
+from components.preprocess.sources.source import WHOLE_FILE
+from components.preprocess.work_directory import WorkDirectory
 from components.preprocess.writing import mark as marks
 from components.preprocess.writing.mark import Images, Mark
-from components.preprocess.writing.payload import Payloads, changed
-from components.preprocess.writing.work_directory import WorkDirectory
 from trainer.data.manifest import Shard
 from trainer.errors import BadRecordError, RunError
 
@@ -43,17 +43,6 @@ _SMALL = 8192
 _GZIP = 31
 
 
-def make_codec(plan: Plan) -> Codec:
-    """Returns the codec of a dataset."""
-    settings = plan.settings
-    return Codec(
-        image_size=settings.image_size,
-        resize_mode=settings.resize_mode,
-        encoding=settings.encoding,
-        max_pixels=settings.max_pixels,
-    )
-
-
 class ShardWriter:
     """Writes shards of one plan. A context manager.
 
@@ -67,7 +56,7 @@ class ShardWriter:
         self._plan = plan
         self._work = work
         self._report = report
-        self._codec = make_codec(plan)
+        self._codec = plan.make_codec()
         self._payloads = Payloads(plan.places, work.spool, plan.surveyed)
         self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
 
@@ -151,7 +140,7 @@ class ShardWriter:
                 pieces += frame, record, mask(value(record))
                 pending += len(record) + 16
             else:
-                if length == rows.WHOLE_FILE:
+                if length == WHOLE_FILE:
                     data = read_file(prefixes[place] + (path or key), key)
                 else:
                     if place != open_place:

@@ -6,16 +6,16 @@ import json
 import time
 from dataclasses import replace
 
+from components.preprocess.meter import Meter
 from components.preprocess.planning import plan_file, rows
 from components.preprocess.planning.dealing import deal_rows
 from components.preprocess.planning.plan_file import Plan
 from components.preprocess.planning.rejected import Rejected
 from components.preprocess.planning.survey import Survey, survey
+from components.preprocess.processes import Processes
 from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import open_source
-from components.preprocess.writing.meter import Meter
-from components.preprocess.writing.processes import Processes
-from components.preprocess.writing.work_directory import WorkDirectory
+from components.preprocess.work_directory import WorkDirectory
 from trainer.errors import BadRecordError, ShardlineError
 
 

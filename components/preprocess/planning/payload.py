@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from components.preprocess.planning.places import Place
-from components.preprocess.planning.rows import WHOLE_FILE
+from components.preprocess.sources.source import WHOLE_FILE
 from trainer.errors import BadRecordError, SourceError
 
 #: Files that are open at the same time.

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from components.preprocess.planning import rows
+from components.preprocess.planning.payload import Payloads
 from components.preprocess.planning.places import NOWHERE
 from components.preprocess.planning.plan_file import Plan
-from components.preprocess.writing.payload import Payloads
-from components.preprocess.writing.shard import make_codec
-from components.preprocess.writing.work_directory import WorkDirectory
+from components.preprocess.work_directory import WorkDirectory
 from trainer.errors import BadRecordError
 
 
@@ -24,7 +23,7 @@ def check_bucket(plan: Plan, work: WorkDirectory, path: Path, report: Callable[[
         path: The bucket file; beside it, NAME.bad names what was taken out and why, and its split code.
         report: Told of progress: records and bytes since the last call.
     """
-    codec = make_codec(plan)
+    codec = plan.make_codec()
     good, bad = [], []
     with Payloads(plan.places, work.spool, plan.surveyed) as payloads:
         for row in rows.read(path):

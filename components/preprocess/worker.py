@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from components.preprocess.planning import plan_file
-from components.preprocess.planning.check import check_bucket
+from components.preprocess.work_directory import WorkDirectory
+from components.preprocess.writing.check import check_bucket
 from components.preprocess.writing.shard import ShardWriter
-from components.preprocess.writing.work_directory import WorkDirectory
 from trainer import errors
 from trainer.errors import BadRecordError, ShardlineError
 
