@@ -97,6 +97,8 @@ def retrain_pipeline(settings: Settings) -> Any:
             min_accuracy: The exported model is blessed from this test accuracy on, 0..1.
             champion_uri: Where a blessed model is published; empty publishes nothing.
         """
+        # One by one, here and in the components: in a JSON object of parameters KFP would paste numbers as
+        # text, and a quote in a value would break it.
         data = {
             "source": source,
             "data_dir": data_dir,
