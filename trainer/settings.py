@@ -8,7 +8,26 @@ from typing import Any
 
 from trainer.errors import SettingsError
 
-STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored")
+STRATEGIES = (
+    "auto",
+    "one_device",
+    "mirrored",
+    "central_storage",
+    "multi_worker_mirrored",
+    "parameter_server",
+    "tpu",
+)
+COMMUNICATIONS = ("auto", "ring", "nccl")
+SHARD_POLICIES = ("auto", "file", "data", "off")
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+_CHOICES = {
+    "strategy": STRATEGIES,
+    "communication": COMMUNICATIONS,
+    "shard_policy": SHARD_POLICIES,
+    "precision": PRECISIONS,
+}
+_AT_LEAST_ONE = ("epochs", "per_replica_batch_size", "gradient_accumulation_steps", "keep_checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +36,47 @@ class TrainSettings:
 
     Attributes:
         dataset: Dataset directory, a path or gs://.
-        model: Built-in model name or the user's own `pkg.module:function`.
+        model: Built-in model name, keras:NAME, or the user's own `pkg.module:function`.
         model_dir: Where the chief writes the model; "" means AIP_MODEL_DIR.
         checkpoint_dir: "" means AIP_CHECKPOINT_DIR, else `model_dir`/checkpoints.
         tensorboard_log_dir: "" means AIP_TENSORBOARD_LOG_DIR, else `model_dir`/logs.
+        hparams: Keyword arguments of the model function.
+        initial_model: model.keras whose weights a new run starts with, or a directory that holds one.
         epochs: Passes over the training split.
-        per_replica_batch_size: Examples per replica and step; the global batch is this times the replicas.
+        max_steps: Steps after which training ends, whatever the epochs; 0 for no such limit.
+        max_time: Seconds after which training ends, whatever the epochs; 0 for no such limit.
+        per_replica_batch_size: Examples per replica and step.
+        gradient_accumulation_steps: Steps whose gradients are averaged into one update.
         learning_rate: Given to the model function; 0 keeps the model's own default.
-        hparams: Further keyword arguments of the model function.
+        scale_learning_rate: Whether to multiply the learning rate by the number of replicas.
+        warmup_steps: Updates over which the learning rate rises linearly to its full value.
+        unfreeze_at_epoch: Epoch, from 1, at whose start frozen layers become trainable; 0 for never.
+        fine_tuning_learning_rate: Learning rate from then on; 0 keeps it.
+        label_smoothing: Given to the model function unless 0, in 0..1.
+        class_weights: "" for none, "balanced", or a JSON object of class names and weights.
+        augment: `pkg.module:function` applied to each training example; "" for none.
+        callbacks: `pkg.module:make` of further Keras callbacks.
+        early_stopping: Metric that must improve ("val_loss"); "" trains to the end.
+        early_stopping_patience: Epochs without improvement after which training stops.
+        precision: Of the computation: float32, bfloat16 or float16; weights stay float32.
+        jit_compile: Whether XLA compiles the step.
         seed: Of weights, dropout and shuffling.
+        deterministic: Whether TensorFlow has to choose deterministic kernels.
         strategy: One of `STRATEGIES`.
-        steps_per_execution: Steps between two looks at the metrics; 0 chooses.
+        communication: How workers exchange gradients, one of `COMMUNICATIONS`.
+        shard_policy: How data reaches the workers, one of `SHARD_POLICIES`.
+        steps_per_execution: Steps between two looks at the metrics; 0 adapts it to about a second.
+        checkpoint_steps: Steps between checkpoints within an epoch; 0 for none.
+        checkpoint_minutes: Minutes between checkpoints within an epoch; 0 for none.
+        keep_checkpoints: Newest checkpoints that are kept.
+        allow_new_data: Whether to resume although the dataset is no longer the checkpoint's.
+        evaluator: Whether an evaluator task runs beside, for whose last result the chief waits.
+        evaluator_timeout: Seconds for which the chief waits.
+        startup_timeout: Seconds for all replicas to come up.
+        grace_period: Seconds from SIGTERM until the process must have ended.
+        cpu_devices: Logical devices into which this machine's CPU is divided; 0 leaves it whole.
+        histograms: Epochs between TensorBoard histograms of the weights; 0 for none.
+        profile_steps: First and last step of TensorBoard's profile, "10,20"; "" for none.
     """
 
     dataset: str
@@ -35,28 +84,84 @@ class TrainSettings:
     model_dir: str = ""
     checkpoint_dir: str = ""
     tensorboard_log_dir: str = ""
-    epochs: int = 10
-    per_replica_batch_size: int = 16
-    learning_rate: float = 0.0
     hparams: Mapping[str, Any] = field(default_factory=dict)
+    initial_model: str = ""
+    epochs: int = 10
+    max_steps: int = 0
+    max_time: float = 0.0
+    per_replica_batch_size: int = 16
+    gradient_accumulation_steps: int = 1
+    learning_rate: float = 0.0
+    scale_learning_rate: bool = False
+    warmup_steps: int = 0
+    unfreeze_at_epoch: int = 0
+    fine_tuning_learning_rate: float = 0.0
+    label_smoothing: float = 0.0
+    class_weights: str = ""
+    augment: str = ""
+    callbacks: tuple[str, ...] = ()
+    early_stopping: str = ""
+    early_stopping_patience: int = 3
+    precision: str = "float32"
+    jit_compile: bool = False
     seed: int = 0
+    deterministic: bool = False
     strategy: str = "auto"
+    communication: str = "auto"
+    shard_policy: str = "auto"
     steps_per_execution: int = 0
+    checkpoint_steps: int = 0
+    checkpoint_minutes: float = 10.0
+    keep_checkpoints: int = 3
+    allow_new_data: bool = False
+    evaluator: bool = False
+    evaluator_timeout: float = 600.0
+    startup_timeout: float = 600.0
+    grace_period: float = 25.0
+    cpu_devices: int = 0
+    histograms: int = 0
+    profile_steps: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "per_replica_batch_size"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "seed", "steps_per_execution"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.strategy not in STRATEGIES:
-            raise SettingsError(f"unknown strategy {self.strategy!r}; there are {', '.join(STRATEGIES)}")
+        for name, default in type(self).__dataclass_fields__.items():
+            value = getattr(self, name)
+            if type(default.default) in (int, float) and value < (least := int(name in _AT_LEAST_ONE)):
+                rule = f"must be at least {least}" if least else "must not be negative"
+                raise SettingsError(f"{name} {rule}, got {value}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingsError(
+                    f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}"
+                )
         if not self.model:
             raise SettingsError("model is empty; give a built-in name or pkg.module:function")
+        if self.label_smoothing >= 1:
+            raise SettingsError(f"label_smoothing must be below 1, got {self.label_smoothing}")
+        if self.fine_tuning_learning_rate and not self.unfreeze_at_epoch:
+            raise SettingsError("fine_tuning_learning_rate needs unfreeze_at_epoch, the epoch it starts with")
+        _ = self.profiled_steps
 
     @property
     def model_arguments(self) -> dict[str, Any]:
         """Keyword arguments of the model function."""
-        chosen = {"learning_rate": self.learning_rate} if self.learning_rate else {}
-        return {**chosen, **self.hparams}
+        chosen = {name: getattr(self, name) for name in ("learning_rate", "label_smoothing")}
+        return {**{name: value for name, value in chosen.items() if value}, **self.hparams}
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """First and last profiled step, from 1.
+
+        Raises:
+            SettingsError: When `profile_steps` is not two numbers in order.
+        """
+        if not self.profile_steps:
+            return None
+        try:
+            first, last = (int(text) for text in self.profile_steps.split(","))
+        except ValueError:
+            first, last = 0, 0
+        if not 1 <= first <= last:
+            raise SettingsError(
+                f"profile_steps takes a first and a last step such as 10,20, got {self.profile_steps!r}"
+            )
+        return first, last

@@ -15,18 +15,19 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import files, progress, saving
-from trainer import strategy as strategies
-from trainer.callbacks import chief_callbacks
-from trainer.checkpoint import Checkpoints
-from trainer.cluster import Cluster, read_cluster
+from trainer.callbacks.history import HistoryFile
+from trainer.callbacks.report import Report
 from trainer.data import manifest as manifests
 from trainer.data.manifest import DatasetInfo, Manifest
 from trainer.data.order import EpochPlan, worker_shards
 from trainer.data.pipeline import Feed
+from trainer.distribute import strategy as strategies
+from trainer.distribute.cluster import Cluster, read_cluster
 from trainer.environment import OutputDirs, output_dirs
 from trainer.errors import DatasetError, SettingsError
 from trainer.loop import Logs, Loop
 from trainer.models.build import build, model_function
+from trainer.resume.checkpoint import Checkpoints
 from trainer.settings import TrainSettings
 
 # Steps between two looks at the metrics, unless set: reading them makes all replicas meet.
@@ -193,7 +194,11 @@ def _epochs(run: Run, model: keras.Model, checkpoints: Checkpoints, first_epoch:
     merge = strategies.replica_merger(strategy, model)
     validate = _validation(run, loop)
     chosen = (
-        chief_callbacks(run.dirs.model, run.dirs.logs, run.plan, first_epoch, settings.epochs)
+        [
+            Report(run.plan, first_epoch, settings.epochs),
+            HistoryFile(run.dirs.model, run.plan, first_epoch),
+            keras.callbacks.TensorBoard(str(run.dirs.logs), write_graph=False),
+        ]
         if run.cluster.is_chief
         else []
     )

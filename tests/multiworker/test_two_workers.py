@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers import replicas
 from tests.helpers.datasets import read_examples, write_dataset
-from trainer.callbacks import read_history
+from trainer.callbacks.history import read_history
 from trainer.saving import load_model
 
 pytestmark = pytest.mark.multiworker

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.datasets import write_dataset
-from trainer.callbacks import read_history
+from trainer.callbacks.history import read_history
 from trainer.data import manifest as manifests
 from trainer.data.manifest import Feature
 from trainer.errors import DatasetError, ModelError, SettingsError

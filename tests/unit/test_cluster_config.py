@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainer.cluster import read_cluster
+from trainer.distribute.cluster import read_cluster
 from trainer.errors import ClusterError
 
 CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}

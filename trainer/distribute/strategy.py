@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from trainer.cluster import Cluster
+from trainer.distribute.cluster import Cluster
 from trainer.errors import SettingsError
 
 

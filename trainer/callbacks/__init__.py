@@ -1,0 +1,1 @@
+"""Keras callbacks of every run, and those that a user brings."""

@@ -1,0 +1,1 @@
+"""The cluster a process belongs to, its strategy, and what the replicas exchange."""
