@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
+from pipelines.cli_check import check
 from pipelines.cli_data import dataset, preprocess
-from pipelines.foreground import foreground, pairs
+from pipelines.cli_train import train
+from pipelines.foreground import foreground, inject_option, pairs
 from trainer.errors import PipelineError, ShardlineError
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
@@ -65,7 +67,14 @@ def compile(settings: Path, output: Path, check: bool) -> None:
 @click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
 @click.option("--runs-dir", type=_DIRECTORY, default=Path("runs"), show_default=True)
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
-def run(pipeline: Path, params: tuple[str, ...], runs_dir: Path, require_blessing: bool) -> None:
+@inject_option
+def run(
+    pipeline: Path,
+    params: tuple[str, ...],
+    runs_dir: Path,
+    require_blessing: bool,
+    injections: tuple[str, ...],
+) -> None:
     """Run a compiled pipeline on this machine, with a process for every replica.
 
     Everything goes to a new directory under RUNS_DIR. The retraining pipeline's champion_uri is
@@ -84,35 +93,15 @@ def run(pipeline: Path, params: tuple[str, ...], runs_dir: Path, require_blessin
         # Models of different data do not replace each other.
         source = re.sub(r"\W+", "-", parameters.get("source", defaults(spec)["source"]))
         parameters.setdefault("champion_uri", str((runs_dir / "champions" / source).absolute()))
-    run_pipeline(pipeline, parameters, runs_dir=runs_dir, require_blessing=require_blessing)
+    run_pipeline(
+        pipeline, parameters, runs_dir=runs_dir, require_blessing=require_blessing, injections=injections
+    )
 
 
+main.add_command(check)
 main.add_command(preprocess)
 main.add_command(dataset)
-
-
-@main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("dataset", type=_DIRECTORY)
-@click.argument("out", type=_DIRECTORY)
-@click.option(
-    "--replicas", type=int, default=1, show_default=True, help="Processes: one chief, the rest workers."
-)
-@click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
-def train(dataset: Path, out: Path, replicas: int, trainer_options: tuple[str, ...]) -> None:
-    """Train a model on DATASET into OUT with a local cluster, without a pipeline.
-
-    TRAINER_OPTIONS are those of `python -m trainer.task --help`; --model mnist_cnn unless given.
-    """
-    from pipelines.local.job import CustomJob
-    from pipelines.local.supervisor import run_job
-    from trainer import task
-
-    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
-    task.parse(arguments)  # refuses a mistake here, before any replica starts
-    command = [sys.executable, "-m", "trainer.task", *arguments]
-    job = CustomJob.with_workers(command, replicas, restart_job_on_worker_restart=True)
-    with foreground() as terminal:
-        run_job(job, out / "replicas", show_line=terminal.line)
+main.add_command(train)
 
 
 @main.command()

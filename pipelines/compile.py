@@ -7,6 +7,8 @@ from pathlib import Path
 
 from kfp import compiler
 
+from pipelines.check.load import parse
+from pipelines.check.run import refuse_errors
 from pipelines.retrain import retrain_pipeline
 from pipelines.settings import Settings
 from trainer import files
@@ -22,8 +24,13 @@ def compile_pipeline(settings: Settings) -> str:
 
 
 def write(settings: Settings, output: Path) -> bool:
-    """Compiles into a file and returns whether its content changed."""
+    """Compiles into a file and returns whether its content changed.
+
+    Raises:
+        PipelineError: When the pipeline has errors that `shardline check` finds.
+    """
     text = compile_pipeline(settings)
+    refuse_errors(parse(text, output).spec)
     if output.is_file() and output.read_text(encoding="utf-8") == text:
         return False
     output.parent.mkdir(parents=True, exist_ok=True)

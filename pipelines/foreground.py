@@ -6,11 +6,22 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
+import click
+
 from trainer import progress
 from trainer.errors import ShardlineError
 
 if TYPE_CHECKING:
     from pipelines.local.terminal import Terminal
+
+#: Option of the commands that run custom jobs.
+inject_option = click.option(
+    "--inject",
+    "injections",
+    multiple=True,
+    metavar="FAILURE",
+    help="Rehearse a failure: preempt:worker:0@step=30, kill:chief@t=5s, slow:worker:1=2x.",
+)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from components.preprocess.component import preprocess
 from components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
 from components.register.component import register
 from components.train.component import train
-from components.train.worker_pools import custom_job
+from components.train.pools.expand import custom_job
 from pipelines.settings import Settings
 
 #: Name of the pipeline, in the compiled YAML too.
@@ -147,7 +147,7 @@ def retrain_pipeline(settings: Settings) -> Any:
 
 def _train_and_register(component: Callable[..., Any], settings: Settings) -> Any:
     """Builds the part of the pipeline that begins with a dataset."""
-    train_op = custom_job(component(train), settings.train)
+    train_op = custom_job(component(train), settings.train, labels={"pipeline": NAME})
     export_validate_op = component(export_validate)
     register_op = component(register)
 

@@ -1,15 +1,42 @@
-"""Compile-time settings: image and machines, one TOML file per environment."""
+"""Compile-time settings: image, machines and job, one TOML file per environment."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from components.train.worker_pools import Cluster
+from components.train.pools.cluster import Cluster
+from components.train.pools.job import CustomJobSettings
+from components.train.pools.pool import NfsMount, WorkerPool
 from trainer.errors import SettingsError
+
+_T = TypeVar("_T")
+
+#: The tables below [train], beside its own keys: the pools that differ from these, and the job.
+_POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
+_OWN_MACHINE = ("parameter_servers", "reduction_server")
+
+_POOL_KEYS = {item.name: item for item in fields(WorkerPool)}
+_JOB_KEYS = {item.name: item for item in fields(CustomJobSettings) if item.name != "cluster"}
+_MOUNT_KEYS = {item.name: item for item in fields(NfsMount)}
+#: What parameter servers do not take over from [train]: they need no accelerators.
+_MACHINE_KEYS = {name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "reservation"))}
+
+#: What TOML gives for each type of a key, and what the type is called in a message.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "str": (str, "str"),
+    "int": (int, "int"),
+    "bool": (bool, "bool"),
+    "bool | None": (bool, "bool"),
+    "tuple[str, ...]": (list, "a list of str"),
+    "tuple[NfsMount, ...]": (list, "a list of tables"),
+    "Mapping[str, str]": (dict, "a table of str"),
+    "Mapping[str, Any]": (dict, "a table"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,22 +45,26 @@ class Settings:
 
     Attributes:
         image: Container image of all components and of the trainer.
-        train: Machines of the training job.
+        train: The custom job of the training step: its machines, and how the platform runs it.
     """
 
     image: str
-    train: Cluster
+    train: CustomJobSettings
 
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; give the container image that all components run in")
 
 
+_IMAGE = fields(Settings)[0]
+
+
 def load(path: Path) -> Settings:
-    """Reads a settings file.
+    """Reads a settings file; settings/vertex.toml.example shows all of its keys.
 
     Raises:
-        SettingsError: When the file is missing or no TOML, or a key is unknown, missing or mistyped.
+        SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or out
+            of range.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -42,25 +73,106 @@ def load(path: Path) -> Settings:
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot read settings file {path}: {error}") from None
     try:
-        table = content.pop("train", {})
-        if not isinstance(table, dict):
+        train = content.pop("train", {})
+        if not isinstance(train, dict):
             raise SettingsError("train must be a table: [train]")
-        _check(content, {field.name: field for field in fields(Settings) if field.name != "train"}, "")
-        _check(table, {field.name: field for field in fields(Cluster)}, "train.")
-        return Settings(**content, train=Cluster(**table))
+        image = _values(content, {"image": _IMAGE}, "", also=("train",), required=("image",))
+        return Settings(**image, train=_read_job(train))
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
 
 
-def _check(table: dict[str, Any], known: dict[str, Field[Any]], prefix: str) -> None:
-    for key, value in table.items():
+def _read_job(train: dict[str, Any]) -> CustomJobSettings:
+    tables = {name: train.pop(name) for name in (*_POOLS, "job") if name in train}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise SettingsError(f"train.{name} must be a table: [train.{name}]")
+    shared = _values(train, _POOL_KEYS, "train.", also=(*_POOLS, "job"), required=("replica_count",))
+    total = shared.pop("replica_count")
+    if total < 1:
+        raise SettingsError(f"train.replica_count must be at least 1, got {total}")
+    counts = {"chief": 1, **({"workers": total - 1} if total > 1 else {})}
+    pools = {
+        name: _read_pool(name, tables.get(name, {}), shared, counts.get(name))
+        for name in _POOLS
+        if name in counts or name in tables
+    }
+    job = _values(tables.get("job", {}), _JOB_KEYS, "train.job.")
+    return _named("train.job.", CustomJobSettings, cluster=_named("train.", Cluster, **pools), **job)
+
+
+def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: int | None) -> WorkerPool:
+    prefix = f"train.{name}."
+    own = _values(table, _POOL_KEYS, prefix)
+    if name in ("chief", "workers"):
+        if "replica_count" in own:
+            raise SettingsError(f"{prefix}replica_count follows from train.replica_count; leave it out")
+        if count is None:
+            raise SettingsError("train.workers: there are none; raise train.replica_count to 2 or more")
+        own["replica_count"] = count
+    if name == "reduction_server":
+        shared = {}
+    elif name in _OWN_MACHINE:
+        shared = {key: value for key, value in shared.items() if key not in _MACHINE_KEYS}
+    merged = {**shared, **own, "env": {**shared.get("env", {}), **own.get("env", {})}}
+    if "machine_type" not in merged:
+        raise SettingsError(f"{prefix if name in _OWN_MACHINE else 'train.'}machine_type is missing")
+    return _named(prefix, WorkerPool, **merged)
+
+
+def _values(
+    table: Mapping[str, Any],
+    known: Mapping[str, Field[Any]],
+    prefix: str,
+    *,
+    also: tuple[str, ...] = (),
+    required: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Returns the values of a table, each of its key's type.
+
+    Args:
+        table: As TOML gives it.
+        known: Its keys.
+        prefix: The table's own name, for messages.
+        also: Keys that are read elsewhere, for messages.
+        required: Keys that must be there.
+    """
+    for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(known)}"
+            near = difflib.get_close_matches(key, [*known, *also], n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join([*known, *also])}"
             raise SettingsError(f"unknown key {prefix}{key}; {hint}")
-        wanted = known[key].type
-        if type(value).__name__ != wanted:
-            raise SettingsError(f"{prefix}{key} must be of type {wanted}, got {value!r}")
-    for key, field in known.items():
-        if key not in table and field.default is MISSING:
+    for key in required:
+        if key not in table:
             raise SettingsError(f"{prefix}{key} is missing")
+    return {key: _value(f"{prefix}{key}", value, str(known[key].type)) for key, value in table.items()}
+
+
+def _value(name: str, value: Any, wanted: str) -> Any:
+    kind, words = _TYPES[wanted]
+    of_text = wanted in ("tuple[str, ...]", "Mapping[str, str]")
+    if type(value) is not kind or (of_text and not _are_texts(value)):
+        raise SettingsError(f"{name} must be of type {words}, got {value!r}")
+    if wanted == "tuple[NfsMount, ...]":
+        return tuple(_read_mount(f"{name}[{index}]", value[index]) for index in range(len(value)))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _are_texts(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    return all(isinstance(item, str) for item in items)
+
+
+def _read_mount(name: str, table: Any) -> NfsMount:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{name} must be a table with {', '.join(_MOUNT_KEYS)}, got {table!r}")
+    values = _values(table, _MOUNT_KEYS, f"{name}.", required=tuple(_MOUNT_KEYS))
+    return _named(f"{name}.", NfsMount, **values)
+
+
+def _named(prefix: str, kind: Callable[..., _T], **values: Any) -> _T:
+    """Makes a value; a message of its own begins with the table in which it is written."""
+    try:
+        return kind(**values)
+    except SettingsError as error:
+        raise SettingsError(f"{prefix}{error}" if prefix.count(".") > 1 else str(error)) from None

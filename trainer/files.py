@@ -8,14 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_GCS_PREFIX = "gs://"
-_FUSE_ROOT = "/gcs/"
+#: Names, in the environment, the directory that stands in for /gcs/ on a machine where it is not mounted.
+GCS_ROOT_VARIABLE = "SHARDLINE_GCS_ROOT"
+
+_GCS_PREFIXES = ("gs://", "/gcs/")
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
     """Returns the path under which this machine sees a URI: gs://bucket/x is /gcs/bucket/x on Vertex."""
     text = os.fspath(uri)
-    return Path(_FUSE_ROOT + text[len(_GCS_PREFIX) :] if text.startswith(_GCS_PREFIX) else text)
+    for prefix in _GCS_PREFIXES:
+        if text.startswith(prefix):
+            return Path(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs", text.removeprefix(prefix).lstrip("/"))
+    return Path(text)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -130,9 +130,7 @@ class TrainSettings:
                 raise SettingsError(f"{name} {rule}, got {value}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise SettingsError(
-                    f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}"
-                )
+                raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
         if not self.model:
             raise SettingsError("model is empty; give a built-in name or pkg.module:function")
         if self.label_smoothing >= 1:

@@ -10,14 +10,19 @@ import os
 from pathlib import Path
 
 from pipelines.local import processes
+from pipelines.local.injection import parse_injection
 from pipelines.local.job import parse_payload
 from pipelines.local.supervisor import run_job
 from trainer import files, progress
 
 #: Process id of the process that executes the pipeline, in its environment.
 EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
-#: Directory under which each job has a directory of log files, in the environment.
-LOGS_VARIABLE = "SHARDLINE_JOB_LOGS"
+#: The run directory, in the environment of all its processes.
+RUN_VARIABLE = "SHARDLINE_RUN"
+#: Failures to rehearse, separated by spaces, in the environment.
+INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
+#: In the run directory: log files by job, and what stands in for /gcs/.
+LOGS_DIRECTORY, GCS_DIRECTORY = "replicas", "gcs"
 
 _TOPIC = "train"
 
@@ -29,10 +34,22 @@ def main(argv: list[str] | None = None) -> None:
     options = _parse(argv)
     resources = Path(options.gcp_resources)
     task_directory = resources.parent
-    logs = Path(os.environ.get(LOGS_VARIABLE, task_directory / "logs")) / task_directory.name
+    run = Path(os.environ.get(RUN_VARIABLE, task_directory))
     with processes.adopted_orphans(), progress.errors_end_the_process(_TOPIC):
         job = parse_payload(options.payload, options.executor_input)
-        run_job(job, logs, topic=_TOPIC, show_line=_print_line)
+        try:
+            run_job(
+                job,
+                run / LOGS_DIRECTORY / task_directory.name,
+                topic=_TOPIC,
+                show_line=_print_line,
+                injections=[
+                    parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()
+                ],
+                gcs_root=run / GCS_DIRECTORY,
+            )
+        finally:
+            processes.stop_descendants(0)  # of a replica whose guardian was killed
         resources.parent.mkdir(parents=True, exist_ok=True)
         # What the real launcher writes when it has created nothing in the cloud.
         files.write_json(resources, {"resources": []})

@@ -11,22 +11,21 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 from pipelines.local import execute, processes
 from pipelines.local.cluster import PLATFORM_VARIABLES
-from pipelines.local.custom_job import LOGS_VARIABLE
+from pipelines.local.custom_job import INJECTIONS_VARIABLE, RUN_VARIABLE
 from pipelines.local.lines import LineBuffer
+from pipelines.local.replica_lines import ReplicaLines
 from pipelines.local.terminal import Terminal
 from trainer import progress
 from trainer.errors import EXIT_BAD_INPUT
 from trainer.progress import Event, Scalar
 
-#: In the environment of every process of a run: the run's directory.
-_RUN_VARIABLE = "SHARDLINE_RUN"
 #: Lines of a failed task's output that are shown where the task has not explained itself.
 _TAIL = 12
 #: Seconds that a pipeline whose outcome is certain has to end by itself.
@@ -47,14 +46,17 @@ class Execution:
         tail: The last lines that tasks have printed.
         exit_code: Status of the executing process once it has ended.
         patient: Whether tasks may have to run after one has failed (exit handlers).
+        injections: Failures to rehearse in every custom job.
     """
 
     directory: Path
     patient: bool
+    injections: Sequence[str] = ()
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
     exit_code: int = 0
+    _replica_lines: ReplicaLines = field(default_factory=ReplicaLines)
 
     @property
     def values(self) -> dict[str, Scalar]:
@@ -88,7 +90,7 @@ class Execution:
             finally:
                 with processes.undisturbed():
                     self.exit_code = _end(child)
-                    processes.stop_descendants(with_variable=(_RUN_VARIABLE, str(self.directory)))
+                    processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
 
     def raise_failure(self, terminal: Terminal) -> None:
         """Explains the failure of the run, if it has failed.
@@ -117,8 +119,8 @@ class Execution:
             "PYTHONPATH": os.pathsep.join(item for item in path if item),
             "PYTHONUNBUFFERED": "1",
             progress.EVENTS_VARIABLE: "1",
-            _RUN_VARIABLE: str(self.directory),
-            LOGS_VARIABLE: str(self.directory / "replicas"),
+            RUN_VARIABLE: str(self.directory),
+            INJECTIONS_VARIABLE: " ".join(self.injections),
         }
 
     def _take(self, line: str, log: TextIO, terminal: Terminal) -> None:
@@ -127,7 +129,10 @@ class Execution:
         print(line if event is None else progress.render(event), file=log, flush=True)
         if event is None:
             if line.startswith(_TASK_INDENT) and line.strip():
-                self.tail.append(line.removeprefix(_TASK_INDENT))
+                printed = line.removeprefix(_TASK_INDENT)
+                self.tail.append(printed)
+                if found := self._replica_lines.find(printed):
+                    terminal.line(*found)
         elif event.kind == "error":
             self.errors.append(event)
         else:

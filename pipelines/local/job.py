@@ -13,6 +13,9 @@ from trainer.errors import PipelineError
 #: Role of the replicas of each worker pool, by the pool's index.
 ROLES = ("chief", "worker", "ps", "evaluator")
 
+#: The platform's image that speeds up NCCL between machines; on one machine there is nothing for it to do.
+_REDUCTION_SERVER = "/vertex-ai-restricted/training/reductionserver"
+
 #: What a localized pipeline has in the place of `{{$.json_escape[1]}}`, which kfp.local refuses.
 EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
 EXECUTOR_INPUT_PLACEHOLDER = "{{$.json_escape[1]}}"
@@ -20,18 +23,18 @@ EXECUTOR_INPUT_PLACEHOLDER = "{{$.json_escape[1]}}"
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Replicas that run the same program.
+    """Replicas that run the same program; without replicas, a slot that is left empty.
 
     Attributes:
         command: Program and its first arguments.
         args: Further arguments.
-        replica_count: Number of replicas, at least 1.
+        replica_count: Number of replicas; 0 keeps the roles of the pools behind this one.
         env: Environment variables of the container.
         machine_spec: The platform's machine_spec; on this machine it is only reported.
         image_uri: The container image; on this machine the current Python environment stands in for it.
     """
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     replica_count: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
@@ -39,13 +42,17 @@ class WorkerPool:
     image_uri: str = ""
 
     def __post_init__(self) -> None:
-        if not self.command:
+        if self.replica_count < 0:
+            raise PipelineError(f"a worker pool cannot have {self.replica_count} replicas")
+        if self.replica_count and not self.command:
             raise PipelineError(
                 f"a worker pool with image {self.image_uri!r} has no command, and an image's entry point is "
                 "not known on this machine; state the command in container_spec"
             )
-        if self.replica_count < 1:
-            raise PipelineError(f"a worker pool needs at least 1 replica, not {self.replica_count}")
+
+
+#: A slot without replicas.
+EMPTY_POOL = WorkerPool(replica_count=0)
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,12 @@ class CustomJob:
     """What one custom job runs.
 
     Attributes:
-        worker_pools: By index: chief, workers, parameter servers, evaluator (see `ROLES`).
+        worker_pools: By index: chief, workers, parameter servers, evaluator (see `ROLES`). A pool without
+            replicas keeps its slot.
         display_name: Name of the job.
         timeout: Seconds after which the job is stopped, or None for no limit.
         restart_job_on_worker_restart: Whether all replicas start again when one has failed.
+        disable_retries: Whether nothing starts again, whatever else is set.
         base_output_directory: Root of AIP_MODEL_DIR and its siblings; "" for none.
     """
 
@@ -64,6 +73,7 @@ class CustomJob:
     display_name: str = "custom-job"
     timeout: float | None = None
     restart_job_on_worker_restart: bool = False
+    disable_retries: bool = False
     base_output_directory: str = ""
 
     def __post_init__(self) -> None:
@@ -78,17 +88,37 @@ class CustomJob:
             )
 
     @classmethod
-    def with_workers(cls, command: Sequence[str], replicas: int, **settings: Any) -> CustomJob:
-        """Returns a job of one chief and `replicas` - 1 workers that run the same command.
+    def with_roles(
+        cls, command: Sequence[str], replicas: int, *, ps: int = 0, evaluator: bool = False, **settings: Any
+    ) -> CustomJob:
+        """Returns a job whose replicas all run the same command.
+
+        Args:
+            command: Program and arguments.
+            replicas: Replicas that train: one chief, the rest workers.
+            ps: Parameter servers.
+            evaluator: Whether there is an evaluator.
+            **settings: Further fields of the job.
 
         Raises:
-            PipelineError: When `replicas` is less than 1.
+            PipelineError: When no replica trains, or parameter servers have no workers to serve.
         """
         if replicas < 1:
             raise PipelineError(f"a job needs at least 1 replica, not {replicas}")
-        pools = [WorkerPool(command=tuple(command))]
-        if replicas > 1:
-            pools.append(WorkerPool(command=tuple(command), replica_count=replicas - 1))
+        if ps < 0:
+            raise PipelineError(f"a job cannot have {ps} parameter servers")
+        if ps and replicas < 2:
+            raise PipelineError(
+                f"{ps} parameter servers have no workers to serve: beside the chief there must be at least "
+                f"one, so 2 replicas or more, not {replicas}"
+            )
+        counts = [1, replicas - 1, ps, int(evaluator)]
+        while not counts[-1]:
+            counts.pop()
+        pools = [
+            WorkerPool(command=tuple(command), replica_count=count) if count else EMPTY_POOL
+            for count in counts
+        ]
         return cls(worker_pools=tuple(pools), **settings)
 
 
@@ -124,19 +154,25 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
         display_name=content.get("display_name", "custom-job"),
         timeout=_parse_seconds(scheduling["timeout"]) if "timeout" in scheduling else None,
         restart_job_on_worker_restart=bool(scheduling.get("restart_job_on_worker_restart", False)),
+        disable_retries=bool(scheduling.get("disable_retries", False)),
         base_output_directory=spec.get("base_output_directory", {}).get("output_uri_prefix", ""),
     )
 
 
 def _parse_pool(index: int, pool: Mapping[str, Any]) -> WorkerPool:
-    container = pool.get("container_spec")
+    # The launcher takes zeros out of the payload, and nothing is what the API then reads as zero.
+    count = pool.get("replica_count", 0)
+    if not isinstance(count, int | float) or count != int(count):
+        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {count!r}")
+    if not count:
+        return EMPTY_POOL
+    container = pool.get("container_spec", {})
+    if _REDUCTION_SERVER in container.get("image_uri", ""):
+        return EMPTY_POOL
     if not container:
         raise PipelineError(
             f"worker pool {index} has no container_spec; only containers can run on this machine"
         )
-    count = pool.get("replica_count", 1)
-    if not isinstance(count, int | float) or count != int(count):
-        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {count!r}")
     return WorkerPool(
         command=tuple(container.get("command", ())),
         args=tuple(container.get("args", ())),

@@ -89,6 +89,14 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
     return local
 
 
+def has_custom_jobs(spec: dict[str, Any]) -> bool:
+    """Whether a compiled pipeline has a task that is a custom job."""
+    return any(
+        _LAUNCHER in executor.get("container", {}).get("command", ())
+        for executor in spec["deploymentSpec"]["executors"].values()
+    )
+
+
 def localize_value(value: Any, *, created: str = _EPOCH) -> Any:
     """Returns a parameter's value with the platform's placeholders replaced by local values.
 

@@ -19,6 +19,7 @@ GRACE_S = 5.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -95,11 +96,13 @@ def adopted_orphans() -> Iterator[None]:
 
     So they can be found and stopped however their parent came to its end.
     """
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] | None = None) -> None:
@@ -120,16 +123,21 @@ def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] |
 
 def describe_exit(code: int) -> str:
     """Returns an exit status in words; negative, or 128 + n as shells report it, is a signal."""
-    number = -code if code < 0 else code - 128
-    if number > 0 and number in {int(item) for item in signal.Signals}:
-        return f"was killed by {signal.Signals(number).name}"
+    if name := signal_name(code):
+        return f"was killed by {name}"
     if code == 127:
         return "could not be started (exit code 127)"
     return f"ended with exit code {code}"
 
 
+def signal_name(code: int) -> str | None:
+    """Returns the name of the signal that an exit status speaks of: negative, or 128 + n."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number).name if number in {int(item) for item in signal.Signals} else None
+
+
 def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 

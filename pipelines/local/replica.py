@@ -1,70 +1,52 @@
-"""One replica of a custom job: a process, its output and its log file."""
+"""One replica of a custom job: a guarded process and its output."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import fcntl
 import os
+import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+
+import psutil
 
 from pipelines.local import guardian
-from pipelines.local.lines import LineBuffer
-from trainer import progress
+from pipelines.local.output import Output
 
-#: Lines of a replica's output that an error shows.
-TAIL = 10
+#: Seconds that a guardian has to kill what it guards.
+_KILL_S = 2.0
 
-ShowLine = Callable[[str, str], None]
+#: How a guardian is started; `spawn_guardian` is one way.
+Spawn = Callable[[Sequence[str], Mapping[str, str], int, int], int]
 
 
 class Replica:
     """A running replica.
 
-    Its output goes, line by line, to its log file. Events (see `trainer.progress`) are passed on as
-    events, errors are kept in `error` until the job is over, and every other line is shown.
-
     Attributes:
         name: Role and number, as in "worker-0".
-        log: Path of its log file.
+        output: Where everything goes that it prints.
         pidfd: Becomes readable when the replica has ended.
-        output: File descriptor of its standard output and standard error.
-        error: The first error event that the replica reported.
-        tail: The last lines of its output that are no events.
+        pipe: File descriptor of its standard output and standard error.
+        preempted: Whether it has been told that its machine will be taken away.
+        peak_memory: Largest resident set of any of its processes, in bytes, once it has been finished.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path, show: ShowLine
+        self, name: str, command: Sequence[str], env: Mapping[str, str], output: Output, spawn: Spawn
     ) -> None:
         self.name = name
-        self.log = log
-        self.error: progress.Event | None = None
-        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL)
-        self._show = show
-        self._buffer = LineBuffer()
-        self._file = log.open("a", encoding="utf-8")
+        self.output = output
+        self.preempted = False
+        self.peak_memory = 0
+        self._exit_code: int | None = None
+        self._paused: list[psutil.Process] = []
         self._started = time.monotonic()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self.output = self._process.stdout.fileno()
-        os.set_blocking(self.output, False)
-        self.pidfd = os.pidfd_open(self._process.pid)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the replica has ended and been reaped."""
-        return self._process.returncode is not None
+        self._pid, self.pipe, self._memory = _start(command, env, spawn)
+        self.pidfd = os.pidfd_open(self._pid)
 
     @property
     def age(self) -> float:
@@ -74,50 +56,99 @@ class Replica:
     def read(self) -> bool:
         """Takes what the replica has printed so far; returns whether more may come."""
         try:
-            data = os.read(self.output, 1 << 16)
+            data = os.read(self.pipe, 1 << 16)
         except BlockingIOError:
             return True
-        for line in self._buffer.feed(data) if data else self._buffer.flush():
-            self._take(line)
+        self.output.feed(data)
         return bool(data)
 
-    def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Sends a signal to every process of a replica that has not been finished."""
+    def stop(self) -> None:
+        """Asks every process of the replica to end (SIGTERM)."""
         # Until it is reaped, an ended leader keeps its process group's number from being used again.
-        if not self.finished:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signum)
+        self._signal_group(signal.SIGTERM)
+        self._signal_group(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kills every process of the replica, whatever session it may be in."""
+        signal.pidfd_send_signal(self.pidfd, signal.SIGHUP)
+
+    def pause(self) -> None:
+        """Stops its processes for a while, but not its guardian, which must see its parent die."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._paused = psutil.Process(self._pid).children(recursive=True)
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def resume(self) -> None:
+        """Lets its processes go on."""
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        self._paused = []
 
     def finish(self) -> int:
         """Kills what is left of the replica, takes its last output, and returns its exit status."""
-        if not self.finished:
-            self.stop(signal.SIGKILL)
-            self._process.wait()
+        if self._exit_code is None:
+            self.kill()
+            select.select([self.pidfd], [], [], _KILL_S)
+            self._signal_group(signal.SIGKILL)  # where the guardian itself was killed
+            _, status = os.waitpid(self._pid, 0)
+            self._exit_code = os.waitstatus_to_exitcode(status)
             self._drain()
-            os.close(self.pidfd)
-            self._file.close()
-        return int(self._process.returncode)
+            for descriptor in (self.pidfd, self.pipe, self._memory):
+                os.close(descriptor)
+        return self._exit_code
+
+    def _signal_group(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signum)
 
     def _drain(self) -> None:
-        """Reads to the end, or as far as it goes where a process outside the group holds the pipe open."""
-        assert self._process.stdout is not None
+        """Reads what a pipe can hold; more can only come from a process that has escaped."""
+        left = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.output, 1 << 16):
-                for line in self._buffer.feed(data):
-                    self._take(line)
-        for line in self._buffer.flush():
-            self._take(line)
-        self._process.stdout.close()
+            while left > 0 and (data := os.read(self.pipe, left)):
+                self.output.feed(data)
+                left -= len(data)
+        self.output.close()
+        with contextlib.suppress(BlockingIOError):
+            self.peak_memory = int(os.read(self._memory, 32) or 0) * 1024
 
-    def _take(self, line: str) -> None:
-        event = progress.parse(line)
-        text = line if event is None else progress.render(event)
-        self._file.write(text + "\n")
-        self._file.flush()
-        if event is None:
-            self.tail.append(line)
-            self._show(self.name, line)
-        elif event.kind != "error":
-            progress.emit(event)
-        elif self.error is None:
-            self.error = event
+
+def spawn_guardian(command: Sequence[str], env: Mapping[str, str], printed: int, told: int) -> int:
+    """Starts a guarded command in a session of its own and returns the guardian's process id.
+
+    Args:
+        command: Program and arguments.
+        env: Its environment.
+        printed: Descriptor for what it prints.
+        told: Descriptor for what becomes `guardian.MEMORY_FD`.
+    """
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), *command],
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, printed, 1),
+            (os.POSIX_SPAWN_DUP2, printed, 2),
+            (os.POSIX_SPAWN_DUP2, told, guardian.MEMORY_FD),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores
+    )
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], spawn: Spawn) -> tuple[int, int, int]:
+    """Returns the guardian's process id, and descriptors of the output and of `guardian.MEMORY_FD`."""
+    output, printed = os.pipe()
+    memory, told = os.pipe()
+    try:
+        pid = spawn(command, env, printed, told)
+    finally:
+        os.close(printed)
+        os.close(told)
+    for descriptor in (output, memory):
+        os.set_blocking(descriptor, False)
+    return pid, output, memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,12 +13,13 @@ import yaml
 
 from pipelines.local import execute, processes, record, summary
 from pipelines.local.execution import Execution
-from pipelines.local.localize import localize, localize_value
+from pipelines.local.injection import parse_injection
+from pipelines.local.localize import has_custom_jobs, localize, localize_value
 from pipelines.local.terminal import open_terminal
 from pipelines.parameters import check_parameters
 from pipelines.spec import defaults, has_exit_tasks, parse_pipeline, read_pipeline
 from trainer import files
-from trainer.errors import RunError
+from trainer.errors import PipelineError, RunError
 from trainer.progress import Scalar
 
 
@@ -45,24 +46,28 @@ def run_pipeline(
     *,
     runs_dir: Path,
     require_blessing: bool = False,
+    injections: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> RunResult:
     """Runs a compiled pipeline on this machine and shows how it goes.
 
     The run directory gets pipeline.yaml (an exact copy of what ran), localized.yaml, run.json (settings
-    and versions, state, results), run.log (all that any task printed), replicas/ (one log per replica)
-    and outputs/ (the artifacts). When this function returns or raises, no process of the run is left.
+    and versions, state, results), run.log (all that any task printed), replicas/ (one log per replica
+    and job.json), outputs/ (the artifacts) and gcs/ (what custom jobs see as /gcs/). When this function
+    returns or raises, no process of the run is left.
 
     Args:
         path: The compiled YAML.
         parameters: Pipeline parameters by name, as text or of their declared types.
         runs_dir: Where the run directory is made.
         require_blessing: Whether a run whose model is not blessed counts as failed.
+        injections: Failures to rehearse in every custom job of the pipeline (see `parse_injection`).
         stream: Where to show; standard output unless given.
 
     Raises:
-        PipelineError: When the file is no pipeline that can run here, or a parameter is wrong.
-        SettingsError: When the run directory cannot be written.
+        PipelineError: When the file is no pipeline that can run here, or a parameter is wrong, or there
+            is no custom job to inject a failure into.
+        SettingsError: When an injection is malformed, or the run directory cannot be written.
         ProcessFailedError: When a task failed; exit_code says whether by a mistake of the user.
         RunError: When a blessing is required and there is none.
         processes.Stopped: When a signal (SIGINT, SIGTERM, SIGHUP) stopped this process.
@@ -72,12 +77,13 @@ def run_pipeline(
     spec = parse_pipeline(content, path)
     checked = check_parameters(spec, parameters)
     now = datetime.datetime.now(datetime.UTC)
+    _check_injections(injections, spec)
     localized = localize(spec, checked, created=record.timestamp(now))
     values = localize_value(checked, created=record.timestamp(now))
     book = record.RunRecord(runs_dir, content, now)
     book.start(spec["pipelineInfo"]["name"], path.absolute(), defaults(spec) | checked)
     command = _write_inputs(book.directory, localized, values)
-    run = Execution(book.directory, patient=has_exit_tasks(spec))
+    run = Execution(book.directory, patient=has_exit_tasks(spec), injections=injections)
     state, explanation = "stopped", None
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
@@ -94,6 +100,13 @@ def run_pipeline(
         book.end(state, run.values, explanation)
         summary.show(_rows(book, run, state), stream)
     return _judge(book, run, require_blessing)
+
+
+def _check_injections(injections: Sequence[str], spec: dict[str, Any]) -> None:
+    for text in injections:
+        parse_injection(text)
+    if injections and not has_custom_jobs(spec):
+        raise PipelineError("--inject needs a custom job, and no task of the pipeline is one")
 
 
 def _write_inputs(directory: Path, localized: dict[str, Any], parameters: dict[str, Any]) -> list[str]:

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import selectors
-import signal
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pipelines.local import cluster, ports, processes
-from pipelines.local.cluster import ReplicaId
+from pipelines.local import cluster, ports, processes, rehearsal
+from pipelines.local.forking import ForkServer
+from pipelines.local.group import Group
+from pipelines.local.history import History
+from pipelines.local.injection import Injection
 from pipelines.local.job import CustomJob
+from pipelines.local.launch import launches
+from pipelines.local.output import Output, ShowLine
 from pipelines.local.processes import ProcessFailedError
-from pipelines.local.replica import Replica, ShowLine
+from pipelines.local.rehearsal import Rehearsal
+from pipelines.local.replica import Replica
+from pipelines.local.restarts import RestartLimits, Restarts, Scope
 from trainer import progress
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
+from trainer.progress import Event
 
-#: How often a job with restart_job_on_worker_restart is started again.
-MAX_RESTARTS = 1
-
-#: Seconds that the others have to end by themselves once the chief has succeeded.
+#: Seconds that workers have to end by themselves once the chief has succeeded.
 _FAREWELL_S = 2.0
+#: Seconds between SIGTERM and SIGKILL for replicas that have nothing left to save.
+_BRIEF_GRACE_S = 1.0
+#: Exit codes after which trying again cannot help: the last two are a command that cannot be run.
+_MISTAKES = (EXIT_BAD_INPUT, 126, 127)
+
+#: Starts the replica of that name, which reports its events to the function.
+Start = Callable[[str, Callable[[Event], None]], Replica]
 
 
 def run_job(
@@ -33,7 +41,8 @@ def run_job(
     *,
     topic: str = "train",
     show_line: ShowLine = lambda name, line: None,
-    max_restarts: int = MAX_RESTARTS,
+    injections: Sequence[Injection] = (),
+    gcs_root: Path | None = None,
 ) -> None:
     """Runs the job and returns when its chief has succeeded and no other process of it is left.
 
@@ -42,127 +51,199 @@ def run_job(
 
     Args:
         job: What to run. Its commands run in the current directory and Python environment.
-        log_directory: Gets one log file per replica; made where it does not exist.
+        log_directory: Gets one log file per replica, and job.json with the starts and ends of each; made
+            where it does not exist.
         topic: Name under which the job itself reports.
         show_line: Called with the replica's name for each line of output that is no event.
-        max_restarts: How often the whole job starts again after a failure, where the job asks for it.
+        injections: Failures to rehearse.
+        gcs_root: Stands in for /gcs/ in the replicas, unless the environment names another.
 
     Raises:
         ProcessFailedError: When a replica failed; with EXIT_BAD_INPUT as its exit_code when the replica said
             that the mistake is the user's, and then nothing is tried again.
         RunError: When the job's timeout has passed.
+        PipelineError: When there is no such command, or an injection names no replica of the job.
         processes.Stopped: When a signal stopped this process.
     """
-    log_directory.mkdir(parents=True, exist_ok=True)
-    restarts = max_restarts if job.restart_job_on_worker_restart else 0
-    deadline = time.monotonic() + (math.inf if job.timeout is None else job.timeout)
-    members = cluster.replicas(job)
-    job_id = f"{time.time_ns()}"
-    with processes.stop_on_signals(), ports.reserve(len(members)) as addresses:
-        progress.say(topic, f"starting {', '.join(member.name for member in members)}")
-        environments = [cluster.environment(job, member, addresses, job_id) for member in members]
-        for restart in range(1, restarts + 2):
+    names = [member.name for member in cluster.replicas(job)]
+    drill = Rehearsal(injections, names, topic)
+    history = History(job.display_name, names)
+    with processes.stop_on_signals(), ports.reserve(len(names)) as addresses:
+        starts = launches(job, addresses, gcs_root)
+        log_directory.mkdir(parents=True, exist_ok=True)
+        progress.say(topic, f"starting {', '.join(names)}")
+
+        def start(name: str, report: Callable[[Event], None]) -> Replica:
+            output = Output(name, log_directory / f"{name}.log", show_line, report)
+            replica = Replica(name, starts[name].command, starts[name].env, output, forks.spawn)
+            history.started(name)
+            return replica
+
+        def ended(replica: Replica, code: int) -> None:
+            history.ended(replica.name, code, replica.peak_memory)
+
+        with _recorded(history, log_directory, topic), ForkServer(list(starts.values())) as forks:
+            limits = RestartLimits(replica=0, job=0, preemption=0) if job.disable_retries else RestartLimits()
+            restarts = Restarts(limits, whole_job=job.restart_job_on_worker_restart)
+            _Supervisor(job, names, Group(ended), drill, restarts, start, topic).run()
+        drill.end()
+
+
+class _Supervisor:
+    """A job in progress."""
+
+    def __init__(
+        self,
+        job: CustomJob,
+        names: Sequence[str],
+        group: Group,
+        drill: Rehearsal,
+        restarts: Restarts,
+        start: Start,
+        topic: str,
+    ) -> None:
+        self._job = job
+        self._names = names
+        self._chief = names[0]
+        self._group = group
+        self._drill = drill
+        self._restarts = restarts
+        self._start_replica = start
+        self._topic = topic
+        self._deadline = time.monotonic() + (math.inf if job.timeout is None else job.timeout)
+
+    def run(self) -> None:
+        """Starts the replicas and returns when the chief has succeeded."""
+        with self._group:
             try:
-                _attempt(job, members, environments, log_directory, topic, show_line, deadline)
-                return
-            except ProcessFailedError as failure:
-                if failure.exit_code == EXIT_BAD_INPUT or restart > restarts:
-                    raise
-                progress.say(topic, f"{failure}; all replicas start again (restart {restart} of {restarts})")
-
-
-def _attempt(
-    job: CustomJob,
-    members: Sequence[ReplicaId],
-    environments: Sequence[dict[str, str]],
-    log_directory: Path,
-    topic: str,
-    show_line: ShowLine,
-    deadline: float,
-) -> None:
-    """Starts all replicas once and waits until the chief has succeeded or something has failed."""
-    with contextlib.ExitStack() as stack:
-        running: list[Replica] = []
-        stack.callback(_stop, running)
-        for member, variables in zip(members, environments, strict=True):
-            pool = job.worker_pools[member.pool]
-            replica = Replica(
-                member.name,
-                [*pool.command, *pool.args],
-                _environment(pool.env, variables),
-                log_directory / f"{member.name}.log",
-                show_line,
-            )
-            running.append(replica)
-        chief = running[0]
-        for ended in _endings(running, deadline):
-            code = ended.finish()
-            if code != 0:
-                raise _failure(ended, code, running, topic)
-            if ended is chief:
-                for _ in _endings(running, time.monotonic() + _FAREWELL_S):
+                self._drill.start()
+                self._start_all()
+                while not self._has_succeeded():
                     pass
-                return
-        raise RunError(f"the job was stopped: its timeout of {job.timeout:g} s has passed")
+            except ProcessFailedError:
+                self._group.stop(_BRIEF_GRACE_S)
+                raise
+            except (RunError, processes.Stopped):
+                self._group.stop(processes.GRACE_S)
+                raise
+            # Workers that serve a chief never end by themselves.
+            self._group.wait_for_all(0 if self._has_parameter_servers else _FAREWELL_S)
+            self._group.stop(_BRIEF_GRACE_S)
+
+    @property
+    def _has_parameter_servers(self) -> bool:
+        return len(self._job.worker_pools) > 2 and self._job.worker_pools[2].replica_count > 0
+
+    def _has_succeeded(self) -> bool:
+        """Waits for something to happen and deals with it; returns whether the chief has succeeded."""
+        ended = self._group.wait(min(self._deadline, self._drill.next_time))
+        self._drill.act(self._group)
+        if (self._chief, 0) in [(replica.name, code) for replica, code in ended]:
+            return True
+        for replica, code in ended:
+            if code == 0:
+                continue
+            scope, which = self._decide(replica, code)
+            if scope == "job":
+                # Whatever else has ended belongs to what is over now.
+                return self._start_all_again(
+                    code, f"{_words(replica, code)}; all replicas start again ({which})"
+                )
+            progress.say(self._topic, f"{_words(replica, code)}; it starts again ({which})")
+            self._start(replica.name)
+        if time.monotonic() >= self._deadline:
+            raise RunError(f"the job was stopped: its timeout of {self._job.timeout:g} s has passed")
+        return False
+
+    def _start_all(self) -> None:
+        for name in self._names:
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        self._group.add(self._start_replica(name, self._report))
+
+    def _report(self, event: Event) -> None:
+        if event.kind == "progress" and event.unit == "steps":
+            self._drill.note_step(event.done)
+        progress.emit(event)
+
+    def _decide(self, replica: Replica, code: int) -> tuple[Scope, str]:
+        """Returns what starts again and which time this is, in words.
+
+        Raises:
+            ProcessFailedError: When nothing does.
+        """
+        mistakes = [item for item in (replica, *self._group) if _is_mistake(item.output.error)]
+        if mistakes or code in _MISTAKES:
+            raise _failure(mistakes[0] if mistakes else replica, code, self._topic)
+        if code == EXIT_RESTART or replica.preempted:
+            decision = self._restarts.after_preemption()
+        else:
+            decision = self._restarts.after_failure(replica.name)
+        if decision is None:
+            raise _failure(replica, code, self._topic)
+        return decision
+
+    def _start_all_again(self, code: int, words: str) -> bool:
+        """Starts the whole job again, unless the chief succeeds meanwhile; returns whether it has."""
+        if code == EXIT_RESTART:
+            # The others are about to say the same, once they have saved what they have.
+            ended = self._group.wait_for_all(processes.GRACE_S)
+            if (self._chief, 0) in [(replica.name, code) for replica, code in ended]:
+                return True
+            self._group.ask_to_end()
+            self._group.wait_for_all(rehearsal.PREEMPTION_GRACE_S - processes.GRACE_S)
+        others = list(self._group)
+        self._group.stop(_BRIEF_GRACE_S)
+        for other in others:
+            if _is_mistake(other.output.error):  # of which the first one has failed
+                raise _failure(other, EXIT_BAD_INPUT, self._topic)
+        progress.say(self._topic, words)
+        self._start_all()
+        return False
 
 
-def _endings(running: Iterable[Replica], deadline: float) -> Iterable[Replica]:
-    """Passes on the replicas' output, and yields each replica as it ends; stops at the deadline."""
-    with selectors.DefaultSelector() as selector:
-        for replica in running:
-            if not replica.finished:
-                selector.register(replica.pidfd, selectors.EVENT_READ, (replica, "end"))
-                selector.register(replica.output, selectors.EVENT_READ, (replica, "output"))
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            ready = [key.data for key, _ in selector.select(None if left == math.inf else left)]
-            for replica, what in ready:
-                if what == "output" and not replica.read():
-                    selector.unregister(replica.output)
-            for replica, what in ready:
-                if what == "end":
-                    selector.unregister(replica.pidfd)
-                    with contextlib.suppress(KeyError):
-                        selector.unregister(replica.output)
-                    yield replica
+@contextlib.contextmanager
+def _recorded(history: History, directory: Path, topic: str) -> Iterator[None]:
+    """Keeps the history of the job that runs in this context, however it ends."""
+    state, words, mistake = "stopped", None, False
+    try:
+        yield
+        state = "succeeded"
+    except RunError as error:
+        state, words, mistake = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
+        raise
+    except processes.Stopped as error:
+        words = f"stopped by {error.signal_name}"
+        raise
+    finally:
+        history.save(directory, state, words)
+        for line in [] if mistake else history.table():
+            progress.say(topic, line)
 
 
-def _environment(pool: Mapping[str, str], platform: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a replica: this process's, the pool's, and the platform's own on top."""
-    inherited = {key: value for key, value in os.environ.items() if key not in cluster.PLATFORM_VARIABLES}
-    here = os.path.dirname(sys.executable)
-    return {
-        **inherited,
-        # "python3" in a replica's command is the Python of this environment.
-        "PATH": f"{here}{os.pathsep}{inherited.get('PATH', os.defpath)}",
-        "PYTHONUNBUFFERED": "1",
-        **pool,
-        **platform,
-        progress.EVENTS_VARIABLE: "1",
-    }
+def _is_mistake(error: Event | None) -> bool:
+    return error is not None and error.exit_code == EXIT_BAD_INPUT
 
 
-def _failure(ended: Replica, code: int, running: Sequence[Replica], topic: str) -> ProcessFailedError:
-    """Says why the job failed, in the words of a replica where one has reported an error."""
-    mistakes = [item.error for item in running if item.error and item.error.exit_code == EXIT_BAD_INPUT]
-    event = mistakes[0] if mistakes else ended.error
-    if event is not None:
-        return ProcessFailedError(event.text, topic=event.topic, exit_code=event.exit_code)
-    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL):  # of which its output can know nothing
-        for line in ended.tail:
-            progress.say(topic, f"{ended.name} | {line}")
+def _words(replica: Replica, code: int) -> str:
+    """Says how a replica has ended."""
+    if replica.preempted:
+        return f"{replica.name} was preempted after {replica.age:.0f} s"
+    if code == EXIT_RESTART:
+        return f"{replica.name} asks after {replica.age:.0f} s to be started again"
+    return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
+
+
+def _failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
+    """Says why the job failed, in the words of the replica where it has reported an error."""
+    output = replica.output
+    if output.error is not None:
+        return ProcessFailedError(
+            output.error.text, topic=output.error.topic, exit_code=output.error.exit_code
+        )
     return ProcessFailedError(
-        f"{ended.name} {processes.describe_exit(code)} after {ended.age:.0f} s (its log: {ended.log})",
+        f"{_words(replica, code)} (its log: {output.log})",
         topic=topic,
-        exit_code=EXIT_BAD_INPUT if code == EXIT_BAD_INPUT else EXIT_FAILED,
+        exit_code=EXIT_BAD_INPUT if code in _MISTAKES else EXIT_FAILED,
     )
-
-
-def _stop(running: Sequence[Replica]) -> None:
-    """Stops what still runs: SIGTERM, a grace period, then SIGKILL."""
-    with processes.undisturbed():
-        for replica in running:
-            replica.stop(signal.SIGTERM)
-        for ended in _endings(running, time.monotonic() + processes.GRACE_S):
-            ended.finish()
-        for replica in running:
-            replica.finish()

@@ -1,19 +1,21 @@
 """The compiled pipeline: what is in it, that it is up to date, and what compiling costs."""
 
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
-from kfp import dsl
 
-from components.train.worker_pools import Cluster, custom_job
+from components.train.pools.cluster import Cluster
+from components.train.pools.job import CustomJobSettings
+from components.train.pools.pool import WorkerPool
 from pipelines import cli, settings
 from pipelines.compile import compile_pipeline
 from pipelines.settings import Settings
-from trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,10 +101,11 @@ def test_one_chief_and_the_workers(spec):
 
 
 def test_settings_reach_the_worker_pools():
-    cluster = Cluster(
+    pool = WorkerPool(
         replica_count=4, machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2
     )
-    spec = yaml.safe_load(compile_pipeline(Settings(image="registry/image:1", train=cluster)))
+    job = CustomJobSettings(cluster=Cluster.of(pool))
+    spec = yaml.safe_load(compile_pipeline(Settings(image="registry/image:1", train=job)))
 
     assert [pool["replica_count"] for pool in pools(spec)] == [1, 3]
     assert [pool["machine_spec"] for pool in pools(spec)] == 2 * [
@@ -126,16 +129,24 @@ def test_no_task_installs_packages(spec):
 def test_the_example_settings_are_valid():
     found = settings.load(ROOT / "settings" / "vertex.toml.example")
 
-    assert found.train.accelerator_count == 1
+    assert found.train.cluster.chief.accelerator_count == 1
 
 
-def test_a_component_parameter_never_overrides_a_field_of_the_job():
-    @dsl.component(base_image="i:1", install_kfp_package=False)
-    def train(strategy: str):
-        print(strategy)
+def test_every_example_that_is_commented_out_is_valid(tmp_path):
+    """As many of them as go together: the Reduction Server takes the parameter servers' place."""
+    text = (ROOT / "settings" / "vertex.toml.example").read_text()
+    servers = text[text.index("# [train.parameter_servers]") : text.index("# Or pool 2")]
+    enabled = re.sub(r"^# (?=\[|\w+ = )", "", text.replace(servers, ""), flags=re.MULTILINE)
+    enabled = enabled.replace('affinity_type = ""', 'affinity_type = "SPECIFIC_RESERVATION"')
+    (tmp_path / "all.toml").write_text(enabled)
 
-    with pytest.raises(SettingsError, match=r"parameters that a CustomJob has too: \['strategy'\]"):
-        custom_job(train, Cluster(replica_count=1, machine_type="n1-standard-4"))
+    found = settings.load(tmp_path / "all.toml").train
+
+    assert len(found.cluster.pools) == 4
+    assert found.psc_interface_config["network_attachment"].endswith("/mine")
+    assert found.cluster.chief.nfs_mounts[0].server == "10.0.0.2"
+    known = {item.name for kind in (WorkerPool, CustomJobSettings) for item in fields(kind)} - {"cluster"}
+    assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config"}  # a table
 
 
 def test_drift_is_an_error(tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.jobs import eventually, marked
 from trainer import progress
 
 
@@ -17,6 +19,15 @@ def events() -> Iterator[list[progress.Event]]:
     collected: list[progress.Event] = []
     with progress.sink(collected.append):
         yield collected
+
+
+@pytest.fixture
+def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Fails the test when a process that it has started, however indirectly, is left; yields their mark."""
+    mark = f"{os.getpid()}-{monkeypatch!r}"
+    monkeypatch.setenv("TEST_MARK", mark)
+    yield mark
+    eventually(lambda: not marked(mark), 5)
 
 
 @pytest.fixture

@@ -166,6 +166,9 @@ def test_dataset_commands_refuse_what_is_no_dataset(tmp_path, command):
     ("options", "message"),
     [
         (["--replicas", "0"], "at least 1 replica, not 0"),
+        (["--ps", "1"], "1 parameter servers have no workers to serve"),
+        (["--inject", "kill"], "--inject takes preempt:worker:0@step=30"),
+        (["--inject", "kill:worker@t=1s"], "--inject names worker-0, but the job's replicas are chief-0"),
         (["--epochs", "0"], "epochs must be at least 1"),
         (["--hparams", "{"], "not JSON"),
         (["--learning-rat", "1"], "unrecognized arguments"),

@@ -3,81 +3,46 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import socket
-import subprocess
 import sys
-import textwrap
-import time
+import threading
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from pipelines.local import ports, supervisor
-from pipelines.local.job import EXECUTOR_INPUT_MARKER, CustomJob, WorkerPool
+from pipelines.local import ports
+from pipelines.local.job import CustomJob, WorkerPool
+from pipelines.local.output import SHOWN_PER_S
 from pipelines.local.processes import ProcessFailedError
 from pipelines.local.supervisor import run_job
-from trainer import progress
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunError
+from tests.helpers.jobs import PRELUDE, make_job
+from trainer import files
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
 from trainer.progress import Event
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 
-#: What every replica's program starts with.
-_PRELUDE = """
-import json, os, signal, subprocess, sys, time
-from pathlib import Path
-from trainer import progress
-from trainer.errors import ModelError
-task = json.loads(os.environ["CLUSTER_SPEC"])["task"]
-chief = task["type"] == "workerpool0"
+_REPORT = """
+names = ("MINE", "AIP_MODEL_DIR", "TF_CONFIG")
+print(json.dumps({name: os.environ.get(name) for name in names}))
+if chief:
+    progress.fact("steps", 3)
+    print("no line end", end="")
+    sys.stdout.flush()
+    time.sleep(0.3)
 """
 
 
-def _job(program: str, *, workers: int = 1, **settings: Any) -> CustomJob:
-    command = [sys.executable, "-c", _PRELUDE + textwrap.dedent(program)]
-    return CustomJob.with_workers(command, 1 + workers, **settings)
-
-
-def _marked() -> list[psutil.Process]:
-    """Processes of this test's replicas that are alive: they inherit its mark."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TEST_MARK") == str(os.getpid()) and process.pid != os.getpid():
-                found.append(process)
-        except psutil.Error:
-            continue
-    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-
-
-@pytest.fixture(autouse=True)
-def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TEST_MARK", str(os.getpid()))
-    yield
-    deadline = time.monotonic() + 5
-    while (left := _marked()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
-
-
-@pytest.fixture
-def events() -> Any:
-    seen: list[Event] = []
-    with progress.sink(seen.append):
-        yield seen
+def _texts(events: list[Event]) -> list[str]:
+    return [event.text for event in events]
 
 
 def test_output_events_and_environment(tmp_path: Path, events: list[Event]) -> None:
     lines: list[tuple[str, str]] = []
     job = CustomJob(
         worker_pools=(
-            WorkerPool(command=(sys.executable,), args=("-c", _PRELUDE + _REPORT), env={"MINE": "1"}),
-            WorkerPool(command=(sys.executable,), args=("-c", _PRELUDE + _REPORT), replica_count=2),
+            WorkerPool(command=(sys.executable,), args=("-c", PRELUDE + _REPORT), env={"MINE": "1"}),
+            WorkerPool(command=(sys.executable,), args=("-c", PRELUDE + _REPORT), replica_count=2),
         ),
         base_output_directory=str(tmp_path / "out"),
     )
@@ -93,36 +58,61 @@ def test_output_events_and_environment(tmp_path: Path, events: list[Event]) -> N
     assert "steps: 3\n" in (tmp_path / "logs" / "chief-0.log").read_text()
 
 
-_REPORT = """
-names = ("MINE", "AIP_MODEL_DIR", "TF_CONFIG")
-print(json.dumps({name: os.environ.get(name) for name in names}))
-if chief:
-    progress.fact("steps", 3)
-    print("no line end", end="")
-    sys.stdout.flush()
-    time.sleep(0.3)
-"""
-
-
 def test_variables_of_the_shell_do_not_leak_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", "broken")
     monkeypatch.setenv("AIP_MODEL_DIR", "/elsewhere")
-    run_job(_job("assert not {'TF_CONFIG', 'AIP_MODEL_DIR'} & set(os.environ)", workers=0), tmp_path)
+    run_job(make_job("assert not {'TF_CONFIG', 'AIP_MODEL_DIR'} & set(os.environ)", workers=0), tmp_path)
+
+
+def test_a_bucket_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+        from trainer.files import local_path
+        out = local_path(os.environ["AIP_MODEL_DIR"])
+        assert out == local_path("/gcs/bucket/job/model")
+        out.mkdir(parents=True)
+        (out / name).touch()
+    """
+    job = make_job(program, workers=0, base_output_directory="gs://bucket/job")
+    run_job(job, tmp_path / "logs", gcs_root=tmp_path / "gcs")
+    assert (tmp_path / "gcs/bucket/job/model/chief-0").exists()
+
+    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path / "mine"))
+    run_job(job, tmp_path / "logs", gcs_root=tmp_path / "gcs")
+    assert (tmp_path / "mine/bucket/job/model/chief-0").exists()
 
 
 def test_the_others_are_stopped_when_the_chief_has_succeeded(tmp_path: Path) -> None:
-    started = time.monotonic()
     program = """
         if not chief:
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
             time.sleep(600)
     """
-    run_job(_job(program, workers=2), tmp_path)
-    assert time.monotonic() - started < 6
+    run_job(make_job(program, workers=2), tmp_path)
+
+
+def test_workers_and_servers_that_never_end_are_stopped(tmp_path: Path) -> None:
+    """As those of a parameter-server job, which wait in TensorFlow's C++ and hear no SIGTERM."""
+    program = f"""
+        if not chief:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            Path({str(tmp_path)!r}, name).touch()
+            time.sleep(600)
+        wait_for({str(tmp_path / "worker-0")!r})
+        wait_for({str(tmp_path / "ps-0")!r})
+        wait_for({str(tmp_path / "evaluator-0")!r})
+    """
+    run_job(make_job(program, ps=1, evaluator=True), tmp_path / "logs")
+    replicas = json.loads((tmp_path / "logs" / "job.json").read_text())["replicas"]
+    assert [(item["name"], item["starts"][0]["exit"]) for item in replicas] == [
+        ("chief-0", 0),
+        ("worker-0", "SIGKILL"),
+        ("ps-0", "SIGKILL"),
+        ("evaluator-0", "SIGKILL"),
+    ]
 
 
 def test_a_worker_that_ends_early_is_no_failure(tmp_path: Path) -> None:
-    run_job(_job("if chief: time.sleep(0.5)"), tmp_path)
+    run_job(make_job("if chief: time.sleep(0.5)"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -134,101 +124,159 @@ def test_a_worker_that_ends_early_is_no_failure(tmp_path: Path) -> None:
         ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
     ],
 )
-def test_a_failure_ends_the_job_and_names_the_replica(
-    tmp_path: Path, events: list[Event], end: str, words: str
-) -> None:
-    started = time.monotonic()
+def test_a_failure_ends_the_job_and_names_the_replica(tmp_path: Path, end: str, words: str) -> None:
     program = f"""
-        if task == {{"type": "workerpool1", "index": 1}}:
+        if name == "worker-1":
             print("last words", flush=True)
             {end}
         time.sleep(600)
     """
     with pytest.raises(ProcessFailedError, match=rf"^worker-1 {words} .*worker-1\.log") as caught:
-        run_job(_job(program, workers=2), tmp_path)
-    assert time.monotonic() - started < 5
+        run_job(make_job(program, workers=2), tmp_path)
     assert caught.value.exit_code == EXIT_FAILED
-    told = Event("line", "train", "worker-1 | last words") in events
-    assert told == ("SIGKILL" not in words)
+    assert (tmp_path / "worker-1.log").read_text().count("last words\n") == 3  # each time it started
 
 
 def test_a_mistake_of_the_user_is_told_in_the_replicas_words_and_not_tried_again(
     tmp_path: Path, events: list[Event]
 ) -> None:
     program = f"""
-        with Path({str(tmp_path / "starts")!r}).open("a") as file:
-            file.write("x")
+        assert start_number({str(tmp_path)!r}) == 1
         if chief:
             with progress.errors_end_the_process("train"):
                 raise ModelError("no such model")
         time.sleep(600)
     """
-    job = _job(program, restart_job_on_worker_restart=True)
     with pytest.raises(ProcessFailedError, match=r"^no such model$") as caught:
-        run_job(job, tmp_path / "logs")
+        run_job(make_job(program), tmp_path / "logs")
     assert caught.value.exit_code == EXIT_BAD_INPUT
     assert caught.value.topic == "train"
-    assert len((tmp_path / "starts").read_text()) <= 2
-    assert [event.text for event in events] == ["starting chief-0, worker-0"]  # the caller says it, once
+    assert _texts(events) == ["starting chief-0, worker-0"]  # the caller says it, once
 
 
-@pytest.mark.parametrize(("restart", "starts"), [(False, 1), (True, 2)])
-def test_all_replicas_start_again_where_the_job_asks_for_it(
-    tmp_path: Path, events: list[Event], restart: bool, starts: int
-) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_mistake_is_told_although_a_peer_fails_of_it_first(tmp_path: Path, restart: bool) -> None:
     program = f"""
-        with Path({str(tmp_path / "starts")!r}).open("a") as file:
-            file.write(os.environ["TF_CONFIG"].partition('"task"')[0] + "\\n")
-        if not chief:
-            sys.exit(5)
-        time.sleep(600)
-    """
-    with pytest.raises(ProcessFailedError, match="worker-0 ended with exit code 5"):
-        run_job(_job(program, restart_job_on_worker_restart=restart), tmp_path / "logs")
-    texts = [event.text for event in events if "restart" in event.text]
-    assert len(texts) == starts - 1
-    clusters = (tmp_path / "starts").read_text().splitlines()
-    assert len(set(clusters)) == 1  # addresses survive a restart
-
-
-def test_a_job_that_recovers_has_succeeded(tmp_path: Path, events: list[Event]) -> None:
-    program = f"""
-        flag = Path({str(tmp_path / "failed")!r})
-        if not chief and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if chief and not flag.exists():
+        def tell(*_):
+            progress.fail("train", ModelError("no such model"))
+            sys.exit(2)
+        if chief:
+            if {restart}:
+                signal.signal(signal.SIGTERM, tell)
+            else:
+                progress.fail("train", ModelError("no such model"))
+            Path({str(tmp_path / "told")!r}).touch()
             time.sleep(600)
+        wait_for({str(tmp_path / "told")!r})
+        sys.exit(1)
     """
-    run_job(_job(program, restart_job_on_worker_restart=True), tmp_path / "logs")
-    assert "all replicas start again (restart 1 of 1)" in events[-1].text
+    with pytest.raises(ProcessFailedError, match=r"^no such model$"):
+        run_job(make_job(program, restart_job_on_worker_restart=restart), tmp_path / "logs")
 
 
 def test_the_timeout_is_enforced(tmp_path: Path) -> None:
-    started = time.monotonic()
     with pytest.raises(RunError, match=r"timeout of 0\.5 s has passed"):
-        run_job(_job("time.sleep(600)", timeout=0.5), tmp_path)
-    assert time.monotonic() - started < 5
+        run_job(make_job("time.sleep(600)", timeout=0.5), tmp_path)
+    assert "timeout" in json.loads((tmp_path / "job.json").read_text())["error"]
 
 
 def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor.processes, "GRACE_S", 0.3)
+    monkeypatch.setattr("pipelines.local.processes.GRACE_S", 0.3)
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     with pytest.raises(RunError, match="timeout"):
-        run_job(_job(program, timeout=1.0), tmp_path)
+        run_job(make_job(program, timeout=1.0), tmp_path)
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path, events: list[Event]) -> None:
-    with pytest.raises(ProcessFailedError, match="chief-0 could not be started"):
-        run_job(CustomJob.with_workers(["/no/such/program"], 1), tmp_path)
-    assert "No such file or directory" in events[1].text
+    pools = (WorkerPool(("true",)), WorkerPool(("/no/such",)))
+    with pytest.raises(PipelineError, match="worker-0 cannot be started: there is no command '/no/such'"):
+        run_job(CustomJob(worker_pools=pools), tmp_path / "logs")
+    assert events == []
+    assert not (tmp_path / "logs").exists()
 
 
-def test_much_output_comes_through_whole(tmp_path: Path) -> None:
-    lines: list[str] = []
-    program = "for number in range(200_000): print('line', number)"
-    run_job(_job(program, workers=0), tmp_path, show_line=lambda name, line: lines.append(line))
-    assert lines == [f"line {number}" for number in range(200_000)]
+def test_a_command_that_cannot_be_executed_is_not_tried_again(tmp_path: Path, events: list[Event]) -> None:
+    (tmp_path / "program").write_text("no program")
+    (tmp_path / "program").chmod(0o755)
+    with pytest.raises(ProcessFailedError, match="chief-0 could not be started") as caught:
+        run_job(CustomJob.with_roles([str(tmp_path / "program")], 1), tmp_path)
+    assert caught.value.exit_code == EXIT_BAD_INPUT
+    assert "Exec format error" in (tmp_path / "chief-0.log").read_text()
+    assert "starts again" not in str(_texts(events))
+
+
+def test_a_flood_of_lines_is_in_the_log_whole_and_on_the_screen_in_part(tmp_path: Path) -> None:
+    shown: list[str] = []
+    program = "for number in range(400_000): print('line', number)"
+    run_job(make_job(program, workers=0), tmp_path, show_line=lambda name, line: shown.append(line))
+    lines = (tmp_path / "chief-0.log").read_text().splitlines()
+    assert lines == [f"line {number}" for number in range(400_000)]
+    assert shown[:SHOWN_PER_S] == lines[:SHOWN_PER_S]
+    assert len(shown) < len(lines) / 2
+    assert f"lines more, which only {tmp_path / 'chief-0.log'} has" in shown[-1]
+
+
+def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
+    """One worker prints lines without end, another bytes without line ends: the chief is heard at once."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    program = f"""
+        if name == "worker-0":
+            while True:
+                os.write(1, (b"x" * 99 + b"\\n") * 1000)
+        if name == "worker-1":
+            while True:
+                os.write(1, b"y" * 100_000)
+        while sum(path.stat().st_size for path in Path({str(tmp_path)!r}).glob("worker-*.log")) < 60_000_000:
+            print("still here", flush=True)
+            time.sleep(0.05)
+    """
+    seen: list[str] = []
+    run_job(
+        make_job(program, workers=2),
+        tmp_path,
+        show_line=lambda name, line: seen.append(name) if name == "chief-0" else None,
+    )
+    assert len(seen) > 3
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 64 * 1024  # KiB
+
+
+def test_several_jobs_at_once(tmp_path: Path) -> None:
+    program = """
+        import socket
+        server = socket.create_server(("127.0.0.1", int(
+            json.loads(os.environ["TF_CONFIG"])["cluster"][name.split("-")[0]][task["index"]].split(":")[1])))
+        print(server.getsockname()[1], flush=True)
+        if not chief: time.sleep(600)
+        for host in json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", int(host.split(":")[1]))).close()
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+    """
+    ports_seen: list[str] = []
+    jobs = [
+        threading.Thread(
+            target=run_job,
+            args=(make_job(program, workers=2), tmp_path / str(number)),
+            kwargs={"show_line": lambda name, line: ports_seen.append(line)},
+        )
+        for number in range(3)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(40)
+    states = [json.loads((tmp_path / str(number) / "job.json").read_text())["state"] for number in range(3)]
+    assert states == ["succeeded"] * 3
+    assert len(set(ports_seen)) == 9
+    for port in ports_seen:  # given back
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", int(port)))
 
 
 def test_reserved_ports_can_be_bound_by_name_only() -> None:
@@ -242,92 +290,3 @@ def test_reserved_ports_can_be_bound_by_name_only() -> None:
             server.bind(("0.0.0.0", int(port)))
             server.listen()
             socket.create_connection((host, int(port)), timeout=5).close()
-
-
-_HANG = """
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-Path(os.environ["STARTED"], f"{task['type']}-{task['index']}").touch()
-time.sleep(600)
-"""
-
-
-def _start_runner(tmp_path: Path) -> subprocess.Popen[bytes]:
-    """Starts `python -m pipelines.local.custom_job` with two replicas that hang behind a shell."""
-    started = tmp_path / "started"
-    started.mkdir()
-    # The shell does not exec: the Python below it is a grandchild that the kernel's signal misses.
-    container = {
-        "image_uri": "toy:1",
-        "command": ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, _PRELUDE + _HANG],
-        "args": [EXECUTOR_INPUT_MARKER],
-    }
-    pool = {"container_spec": container, "replica_count": 1.0}
-    payload = {"display_name": "toy", "job_spec": {"worker_pool_specs": [pool, pool]}}
-    runner = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "pipelines.local.custom_job", "--executor_input", "{}"),
-            *("--type", "CustomJob", "--project", "p", "--location", "l", "--payload", json.dumps(payload)),
-            *("--gcp_resources", str(tmp_path / "task" / "gcp_resources")),
-        ],
-        env={**os.environ, "STARTED": str(started)},
-    )
-    deadline = time.monotonic() + 20
-    while len(list(started.iterdir())) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return runner
-
-
-@pytest.mark.parametrize(
-    ("signum", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
-)
-def test_no_replica_outlives_the_runner(tmp_path: Path, signum: int, code: int) -> None:
-    runner = _start_runner(tmp_path)
-    assert len(_marked()) > 6  # two guardians, two shells, two programs and what they have started
-    runner.send_signal(signum)
-    assert runner.wait(10) == code  # and the fixture looks for what is left
-
-
-@pytest.mark.parametrize("which", ["guardian.py", "sh"])
-def test_a_killed_link_of_the_chain_is_a_failed_replica(
-    tmp_path: Path, which: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    runner = _start_runner(tmp_path)
-
-    def is_victim(item: psutil.Process) -> bool:
-        return any(Path(part).name == which for part in item.cmdline()[:4])
-
-    victim = next(item for item in psutil.Process(runner.pid).children(recursive=True) if is_victim(item))
-    victim.kill()
-    assert runner.wait(10) == 1
-    assert re.search(r"(chief|worker)-0 was killed by SIGKILL", capfd.readouterr().err)
-
-
-def test_the_launchers_output_is_written(tmp_path: Path) -> None:
-    container = {"image_uri": "toy:1", "command": ["true"]}
-    payload = {"job_spec": {"worker_pool_specs": [{"container_spec": container, "replica_count": 1}]}}
-    resources = tmp_path / "task" / "gcp_resources"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pipelines.local.custom_job", "--executor_input", "{}"),
-            *("--payload", json.dumps(payload), "--gcp_resources", str(resources)),
-        ],
-        check=True,
-    )
-    assert json.loads(resources.read_text()) == {"resources": []}
-
-
-def test_a_payload_that_cannot_run_is_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pipelines.local.custom_job", "--executor_input", "{}"),
-            *("--payload", '{"display_name": "a "b""}', "--gcp_resources", str(tmp_path / "gcp_resources")),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == EXIT_BAD_INPUT
-    assert len(done.stderr.splitlines()) == 1
-    assert "payload is not JSON" in done.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -116,6 +116,8 @@ def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
 
     shown = stream.getvalue()
     assert "preprocess: 3/3 records" in shown
+    assert "\nworker-0 | a plain line\n" in shown
+    assert "executor_input" not in shown  # KFP's own words, of a replica as well
     assert record["sha256"] in shown
     assert "KFP" not in shown
     log = (result.directory / "run.log").read_text()
@@ -250,20 +252,59 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     assert _record(runs)["state"] == state
 
 
-@pytest.mark.parametrize(
-    "victim", ["pipelines.local.execute", "pipelines.local.custom_job", "guardian.py", "executor_main"]
-)
-def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
-    process, started = _start_hanging(toy, runs)
+def _kill(started: list[psutil.Process], victim: str) -> None:
     # The shell's command line holds the text, too: its name is "sh".
     chosen = next(
         item
         for item in started
-        if item.name() != "sh" and any(part.endswith(victim) for part in item.cmdline()[:5])
+        if item.name() != "sh" and any(part.split("/")[-1] == victim for part in item.cmdline()[:5])
     )
     chosen.kill()
+
+
+@pytest.mark.parametrize("victim", ["pipelines.local.execute", "pipelines.local.custom_job"])
+def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
+    process, started = _start_hanging(toy, runs)
+    _kill(started, victim)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == EXIT_FAILED
     assert "run: error: " in output
     assert "Traceback" not in output
     assert _record(runs)["state"] == "failed"
+
+
+@pytest.mark.parametrize("victim", ["guardian.py", "kfp.dsl.executor_main"])
+def test_a_killed_process_of_a_replica_starts_it_again(toy: Path, runs: Path, victim: str) -> None:
+    process, started = _start_hanging(toy, runs)
+    _kill(started, victim)
+    assert process.stdout is not None
+    assert any("was killed by SIGKILL after" in line and "it starts again" in line for line in process.stdout)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert not _of_run(runs)
+
+
+def test_an_injected_failure_is_rehearsed(toy: Path, runs: Path) -> None:
+    stream = io.StringIO()
+    with pytest.raises(ProcessFailedError, match=r"^worker-0 was killed by SIGKILL "):
+        run_pipeline(
+            toy,
+            {"way": "hang"},
+            runs_dir=runs,
+            injections=["kill:worker@t=2s", "kill:worker@t=4s", "kill:worker@t=6s"],
+            stream=stream,
+        )
+    assert stream.getvalue().count("train: injected: kill worker-0") == 3
+    assert "all replicas start again (restart 1 of 1)" in stream.getvalue()
+    job = json.loads((_only(runs) / "replicas" / "train" / "job.json").read_text())
+    assert [item["restarts"] for item in job["replicas"]] == [1, 2]
+
+
+def test_an_injection_is_checked_before_anything_starts(toy: Path, runs: Path, tmp_path: Path) -> None:
+    compiler.Compiler().compile(loop, str(tmp_path / "loop.yaml"))
+    with pytest.raises(PipelineError, match="--inject needs a custom job"):
+        run_pipeline(tmp_path / "loop.yaml", {}, runs_dir=runs, injections=["kill:chief@t=1s"])
+    with pytest.raises(SettingsError, match="--inject takes"):
+        run_pipeline(toy, {}, runs_dir=runs, injections=["kill"])
+    assert not runs.exists()

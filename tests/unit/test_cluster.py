@@ -89,7 +89,8 @@ def test_large_commands_do_not_end_up_in_the_environment() -> None:
         ((), "1 to 4 worker pools, not 0"),
         ((1, 1, 1, 1, 1), "1 to 4 worker pools, not 5"),
         ((2,), "the chief and must have replica_count 1, not 2"),
-        ((1, 0), "at least 1 replica, not 0"),
+        ((0, 1), "the chief and must have replica_count 1, not 0"),
+        ((1, -1), "cannot have -1 replicas"),
     ],
 )
 def test_impossible_pools(counts: tuple[int, ...], message: str) -> None:
@@ -97,8 +98,42 @@ def test_impossible_pools(counts: tuple[int, ...], message: str) -> None:
         _job(*counts)
 
 
-def test_with_workers() -> None:
-    assert [pool.replica_count for pool in CustomJob.with_workers(["run"], 1).worker_pools] == [1]
-    assert [pool.replica_count for pool in CustomJob.with_workers(["run"], 4).worker_pools] == [1, 3]
-    with pytest.raises(PipelineError, match="at least 1 replica, not 0"):
-        CustomJob.with_workers(["run"], 0)
+def test_an_empty_slot_keeps_the_roles_behind_it() -> None:
+    variables = _environments(_job(1, 2, 0, 1))
+    assert list(variables) == ["chief-0", "worker-0", "worker-1", "evaluator-0"]
+    config = json.loads(variables["evaluator-0"]["TF_CONFIG"])
+    assert config["task"] == {"type": "evaluator", "index": 0}
+    assert list(config["cluster"]) == ["chief", "worker"]
+    spec = json.loads(variables["evaluator-0"]["CLUSTER_SPEC"])
+    assert spec["task"] == {"type": "workerpool3", "index": 0}
+    assert list(spec["cluster"]) == ["workerpool0", "workerpool1", "workerpool3"]
+    assert [pool["replica_count"] for pool in spec["job"]["worker_pool_specs"]] == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ps", "evaluator", "counts"),
+    [
+        (1, 0, False, [1]),
+        (4, 0, False, [1, 3]),
+        (3, 2, False, [1, 2, 2]),
+        (2, 1, True, [1, 1, 1, 1]),
+        (2, 0, True, [1, 1, 0, 1]),
+        (1, 0, True, [1, 0, 0, 1]),
+    ],
+)
+def test_with_roles(replicas: int, ps: int, evaluator: bool, counts: list[int]) -> None:
+    job = CustomJob.with_roles(["run"], replicas, ps=ps, evaluator=evaluator)
+    assert [pool.replica_count for pool in job.worker_pools] == counts
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ps", "message"),
+    [
+        (0, 0, "at least 1 replica, not 0"),
+        (2, -1, "cannot have -1 parameter servers"),
+        (1, 2, "2 parameter servers have no workers to serve"),
+    ],
+)
+def test_impossible_roles(replicas: int, ps: int, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        CustomJob.with_roles(["run"], replicas, ps=ps)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.local.job import EXECUTOR_INPUT_MARKER, parse_payload
+from pipelines.local.cluster import replicas
+from pipelines.local.job import _REDUCTION_SERVER, EXECUTOR_INPUT_MARKER, parse_payload
 from trainer.errors import PipelineError
 
 
@@ -30,7 +31,7 @@ def test_a_whole_job() -> None:
         _payload(
             chief,
             _pool(replica_count=3.0),
-            scheduling={"timeout": "90s", "restart_job_on_worker_restart": True},
+            scheduling={"timeout": "90s", "restart_job_on_worker_restart": True, "disable_retries": True},
             base_output_directory={"output_uri_prefix": "gs://b/o"},
         ),
         "{}",
@@ -43,6 +44,7 @@ def test_a_whole_job() -> None:
     assert job.worker_pools[0].machine_spec == {"machine_type": "n1-standard-4"}
     assert job.timeout == 90.0
     assert job.restart_job_on_worker_restart
+    assert job.disable_retries
     assert job.base_output_directory == "gs://b/o"
 
 
@@ -58,7 +60,21 @@ def test_empty_fields_mean_nothing() -> None:
 def test_an_empty_pool_vanishes_as_it_does_in_the_launcher() -> None:
     # On the platform this evaluator would become a parameter server: the third of three pools.
     job = parse_payload(_payload(_pool(), _pool(), {}, _pool()), "{}")
-    assert len(job.worker_pools) == 3
+    assert [pool.replica_count for pool in job.worker_pools] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 0},
+        _pool(replica_count=0),
+        _pool(container={"image_uri": f"us-docker.pkg.dev{_REDUCTION_SERVER}:latest", "command": []}),
+    ],
+)
+def test_a_pool_of_no_replicas_keeps_its_slot(slot: dict[str, Any]) -> None:
+    job = parse_payload(_payload(_pool(), _pool(replica_count=2.0), slot, _pool()), "{}")
+    assert [pool.replica_count for pool in job.worker_pools] == [1, 2, 0, 1]
+    assert [member.name for member in replicas(job)] == ["chief-0", "worker-0", "worker-1", "evaluator-0"]
 
 
 def test_the_executor_input_arrives_intact() -> None:

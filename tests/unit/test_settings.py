@@ -81,7 +81,8 @@ def test_a_settings_file_is_read(tmp_path):
 
     found = environments.load(path)
 
-    assert (found.image, found.train.replica_count, found.train.accelerator_type) == ("i:1", 3, "")
+    assert (found.image, found.train.replica_count) == ("i:1", 3)
+    assert found.train.cluster.chief.machine == ("n1-standard-4", "", 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""From a component to a custom job that runs it on every replica of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google_cloud_pipeline_components.v1.custom_job import (
+    CustomTrainingJobOp,
+    create_custom_training_job_from_component,
+)
+from kfp import dsl
+from kfp.dsl.base_component import BaseComponent
+
+from components.train.pools.job import CustomJobSettings, check_labels
+from components.train.pools.texts import check_pasted_text
+from trainer.errors import SettingsError
+
+#: The executor input of the launching task, escaped for a text inside the launcher's payload.
+EXECUTOR_INPUT = "{{$.json_escape[1]}}"
+
+#: What the executor input is called in a component's own container.
+_OWN_EXECUTOR_INPUT = "{{$}}"
+
+
+def custom_job(
+    component: BaseComponent, settings: CustomJobSettings, labels: Mapping[str, str] | None = None
+) -> Callable[..., dsl.PipelineTask]:
+    """Expands a component into a Vertex AI CustomJob that runs it on every replica of the cluster.
+
+    Args:
+        component: A lightweight component whose body is one replica's program.
+        settings: The machines, and how the platform runs the job.
+        labels: Labels of the job, beside those of the settings, which win.
+
+    Returns:
+        Makes the task, with the component's own parameters and outputs.
+
+    Raises:
+        SettingsError: When the component has a parameter of the CustomJob's own name, which would be
+            overridden without a word, or its source or a label cannot travel as it is.
+    """
+    clashes = set(component.component_spec.inputs or ()) & set(CustomTrainingJobOp.component_spec.inputs)
+    if clashes:
+        raise SettingsError(
+            f"component {component.name!r} has parameters that a CustomJob has too: {sorted(clashes)}; "
+            "rename them"
+        )
+    all_labels = {"component": component.name, **(labels or {}), **settings.labels}
+    check_labels(all_labels)
+    display_name = settings.display_name or component.name
+    check_pasted_text("display_name", display_name)
+    job = create_custom_training_job_from_component(
+        component, display_name=display_name, labels=all_labels, **settings.arguments
+    )
+    specs = settings.cluster.specs(container_of(component))
+    job.component_spec.inputs["worker_pool_specs"].default = specs
+
+    def task(**inputs: Any) -> dsl.PipelineTask:
+        made = job(**inputs)
+        if settings.num_retries:
+            made.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
+        return made
+
+    return task
+
+
+def container_of(component: BaseComponent) -> dict[str, Any]:
+    """Returns the container_spec that runs a component on the replicas of a custom job.
+
+    Raises:
+        SettingsError: When the component's source holds something that the platform would replace.
+    """
+    container = component.component_spec.implementation.container
+    parts = {key: [str(part) for part in getattr(container, key) or ()] for key in ("command", "args")}
+    for part in (part for both in parts.values() for part in both):
+        if "{{$" in part and part != _OWN_EXECUTOR_INPUT:
+            raise SettingsError(
+                f"the source of component {component.name!r} holds '{{{{$', which begins a placeholder that "
+                "the platform replaces; write it in two parts"
+            )
+    escaped = {
+        key: [EXECUTOR_INPUT if part == _OWN_EXECUTOR_INPUT else part for part in both]
+        for key, both in parts.items()
+    }
+    return {"image_uri": container.image, **escaped}

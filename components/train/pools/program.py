@@ -1,0 +1,23 @@
+"""The program of a replica as plain arguments, without a placeholder for the platform to fill in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from components.train.pools.texts import check_text
+
+
+def program(image: str, **arguments: Any) -> dict[str, Any]:
+    """Returns the container_spec that trains.
+
+    Args:
+        image: Container image.
+        **arguments: Of `components.train.replica`.
+
+    Raises:
+        SettingsError: When an argument holds what the platform would replace.
+    """
+    text = json.dumps(arguments, ensure_ascii=False)
+    check_text("a parameter of the training", text)
+    return {"image_uri": image, "command": ["python3", "-m", "components.train.replica"], "args": [text]}

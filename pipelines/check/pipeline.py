@@ -1,0 +1,243 @@
+"""A view over a compiled pipeline: its tasks, and what is known of their inputs before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pipelines.check.ir import PARAMETER, UNKNOWN, as_text, at
+from pipelines.check.shape import check_shape
+from trainer.errors import PipelineError
+
+#: A DAG that is used n times inside a DAG that is used n times ...: far beyond what the platform runs.
+_MOST_TASKS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A compiled pipeline and the parameters that it is about to get.
+
+    Attributes:
+        spec: The pipeline spec (IR 2.x).
+        given: Parameters by name; None when nothing is known about them yet.
+        platforms: Names of the platforms that the file has settings for besides the pipeline itself.
+        labels: Labels of the run.
+
+    Raises:
+        PipelineError: When the spec is not built as a pipeline is.
+    """
+
+    spec: Mapping[str, Any]
+    given: Mapping[str, Any] | None = None
+    platforms: tuple[str, ...] = ()
+    labels: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_shape(self.spec)
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        return str(at(self.spec, "pipelineInfo").get("name") or "")
+
+    @property
+    def where(self) -> str:
+        """What the pipeline is called in a finding."""
+        return "pipeline"
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The components by name."""
+        return at(self.spec, "components")
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The pipeline's own parameters."""
+        declared = at(self.spec, "root", "inputDefinitions", "parameters")
+        return tuple(Parameter(self, name, declared[name] or {}) for name in declared)
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks: a DAG's own come before those inside it; in a loop, each once."""
+        tasks: list[Task] = []
+        for task in self._walk(at(self.spec, "root"), None, ()):
+            tasks.append(task)
+            if len(tasks) > _MOST_TASKS:
+                raise PipelineError(f"the pipeline has more than {_MOST_TASKS} tasks")
+        return tuple(tasks)
+
+    @cached_property
+    def executors(self) -> tuple[Executor, ...]:
+        """The containers, each with the first task that runs it."""
+        users: dict[str, Task] = {}
+        for task in self.tasks:
+            users.setdefault(str(task.component.get("executorLabel")), task)
+        found = at(self.spec, "deploymentSpec", "executors")
+        return tuple(
+            Executor(label, at(found, label, "container"), users.get(label))
+            for label in found
+            if at(found, label, "container")
+        )
+
+    def value(self, name: str) -> Any:
+        """Returns what is known of one of the pipeline's parameters."""
+        if self.given and name in self.given:
+            return self.given[name]
+        return _default(at(self.spec, "root", "inputDefinitions", "parameters", name))
+
+    def _walk(
+        self, component: Mapping[str, Any], parent: Task | None, inside: tuple[str, ...]
+    ) -> Iterator[Task]:
+        tasks = at(component, "dag", "tasks")
+        for name in tasks:
+            used = str(at(tasks, name, "componentRef").get("name") or "")
+            task = Task(name, at(tasks, name), used, tasks, parent, self)
+            yield task
+            if used not in inside:
+                yield from self._walk(task.component, task, (*inside, used))
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """A parameter of the pipeline.
+
+    Attributes:
+        pipeline: The pipeline.
+        name: Its name.
+        declaration: Its type, and its default if it has one.
+    """
+
+    pipeline: Pipeline
+    name: str
+    declaration: Mapping[str, Any]
+
+    @property
+    def where(self) -> str:
+        """What the parameter is called in a finding."""
+        return f"parameter {self.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A task, in the one place of the graph where it stands.
+
+    Attributes:
+        name: Its name in its DAG.
+        spec: The task.
+        component_name: The component that it runs.
+        siblings: All tasks of its DAG.
+        parent: The task whose DAG it is in; None in the pipeline's own.
+        pipeline: The pipeline.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    component_name: str
+    siblings: Mapping[str, Any]
+    parent: Task | None
+    pipeline: Pipeline
+
+    @property
+    def path(self) -> str:
+        """The names from the pipeline's DAG down to the task."""
+        return f"{self.parent.path}/{self.name}" if self.parent else self.name
+
+    @property
+    def where(self) -> str:
+        """What the task is called in a finding."""
+        return f"task {self.path}"
+
+    @property
+    def component(self) -> dict[str, Any]:
+        """The component that it runs."""
+        return at(self.pipeline.components, self.component_name)
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The container that it runs; empty for a DAG or an importer."""
+        label = str(self.component.get("executorLabel") or "")
+        return at(self.pipeline.spec, "deploymentSpec", "executors", label, "container")
+
+    @property
+    def iterator_input(self) -> str:
+        """Name of the input that gets a loop's item; "" outside loops."""
+        iterators = (self.spec.get("parameterIterator"), self.spec.get("artifactIterator"))
+        return next((str(item.get("itemInput") or "") for item in iterators if item), "")
+
+    def declared(self, kind: str) -> dict[str, Any]:
+        """Returns the component's input "parameters" or "artifacts" by name."""
+        return at(self.component, "inputDefinitions", kind)
+
+    def inputs(self, kind: str) -> dict[str, Any]:
+        """Returns where the input "parameters" or "artifacts" come from, by name."""
+        return at(self.spec, "inputs", kind)
+
+    def value(self, name: str) -> Any:
+        """Returns what is known of an input parameter before the run.
+
+        Returns:
+            The value; None for an optional input that gets none; UNKNOWN.
+        """
+        if name not in self.inputs("parameters"):
+            return UNKNOWN if name == self.iterator_input else _default(at(self.declared("parameters"), name))
+        item = at(self.inputs("parameters"), name)
+        if "runtimeValue" in item:
+            return self._fill(_constant(at(item, "runtimeValue")))
+        outer = item.get("componentInputParameter")
+        if not isinstance(outer, str) or "parameterExpressionSelector" in item:
+            return UNKNOWN
+        return self.parent.value(outer) if self.parent else self.pipeline.value(outer)
+
+    def values(self) -> dict[str, Any]:
+        """Returns what is known of all input parameters."""
+        names = {**self.declared("parameters"), **self.inputs("parameters")}
+        return {name: self.value(name) for name in names}
+
+    def _fill(self, value: Any) -> Any:
+        """Returns a constant with the placeholders of other input parameters replaced by their values."""
+        if isinstance(value, str):
+            whole = PARAMETER.fullmatch(value)
+            if whole and whole[1] in self.inputs("parameters"):
+                return self.value(whole[1])
+            return PARAMETER.sub(lambda match: as_text(self.value(match[1])), value)
+        if isinstance(value, list):
+            return [self._fill(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._fill(item) for key, item in value.items()}
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Executor:
+    """A container that tasks run.
+
+    Attributes:
+        label: Its name in the deployment spec.
+        container: Image, command, args, env and resources.
+        task: The first task that runs it, if there is any.
+    """
+
+    label: str
+    container: Mapping[str, Any]
+    task: Task | None
+
+    @property
+    def where(self) -> str:
+        """What the container is called in a finding."""
+        return self.task.where if self.task else f"executor {self.label}"
+
+
+def _default(declaration: Mapping[str, Any]) -> Any:
+    if declaration.get("defaultValue") is not None:
+        return declaration["defaultValue"]
+    return None if declaration.get("isOptional") else UNKNOWN
+
+
+def _constant(value: Mapping[str, Any]) -> Any:
+    """Returns a constant of the IR; up to 2.0 it was wrapped as {"stringValue": ...}."""
+    if "constant" in value:
+        return value["constant"]
+    wrapped = at(value, "constantValue")
+    return next(iter(wrapped.values()), UNKNOWN)

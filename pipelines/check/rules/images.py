@@ -1,0 +1,139 @@
+"""Rules about container images and what they install."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+
+from pipelines.check.ir import known_text, lacks, list_at
+from pipelines.check.job import Pool
+from pipelines.check.pipeline import Executor, Pipeline
+from pipelines.check.registry import error, warning
+
+#: Vertex AI's prebuilt images: the documentation demands the tag `latest` for them.
+_PREBUILT = re.compile(
+    r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai(-restricted)?/|gcr\.io/cloud-aiplatform/"
+)
+_TENSORFLOW = re.compile(r"/training/tf-(?:cpu|gpu|tpu)\.(\d+)-(\d+)")
+#: End of availability of the prebuilt TensorFlow training images; those before them ended earlier.
+_AVAILABLE_UNTIL = {
+    (2, 14): datetime.date(2025, 9, 26),
+    (2, 15): datetime.date(2025, 11, 14),
+    (2, 16): datetime.date(2026, 6, 28),
+    (2, 17): datetime.date(2026, 7, 11),
+}
+_LAST = max(_AVAILABLE_UNTIL)
+
+
+@error("SL401", Executor, fix="set the component's base_image or image")
+def image_is_given(executor: Executor) -> Iterator[str]:
+    """A container has an image.
+
+    Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec.image.
+    """
+    if not executor.container.get("image"):
+        yield "the container has no image"
+
+
+@error("SL402", Pool, fix="set container_spec.image_uri")
+def replica_image_is_given(pool: Pool) -> Iterator[str]:
+    """A worker pool's container has an image.
+
+    Source: google.cloud.aiplatform_v1.types.ContainerSpec: image_uri is required.
+    """
+    if pool.container and lacks(pool.container, "image_uri") and lacks(pool.container, "executor_image_uri"):
+        yield "the pool has no image"
+
+
+@warning("SL403", Executor, fix="add a tag that is never reused, or better a digest")
+def image_is_fixed(executor: Executor) -> Iterator[str]:
+    """A task's image is named with a tag or a digest, not with "latest".
+
+    Another image under the same name changes what a pipeline does, and caching does not notice.
+
+    Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
+    """
+    yield from _not_fixed(known_text(executor.container.get("image")))
+
+
+@warning("SL404", Pool, fix="add a tag that is never reused, or better a digest")
+def replica_image_is_fixed(pool: Pool) -> Iterator[str]:
+    """A replica's image is named with a tag or a digest, not with "latest".
+
+    Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
+    """
+    yield from _not_fixed(pool.image)
+
+
+@error("SL405", Executor, fix="build an image of your own with the TensorFlow that you need")
+def image_is_available(executor: Executor) -> Iterator[str]:
+    """A task's image is not a prebuilt TensorFlow image past its end of availability.
+
+    Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
+    """
+    yield from _ended(known_text(executor.container.get("image")))
+
+
+@error("SL406", Pool, fix="build an image of your own with the TensorFlow that you need")
+def replica_image_is_available(pool: Pool) -> Iterator[str]:
+    """A replica's image is not a prebuilt TensorFlow image past its end of availability.
+
+    Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
+    """
+    yield from _ended(pool.image)
+
+
+@warning("SL407", Executor, fix="put the packages into the image, and set install_kfp_package=False")
+def nothing_is_installed(executor: Executor) -> Iterator[str]:
+    """A task installs no packages when it starts.
+
+    Source: docs.cloud.google.com, general/vpc-service-controls: "no live installation is required during a
+    pipeline run" as the practice for production.
+    """
+    yield from _installed(list_at(executor.container, "command"))
+
+
+@warning("SL408", Pool, fix="put the packages into the image, and set install_kfp_package=False")
+def replicas_install_nothing(pool: Pool) -> Iterator[str]:
+    """A replica installs no packages when it starts.
+
+    Source: docs.cloud.google.com, general/vpc-service-controls: "no live installation is required during a
+    pipeline run" as the practice for production.
+    """
+    yield from _installed(pool.argv)
+
+
+@warning("SL409", Pipeline, fix="leave them out: compile without kfp-kubernetes")
+def no_other_platform_is_configured(pipeline: Pipeline) -> Iterator[str]:
+    """The file has no settings for another platform.
+
+    Source: kubeflow/pipelines, pipeline_spec.proto: PlatformSpec is read by the platform it names.
+    """
+    for name in pipeline.platforms:
+        yield f"settings for {name} have no effect on Vertex AI"
+
+
+def _not_fixed(image: str) -> Iterator[str]:
+    if not image or "@" in image or _PREBUILT.match(image):
+        return
+    tag = image.rpartition("/")[2].partition(":")[2]
+    if not tag:
+        yield f"the image {image} has neither tag nor digest"
+    elif tag == "latest":
+        yield f"the image {image} is whatever is the latest"
+
+
+def _ended(image: str) -> Iterator[str]:
+    found = _TENSORFLOW.search(image)
+    if not found or not _PREBUILT.match(image):
+        return
+    version = (int(found[1]), int(found[2]))
+    end = _AVAILABLE_UNTIL.get(version, min(_AVAILABLE_UNTIL.values()))
+    if version <= _LAST and datetime.date.today() >= end:
+        yield f"{image} is not available since {end}"
+
+
+def _installed(parts: list[str]) -> Iterator[str]:
+    if any("pip install" in part for part in parts):
+        yield "pip install runs at every start"

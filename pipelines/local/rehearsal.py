@@ -1,0 +1,117 @@
+"""Makes injected failures happen to the replicas of a running job."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from pipelines.local.group import Group
+from pipelines.local.injection import Injection
+from trainer import progress
+from trainer.errors import PipelineError
+
+#: Seconds between the notice and the end of a preempted SPOT machine.
+PREEMPTION_GRACE_S = 30.0
+#: Seconds of one turn of running and standing still.
+_TURN_S = 0.2
+
+
+class Rehearsal:
+    """The injections of one job.
+
+    Args:
+        injections: What is to happen.
+        names: Names of the job's replicas.
+        topic: Name under which to report.
+
+    Raises:
+        PipelineError: When an injection names a replica that the job does not have.
+    """
+
+    def __init__(self, injections: Sequence[Injection], names: Sequence[str], topic: str) -> None:
+        for injection in injections:
+            if injection.replica not in names:
+                raise PipelineError(
+                    f"--inject names {injection.replica}, but the job's replicas are {', '.join(names)}"
+                )
+        self._topic = topic
+        self._waiting = [injection for injection in injections if injection.action != "slow"]
+        self._slow = {item.replica: item.factor for item in injections if item.action == "slow"}
+        self._turns = dict.fromkeys(self._slow, (0.0, False))
+        self._ends: dict[str, float] = {}
+        self._started = math.inf
+        self._step = 0
+
+    def start(self) -> None:
+        """Starts the clock: the replicas are about to start."""
+        self._started = time.monotonic()
+
+    def note_step(self, step: int) -> None:
+        """Hears how many steps a replica has trained."""
+        self._step = max(self._step, step)
+
+    @property
+    def next_time(self) -> float:
+        """When `act` has to be called next, by the monotonic clock."""
+        times = [self._started + item.seconds for item in self._waiting if item.seconds is not None]
+        times += self._ends.values()
+        times += [time for time, _ in self._turns.values()]
+        return min(times, default=math.inf)
+
+    def act(self, group: Group) -> None:
+        """Does all that is due."""
+        now = time.monotonic()
+        for injection in [item for item in self._waiting if self._is_due(item, now)]:
+            self._waiting.remove(injection)
+            self._strike(injection, group, now)
+        for name, end in list(self._ends.items()):
+            replica = group.find(name)
+            if replica is None or not replica.preempted:
+                del self._ends[name]
+            elif now >= end:
+                del self._ends[name]
+                replica.kill()
+        for name, (turn, standing) in self._turns.items():
+            if now >= turn:
+                self._turns[name] = self._turn(name, standing, group, now)
+
+    def end(self) -> None:
+        """Reports what has not happened."""
+        for injection in self._waiting:
+            when = f"step {injection.step}" if injection.step is not None else f"{injection.seconds:g} s"
+            progress.say(
+                self._topic,
+                f"not injected: {injection.action} {injection.replica} at {when}; the job ended first",
+            )
+
+    def _is_due(self, injection: Injection, now: float) -> bool:
+        if injection.step is not None:
+            return self._step >= injection.step
+        return injection.seconds is not None and now >= self._started + injection.seconds
+
+    def _strike(self, injection: Injection, group: Group, now: float) -> None:
+        replica = group.find(injection.replica)
+        if replica is None:
+            progress.say(
+                self._topic, f"not injected: {injection.action} {injection.replica}, which has ended"
+            )
+            return
+        progress.say(self._topic, f"injected: {injection.action} {injection.replica}")
+        if injection.action == "kill":
+            replica.kill()
+        else:
+            replica.preempted = True
+            replica.stop()
+            self._ends[replica.name] = now + PREEMPTION_GRACE_S
+
+    def _turn(self, name: str, standing: bool, group: Group, now: float) -> tuple[float, bool]:
+        """Lets a slow replica run for its share of the next turn, or stand still for the rest of it."""
+        running = _TURN_S / self._slow[name]
+        if (replica := group.find(name)) is None:
+            return now + _TURN_S, False
+        if standing:
+            replica.resume()
+            return now + running, False
+        replica.pause()
+        return now + _TURN_S - running, True

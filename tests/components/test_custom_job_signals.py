@@ -1,0 +1,106 @@
+"""However the runner of a custom job comes to its end, no process of the job is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.local.job import EXECUTOR_INPUT_MARKER
+from tests.helpers.jobs import PRELUDE, eventually, marked
+from trainer.errors import EXIT_BAD_INPUT
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
+
+# One child in the replica's own session, and a daemon: in a session of its own, its parent gone.
+_HANG = """
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+daemon = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
+subprocess.run([sys.executable, "-c", daemon])
+Path(os.environ["STARTED"], name).touch()
+time.sleep(600)
+"""
+
+
+def _runner(payload: str, resources: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "pipelines.local.custom_job", "--executor_input", "{}"),
+        *("--type", "CustomJob", "--project", "p", "--location", "l", "--payload", payload),
+        *("--gcp_resources", str(resources)),
+    ]
+
+
+def _start_runner(tmp_path: Path) -> subprocess.Popen[bytes]:
+    """Starts the runner with two replicas that hang behind a shell."""
+    started = tmp_path / "started"
+    started.mkdir()
+    # The shell does not exec: the Python below it is a grandchild that the kernel's signal misses.
+    container = {
+        "image_uri": "toy:1",
+        "command": ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, PRELUDE + _HANG],
+        "args": [EXECUTOR_INPUT_MARKER],
+    }
+    pool = {"container_spec": container, "replica_count": 1.0}
+    payload = {"display_name": "toy", "job_spec": {"worker_pool_specs": [pool, pool]}}
+    runner = subprocess.Popen(
+        _runner(json.dumps(payload), tmp_path / "task" / "gcp_resources"),
+        env={**os.environ, "STARTED": str(started)},
+    )
+    eventually(lambda: len(list(started.iterdir())) == 2)
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+)
+def test_no_replica_outlives_the_runner(tmp_path: Path, no_orphans: str, signum: int, code: int) -> None:
+    runner = _start_runner(tmp_path)
+    # The runner, two guardians, two shells, two programs, and two processes that each has started.
+    assert len(marked(no_orphans)) == 11
+    runner.send_signal(signum)
+    assert runner.wait(10) == code  # and the fixture looks for what is left
+
+
+@pytest.mark.parametrize("which", ["guardian.py", "sh"])
+def test_a_killed_link_of_the_chain_is_a_failed_replica(tmp_path: Path, no_orphans: str, which: str) -> None:
+    runner = _start_runner(tmp_path)
+
+    def is_victim(item: psutil.Process) -> bool:
+        return any(Path(part).name == which for part in item.cmdline()[:4])
+
+    children = psutil.Process(runner.pid).children(recursive=True)
+    victim = next(item for item in children if is_victim(item))
+    (tmp_path / "started" / "chief-0").unlink()
+    (tmp_path / "started" / "worker-0").unlink()
+    victim.kill()
+    (name,) = eventually(lambda: list((tmp_path / "started").iterdir()))  # it has started again
+    runner.terminate()
+    assert runner.wait(10) == 143
+    job = json.loads((tmp_path / "task" / "replicas" / "task" / "job.json").read_text())
+    assert job["state"] == "stopped"
+    assert {item["name"]: item["restarts"] for item in job["replicas"]}[name.name] == 1
+
+
+def test_the_launchers_output_is_written(tmp_path: Path) -> None:
+    container = {"image_uri": "toy:1", "command": ["true"]}
+    payload = {"job_spec": {"worker_pool_specs": [{"container_spec": container, "replica_count": 1}]}}
+    resources = tmp_path / "task" / "gcp_resources"
+    subprocess.run(_runner(json.dumps(payload), resources), check=True)
+    assert json.loads(resources.read_text()) == {"resources": []}
+
+
+def test_a_payload_that_cannot_run_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        _runner('{"display_name": "a "b""}', tmp_path / "gcp_resources"), capture_output=True, text=True
+    )
+    assert done.returncode == EXIT_BAD_INPUT
+    assert len(done.stderr.splitlines()) == 1
+    assert "payload is not JSON" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,1 @@
+"""A Vertex AI on this machine, for clients that know nothing of it."""

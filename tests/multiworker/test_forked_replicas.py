@@ -1,0 +1,142 @@
+"""Replicas that are forked from a process with TensorFlow loaded train as those that load it themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.local import forking
+from pipelines.local.forking import Program, recognize
+from pipelines.local.injection import parse_injection
+from pipelines.local.job import CustomJob
+from pipelines.local.supervisor import run_job
+from tests.helpers.datasets import write_dataset
+from tests.helpers.jobs import eventually, marked
+
+pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parents[2]
+_MODEL = """
+import os
+from pathlib import Path
+import numpy as np
+from trainer.models.mnist_cnn import build_model as original
+
+draws = np.random.random()  # now: later on the trainer's seed decides
+
+def build_model(dataset, **hparams):
+    parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\\0", b" ").decode()
+    print("parent", parent, "draws", draws, flush=True)
+    return original(dataset, **hparams)
+"""
+
+
+def _lines(log: Path) -> list[str]:
+    return [line for line in log.read_text().splitlines() if line.startswith("parent ")]
+
+
+def _weights(path: Path) -> list[np.ndarray]:
+    import keras
+
+    return keras.saving.load_model(path / "model.keras", compile=False).get_weights()  # type: ignore[no-any-return]
+
+
+def test_forked_replicas_train_restart_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = str(tmp_path)
+    monkeypatch.setenv("TEST_MARK", mark)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    (tmp_path / "mine.py").write_text(_MODEL)
+    write_dataset(tmp_path / "data")
+
+    def train(out: Path, *injections: str) -> None:
+        command = [sys.executable, "-m", "trainer.task", "--dataset", str(tmp_path / "data")]
+        command += ["--model-dir", str(out), "--model", "mine:build_model", "--epochs", "2"]
+        job = CustomJob.with_roles(command, 2, restart_job_on_worker_restart=True)
+        run_job(job, out / "logs", injections=[parse_injection(text) for text in injections])
+
+    train(tmp_path / "forked", "kill:worker@step=1")
+    for name in ("chief-0", "worker-0"):
+        lines = _lines(tmp_path / "forked" / "logs" / f"{name}.log")
+        assert len(lines) == 2  # one for each start
+        assert all("pipelines.local.forkserver" in line for line in lines)
+        assert lines[0] != lines[1]  # each draws its own random numbers
+    replicas = json.loads((tmp_path / "forked" / "logs" / "job.json").read_text())["replicas"]
+    assert [item["starts"][0]["exit"] for item in replicas][1] == "SIGKILL"
+    eventually(lambda: not marked(mark), 5)
+
+    monkeypatch.setattr(forking, "recognize", lambda command: None)
+    train(tmp_path / "plain")
+    assert "guardian.py" in _lines(tmp_path / "plain" / "logs" / "chief-0.log")[0]
+    for forked, plain in zip(_weights(tmp_path / "forked"), _weights(tmp_path / "plain"), strict=True):
+        np.testing.assert_array_equal(forked, plain)
+    eventually(lambda: not marked(mark), 5)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("moment", ["loading", "training"])
+def test_no_forked_replica_outlives_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, moment: str
+) -> None:
+    mark = str(tmp_path)
+    monkeypatch.setenv("TEST_MARK", mark)
+    write_dataset(tmp_path / "data")
+    command = [str(Path(sys.executable).with_name("shardline")), "train"]
+    command += [str(tmp_path / "data"), str(tmp_path / "out"), "--replicas", "2", "--epochs", "100000"]
+    with (tmp_path / "output").open("w+") as output:
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+            # The command, the server, and for each replica its guardian and itself.
+            eventually(lambda: len(marked(mark)) >= (2 if moment == "loading" else 6), 60)
+            if moment == "training":
+                eventually(lambda: "epoch 1/100000" in (tmp_path / "output").read_text(), 60)
+            process.send_signal(signum)
+            assert process.wait(20) == (130 if signum == signal.SIGINT else -9)
+        assert "Traceback" not in (tmp_path / "output").read_text()
+    eventually(lambda: not marked(mark), 5)
+
+
+def test_importing_tensorflow_starts_no_thread() -> None:
+    """Nor does it open a device: only so may the process be forked."""
+    program = """
+import os
+from trainer import quiet
+quiet.import_tensorflow()
+import trainer.train, kfp.dsl.executor
+print(len(os.listdir("/proc/self/task")))
+"""
+    # BLAS starts threads, and stops them before a fork.
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "_KFP_RUNTIME": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, cwd=ROOT, check=True
+    )
+    assert done.stdout == "1\n"
+
+
+def test_what_is_forked() -> None:
+    script = next(
+        executor["container"]["command"][2]
+        for executor in _compiled()["deploymentSpec"]["executors"].values()
+        if executor["container"]["command"][0] == "sh"
+    )
+    trains = "from components.train.run import run"
+    assert recognize([sys.executable, "-m", "trainer.task", "--x"]) == Program("trainer.task", ["--x"])
+    assert recognize(["sh", "-ec", script, trains, "--x"]) == Program(
+        "kfp.dsl.executor_main", ["--x"], trains
+    )
+    assert recognize(["sh", "-ec", script, "import torch", "--x"]) is None
+    assert recognize(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
+    assert recognize([sys.executable, "-c", "import tensorflow"]) is None
+
+
+def _compiled() -> dict[str, dict[str, dict[str, dict[str, list[str]]]]]:
+    import yaml
+
+    return next(yaml.safe_load_all((ROOT / "compiled" / "retrain.yaml").read_text()))  # type: ignore[no-any-return]

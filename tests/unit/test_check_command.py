@@ -1,0 +1,233 @@
+"""`shardline check`: what it says of files, and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from pipelines import cli
+from pipelines.check.registry import RULES
+from pipelines.check.run import check_pipeline
+from pipelines.check.table import table
+from tests.helpers.checks import job, pipeline, pool
+from tests.unit import test_check_jobs, test_check_pipelines, test_check_schedules
+from trainer.errors import PipelineError
+
+ROOT = Path(__file__).resolve().parents[2]
+RETRAIN = ROOT / "compiled" / "retrain.yaml"
+BROKEN = job(pool("n1-standart-8"), display_name="train")
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(cli.main, ["check", *map(str, arguments)])
+
+
+def written(path: Path, spec: Any) -> Path:
+    path.write_text(yaml.safe_dump(spec))
+    return path
+
+
+def test_every_rule_has_an_example() -> None:
+    rows = [
+        *test_check_jobs.ROWS,
+        *test_check_pipelines.ROWS,
+        *test_check_pipelines.RUN_ROWS,
+        *test_check_pipelines.FILE_ROWS,
+        *test_check_schedules.ROWS,
+    ]
+
+    assert {row[0] for row in rows} == set(RULES)
+
+
+def test_every_rule_says_what_it_demands_and_who_says_so() -> None:
+    for rule in RULES.values():
+        assert re.fullmatch(r"SL\d{3}", rule.code)
+        assert rule.demand.endswith(".")
+        assert rule.source, rule.code
+        assert not rule.fix.endswith(".") or rule.fix.endswith("..."), rule.code
+
+
+def test_the_page_is_what_the_rules_say() -> None:
+    assert (ROOT / "docs" / "check.md").read_text() == table(), (
+        "python -m pipelines.check.table > docs/check.md"
+    )
+
+
+def test_our_own_pipeline_and_settings_are_right() -> None:
+    found = run(RETRAIN, ROOT / "settings" / "local.toml", ROOT / "settings" / "vertex.toml.example")
+
+    assert found.exit_code == 0, found.output
+    assert "error" not in found.output
+
+
+def test_an_error_says_where_and_why_and_what_to_do(tmp_path: Path) -> None:
+    found = run(written(tmp_path / "p.yaml", BROKEN))
+
+    assert found.exit_code == 1
+    first, second, last = found.output.splitlines()
+    assert first.startswith(
+        "error SL112 task custom-training-job, worker pool 0: machine_type n1-standart-8 "
+    )
+    assert first.endswith("did you mean n1-standard-8?")
+    assert second == "    -> take a machine type that Vertex AI training has"
+    assert last == f"{tmp_path / 'p.yaml'}: 1 errors"
+
+
+def test_the_same_finding_in_many_places_is_one(tmp_path: Path) -> None:
+    found = run(written(tmp_path / "p.yaml", job(*4 * [pool("n1-standart-8")])))
+
+    assert found.output.count("SL112") == 1
+    assert "worker pool 2 and 1 more: machine_type" in found.output
+    assert "4 errors" in found.output
+
+
+def test_warnings_alone_are_no_failure(tmp_path: Path) -> None:
+    found = run(written(tmp_path / "p.yaml", job(strategy="SPOT")))
+
+    assert found.exit_code == 0
+    assert "warning SL207" in found.output
+
+
+def test_json(tmp_path: Path) -> None:
+    good, bad = written(tmp_path / "good.yaml", pipeline()), written(tmp_path / "bad.json", BROKEN)
+    found = run(good, bad, "--json")
+
+    assert found.exit_code == 1
+    first, second = json.loads(found.output)["files"]
+    assert first == {"file": str(good), "errors": 0, "warnings": 0, "findings": []}
+    assert (second["errors"], second["findings"][0]["code"]) == (1, "SL112")
+    assert set(second["findings"][0]) == {"code", "severity", "where", "why", "fix"}
+
+
+def test_parameters_and_schedule_are_checked_when_they_are_given(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.yaml", pipeline(parameters={"p": "NUMBER_INTEGER"}))
+
+    assert run(path).exit_code == 0
+    assert "SL602" in run(path, "--param", "p=three").output
+    scheduled = run(path, "--cron", "0 25 * * *")
+    assert {"SL603", "SL901", "SL902", "SL906"} == set(re.findall(r"SL\d+", scheduled.output))
+    right = run(path, "-p", "p=3", "--cron", "TZ=UTC 0 5 * * *", "--max-concurrent-active-run-count", 1)
+    assert right.output == f"{path}: nothing found\n"
+
+
+def test_a_pipeline_job_is_checked_with_its_parameters_and_labels(tmp_path: Path) -> None:
+    """What the SDK submits, and what KFP 1.8 compiled, wraps the pipeline."""
+    wrapped = {
+        "pipelineSpec": pipeline(parameters={"p": "NUMBER_INTEGER"}),
+        "runtimeConfig": {"parameterValues": {"p": "x"}},
+        "labels": {"Team": "a"},
+    }
+    found = run(written(tmp_path / "job.json", wrapped))
+
+    assert set(re.findall(r"SL\d+", found.output)) == {"SL602", "SL802"}
+
+
+def test_settings_for_another_platform_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump_all([pipeline(), {"platforms": {"kubernetes": {"deploymentSpec": {}}}}]))
+
+    assert "SL409 pipeline: settings for kubernetes have no effect" in run(path).output
+
+
+BOMB = "\n".join(
+    [
+        "a: &a0 [x, x, x, x, x, x, x, x, x]",
+        *(f"b{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 12)),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not a compiled pipeline"),
+        (b"- a\n- b\n", "is not a compiled pipeline"),
+        (b"a: b\n", "it has no pipelineInfo, root, deploymentSpec"),
+        (b"kind: Workflow\nspec: {}\n", "is not a compiled pipeline but a Workflow"),
+        (b"a: [b\n", "is not YAML: while parsing"),
+        (b"\x00\x01\xff", "is not YAML"),
+        (RETRAIN.read_bytes()[:20_000], "is it cut off?"),
+        (b" " * 5_000_000, "too large for a pipeline: 5,000,000 bytes"),
+        (BOMB.encode(), "more than 2,000,000 values"),
+        (b"[" * 100_000, "nested more than 200 times"),
+        (yaml.safe_dump(pipeline(components=["a"])).encode(), r"components must be a mapping, not \['a'\]"),
+        (yaml.safe_dump(pipeline(components={1: {}})).encode(), "the key 1 of components must be a text"),
+        (yaml.safe_dump(pipeline(schemaVersion=2.1)).encode(), "schemaVersion must be a text, not 2.1"),
+    ],
+)  # fmt: skip
+def test_what_is_no_pipeline_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_bytes(content)
+    found = run(path)
+
+    assert found.exit_code == 2
+    assert re.search(message, found.output)
+    assert str(path) in found.output
+    assert len(found.output.splitlines()) == 1
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert "no pipeline" in run(tmp_path / "none.yaml").output
+    assert "Is a directory" in run(tmp_path).output
+    assert "no settings file" in run(tmp_path / "none.toml").output
+    assert run(tmp_path / "none.yaml").exit_code == 2
+
+
+def test_compile_refuses_errors(tmp_path: Path) -> None:
+    text = (ROOT / "settings" / "local.toml").read_text()
+    settings, output = tmp_path / "s.toml", tmp_path / "p.yaml"
+    settings.write_text(re.sub(r'machine_type = "[^"]*"', 'machine_type = "n1-standart-8"', text))
+    found = CliRunner().invoke(cli.main, ["compile", "--settings", str(settings), "--output", str(output)])
+
+    assert found.exit_code == 2
+    assert "machine_type" in found.output
+    assert "n1-standart-8" in found.output
+    assert not output.exists()
+
+
+def test_checking_loads_neither_kfp_nor_the_vertex_client(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.yaml", BROKEN)
+    program = (
+        "import sys; from pipelines.cli import main\n"
+        f"try: main(['check', {str(path)!r}])\n"
+        "except SystemExit as end: assert end.code == 1, end.code\n"
+        "heavy = {'kfp', 'tensorflow', 'keras', 'google.cloud.aiplatform', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+SCRAPS = [None, True, 0, -1.5, "", "x", '"', "{{$.inputs.parameters['x']}}", [], ["a", None], {}, {"a": 1}]
+
+
+def nodes(node: Any) -> list[tuple[Any, Any]]:
+    """Returns every (container, key) below a node."""
+    keys = list(node) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
+    return [(node, key) for key in keys] + [place for key in keys for place in nodes(node[key])]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_pipeline_is_checked_or_refused(seed: int) -> None:
+    """Whatever stands wherever, there are findings or one error, and never a traceback."""
+    chance = random.Random(seed)
+    original = job(pool(), pool(), strategy="SPOT", labels={"a": "b"})
+    for _ in range(40):
+        spec = copy.deepcopy(original)
+        for _ in range(chance.randint(1, 3)):
+            container, key = chance.choice(nodes(spec))
+            container[key] = copy.deepcopy(chance.choice(SCRAPS))
+        with contextlib.suppress(PipelineError):
+            check_pipeline(spec, parameters={"x": 1})

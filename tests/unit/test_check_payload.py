@@ -1,0 +1,167 @@
+"""How a custom job is read from a launcher's payload."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
+
+from pipelines.check.ir import UNKNOWN, UNKNOWN_TEXT, lacks, whole
+from pipelines.check.job import Job, jobs
+from pipelines.check.pipeline import Pipeline, Task
+from pipelines.check.rules.payload import JOB_PARAMETERS
+from pipelines.check.template import fill
+from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
+
+LATER = "{{$.pipeline_job_name}}"
+
+
+def only_job(spec: dict[str, Any]) -> Job:
+    (found,) = jobs(Pipeline(spec))
+    return found
+
+
+def only_task(**values: Any) -> Task:
+    """A task with these constants, and one input `later` that another task gives it."""
+    later = {"taskOutputParameter": {"producerTask": "first", "outputParameterKey": "Output"}}
+    names = dict.fromkeys([*values, "later"], "STRING") | {
+        "unset": {"parameterType": "LIST", "isOptional": True}
+    }
+    spec = pipeline(component(inputs=names), tasks=task(parameters=values))
+    spec["root"]["dag"]["tasks"]["step"]["inputs"]["parameters"]["later"] = later
+    (found,) = Pipeline(spec).tasks
+    return found
+
+
+def p(name: str, escape: str = "") -> str:
+    return f"{{{{$.inputs.parameters['{name}']{escape}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("template", "filled"),
+    [
+        # A text goes in as it is, and everything else as JSON.
+        (f'{{"a": "{p("text")}"}}', '{"a": "say "hi""}'),
+        (f'{{"a": "{p("text", ".json_escape[1]")}"}}', '{"a": "say \\"hi\\""}'),
+        (f'{{"a": {p("number")}, "b": {p("pools")}}}', '{"a": 2.0, "b": [{"c": "d"}]}'),
+        # Inside quotes there is text only.
+        (f'{{"a": "n={p("number")} u={p("unset")}"}}', '{"a": "n=2.0 u="}'),
+        (f'{{"a": {p("unset")}}}', '{"a": null}'),
+        # What another task gives is not known yet.
+        (f'{{"a": {p("later")}, "b": "{p("later")}"}}', f'{{"a": "{UNKNOWN_TEXT}", "b": "{UNKNOWN_TEXT}"}}'),
+        # A quote that is escaped in the template does not end its text.
+        (f'{{"a": "\\"{p("later")}\\""}}', f'{{"a": "\\"{UNKNOWN_TEXT}\\""}}'),
+    ],
+)
+def test_a_template_is_filled_as_the_platform_does(template: str, filled: str) -> None:
+    assert fill(template, only_task(text='say "hi"', number=2.0, pools=[{"c": "d"}])) == filled
+
+
+def test_the_job_is_what_the_launcher_sends() -> None:
+    """Empty pools and zero counts are gone, as they are for the API."""
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+
+    found = only_job(job(pool(), {}, pool(replica_count=0), labels={}))
+
+    assert found.content == json_util.recursive_remove_empty(json.loads(found.payload))
+    assert [(each.index, each.replica_count) for each in found.pools] == [(0, 1), (1, 1)]
+    assert "labels" not in found.content
+    assert len(found.written_pools) == 3
+
+
+def test_a_slot_that_is_left_empty_keeps_the_roles_behind_it() -> None:
+    """The API takes a pool of "0" replicas for an empty one; the launcher drops 0, and not "0"."""
+    spec = job(pool(), pool(replica_count=2), {"replica_count": "0"}, pool())
+
+    assert codes(spec) == set()
+    assert [each.index for each in only_job(spec).pools] == [0, 1, 3]
+    assert codes(job({"replica_count": "0"}, pool())) == {"SL101"}
+
+
+def test_concat_and_if_present_are_written_out() -> None:
+    """Older components of google_cloud_pipeline_components, and their tuning jobs, are built of these."""
+    spec = job(pool("n1-standard-8"), extra_inputs={"wanted": "yes"})
+    declared = spec["components"]["comp-custom-training-job"]["inputDefinitions"]["parameters"]
+    declared["unwanted"] = {"parameterType": "STRING", "isOptional": True}
+    args = spec["deploymentSpec"]["executors"]["exec-custom-training-job"]["container"]["args"]
+    args[args.index("CustomJob")] = "HyperparameterTuningJob"
+    args[args.index("--payload") + 1] = json.dumps(
+        {
+            "Concat": [
+                '{"display_name": "',
+                p("display_name"),
+                '"',
+                {"IfPresent": {"InputName": "wanted", "Then": {"Concat": [', "a": "', p("wanted"), '"']}}},
+                {"IfPresent": {"InputName": "unwanted", "Then": ', "b": 1', "Else": ', "b": 2'}},
+                ', "trial_job_spec": {"worker_pool_specs": ',
+                p("worker_pool_specs"),
+                "}}",
+            ]
+        }
+    )
+    found = only_job(spec)
+
+    assert {key: found.content[key] for key in ("display_name", "a", "b")} == {
+        "display_name": "train",
+        "a": "yes",
+        "b": 2,
+    }
+    assert found.pools[0].machine_type == "n1-standard-8"
+
+
+@pytest.mark.parametrize(
+    ("pools", "missing"),
+    [
+        (LATER, set()),
+        ([LATER], set()),
+        ([{"machine_spec": LATER, "container_spec": LATER, "replica_count": LATER}], set()),
+        ([{"machine_spec": LATER}], {"SL105"}),
+        ([{"replica_count": 1}, 3], {"SL105", "SL111"}),
+    ],
+)
+def test_what_is_not_known_is_not_guessed_at(pools: Any, missing: set[str]) -> None:
+    assert codes(raw_job(job_spec={"worker_pool_specs": pools, "scheduling": LATER})) == missing
+
+
+def test_a_payload_that_is_no_json_says_where() -> None:
+    found = only_job(job(display_name='a "b"'))
+
+    assert "line 1 column" in found.fault
+    assert found.pools == ()
+
+
+def test_what_is_surely_not_there() -> None:
+    assert lacks({"a": {}}, "a", "b")
+    assert lacks({"a": {"b": ""}}, "a", "b")
+    assert not lacks({"a": UNKNOWN_TEXT}, "a", "b")
+    assert not lacks({"a": {"b": 1}}, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (3, 3),
+        (3.0, 3),
+        ("3", 3),
+        ("3.0", 3),
+        (3.5, None),
+        ("x", None),
+        (True, None),
+        (None, None),
+        ("inf", None),
+    ],
+)
+def test_a_whole_number_has_many_forms(value: Any, number: int | None) -> None:
+    assert whole(value) == number
+
+
+def test_a_tasks_values() -> None:
+    found = only_task(text="a")
+
+    assert found.values() == {"text": "a", "later": UNKNOWN, "unset": None}
+
+
+def test_the_jobs_own_parameters_are_those_of_the_component() -> None:
+    assert set(CustomTrainingJobOp.component_spec.inputs) == JOB_PARAMETERS
