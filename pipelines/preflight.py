@@ -10,8 +10,11 @@ from components.export_validate.gates import check_min_accuracy
 from components.preprocess.artifact import make_settings
 from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import open_source
+from components.train.run import check_options
 from trainer.models import import_string
 from trainer.settings import TrainSettings
+
+_TRAINING = ("epochs", "per_replica_batch_size", "learning_rate", "seed")
 
 
 def check_retrain(parameters: Mapping[str, Any]) -> None:
@@ -34,13 +37,12 @@ def check_retrain(parameters: Mapping[str, Any]) -> None:
         {name: value for name, value in parameters.items() if name in known}
         | {"processes": parameters["preprocess_processes"]}
     )
+    own = {name: parameters[name] for name in _TRAINING}
     TrainSettings(
         dataset="",
         model=parameters["model"],
-        epochs=parameters["epochs"],
-        per_replica_batch_size=parameters["per_replica_batch_size"],
-        learning_rate=parameters["learning_rate"],
-        seed=parameters["seed"],
+        **own,
+        **check_options(parameters["train_options"], taken=own),
     )
     import_string(parameters["model"])
     if parameters["source"].startswith("images:") or ":" not in parameters["source"]:

@@ -61,6 +61,7 @@ def retrain_pipeline(settings: Settings) -> Any:
         per_replica_batch_size: int = 16,
         learning_rate: float = 0.0,
         seed: int = 0,
+        train_options: dict = {},  # type: ignore[type-arg]  # noqa: B006
         min_accuracy: float = 0.95,
         champion_uri: str = "",
     ) -> None:
@@ -88,12 +89,14 @@ def retrain_pipeline(settings: Settings) -> Any:
             max_bad_fraction: With skip, the share of bad examples above which the run fails.
             preprocess_processes: How many processes write the shards on one machine.
             preprocess_tasks: Over how many tasks, each with a machine of its own, the shards are spread.
-            model: mnist_cnn, resnet50, or pkg.module:function.
+            model: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
             hparams: Further keyword arguments of the model function, a JSON object.
             epochs: Passes over the training split.
             per_replica_batch_size: Examples per replica and step.
             learning_rate: 0 keeps the model's own.
             seed: Of the split, the weights and the shuffling.
+            train_options: Any further option of the trainer by name, a JSON object:
+                {"early_stopping": "val_loss", "checkpoint_steps": 500}.
             min_accuracy: The exported model is blessed from this test accuracy on, 0..1.
             champion_uri: Where a blessed model is published; empty publishes nothing.
         """
@@ -125,6 +128,7 @@ def retrain_pipeline(settings: Settings) -> Any:
             "per_replica_batch_size": per_replica_batch_size,
             "learning_rate": learning_rate,
             "seed": seed,
+            "train_options": train_options,
             "min_accuracy": min_accuracy,
             "champion_uri": champion_uri,
         }
@@ -160,6 +164,7 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
         per_replica_batch_size: int,
         learning_rate: float,
         seed: int,
+        train_options: dict,  # type: ignore[type-arg]
         min_accuracy: float,
         champion_uri: str,
     ) -> None:
@@ -172,6 +177,7 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
             per_replica_batch_size=per_replica_batch_size,
             learning_rate=learning_rate,
             seed=seed,
+            train_options=train_options,
         )
         validated = export_validate_op(
             dataset=dataset, model=trained.outputs["model"], min_accuracy=min_accuracy

@@ -8,7 +8,9 @@
     ├── ModelError       a model function or a model file
     ├── ClusterError     TF_CONFIG, hosts, replicas
     ├── PipelineError    a compiled pipeline (YAML) and the parameters given to it
-    └── RunError         something that was started correctly and then failed (exit code 1)
+    ├── RunError         something that was started correctly and then failed (exit code 1)
+    │   └── DivergedError    a loss that is not finite: the same again, if it is tried again (exit code 2)
+    └── RestartError     a run that was asked to stop and goes on when it is started again (exit code 75)
 
 Every message says what was wrong, what was found, and what to do, in one line.
 """
@@ -24,6 +26,9 @@ EXIT_RESTART = 75
 
 #: Exit code for a run that failed after it had been started correctly.
 EXIT_FAILED = 1
+
+#: Exit code for a run that was asked to stop (EX_TEMPFAIL of sysexits.h): start it again, and it goes on.
+EXIT_RESTART = 75
 
 
 class ShardlineError(Exception):
@@ -82,3 +87,15 @@ class RunError(ShardlineError):
     """Something was started correctly and then failed."""
 
     exit_code = EXIT_FAILED
+
+
+class RestartError(ShardlineError):
+    """A run was asked to stop before it was done; started again, it goes on."""
+
+    exit_code = EXIT_RESTART
+
+
+class DivergedError(RunError):
+    """The loss is not finite. Training is deterministic enough to come to the same end again."""
+
+    exit_code = EXIT_BAD_INPUT

@@ -1,4 +1,4 @@
-"""The training loop: the model's own `train_step` under a strategy, and Keras callbacks around it.
+"""The synchronous loop: the model's own `train_step` under a strategy, some steps at a time.
 
 Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this
 loop calls it through `strategy.run`. Everything that reads a metric is a collective and therefore happens
@@ -7,68 +7,163 @@ on every replica, at the same step; only what is done with the numbers differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
-from trainer.data.order import EpochPlan
+from trainer.distribute.exchange import GradientExchange
 
 Logs = dict[str, float]
 
 
-class Loop:
-    """Runs epochs of training and passes of evaluation of one compiled model under one strategy."""
+@dataclass(frozen=True)
+class Stretch:
+    """What some steps in a row came to, on this process.
 
-    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, *, steps_per_execution: int):
+    Attributes:
+        waited: Seconds that the steps waited for input.
+        diverged: Index among these steps of the first whose loss was not finite; None where all were.
+    """
+
+    waited: float = 0.0
+    diverged: int | None = None
+
+
+class Engine(Protocol):
+    """Runs steps of one model; what a strategy needs around them is its own affair."""
+
+    def train(self, sizes: Sequence[int]) -> Stretch:
+        """Trains one step for each of `sizes`, the examples of that step over all replicas."""
+
+    def read_metrics(self) -> Logs:
+        """Returns the metrics since they were last reset; every replica must call it at the same step."""
+
+    def retrace(self) -> None:
+        """Takes notice of a model whose trainable weights have changed."""
+
+
+class Loop:
+    """Trains under any strategy whose replicas take each step together."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        batches: Iterator[Any],
+        *,
+        jit_compile: bool = False,
+        deterministic: bool = False,
+    ):
         """Wraps the model.
 
         Args:
             model: Compiled and built inside the strategy's scope.
             strategy: The strategy.
-            steps_per_execution: Steps that run inside one call into TensorFlow.
+            batches: Distributed batches as `model.train_step` takes them.
+            jit_compile: Whether XLA compiles the step.
+            deterministic: Whether TensorFlow has been asked for determinism; it then refuses to tell the
+                time inside a function, and the wait for input is not known.
         """
-        self.model = model
-        self._steps_per_execution = steps_per_execution
+        self._model = model
+        self._strategy = strategy
+        self._batches = batches
+        self._jit_compile = jit_compile
+        self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
+        self._exchange = GradientExchange(model)
+        self._steps = self._trace()
 
-        def repeat(step: Callable[..., object]) -> Callable[[Iterator[object], tf.Tensor], None]:
-            @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-            def run(iterator: Iterator[object], count: tf.Tensor) -> None:
-                for _ in tf.range(count):
-                    strategy.run(step, args=(next(iterator),))
+    def retrace(self) -> None:
+        """Takes notice of a model whose trainable weights have changed."""
+        self._steps = self._trace()
 
-            return cast("Callable[[Iterator[object], tf.Tensor], None]", run)
+    def train(self, sizes: Sequence[int]) -> Stretch:
+        """Trains one step for each of `sizes`, the examples of that step over all replicas."""
+        waited, diverged = self._steps(self._batches, tf.constant(sizes, tf.float32))
+        first = int(diverged.numpy())
+        return Stretch(float(waited.numpy()), first if first < len(sizes) else None)
 
-        self._train = repeat(model.train_step)
-        self._test = repeat(model.test_step)
+    def read_metrics(self) -> Logs:
+        """Returns the metrics since they were last reset; every replica must call it at the same step."""
+        return read_metrics(self._model)
 
-    def train_epoch(
-        self, batches: Iterator[object], plan: EpochPlan, callbacks: keras.callbacks.CallbackList
-    ) -> Logs:
-        """Trains one epoch and returns the metrics' means over it."""
-        self.model.reset_metrics()
-        logs: Logs = {}
-        for done, count in self._executions(plan.steps):
-            callbacks.on_train_batch_begin(done)
-            self._train(batches, tf.constant(count))
-            logs = self._read_metrics()
-            callbacks.on_train_batch_end(done + count - 1, logs)
-            if self.model.stop_training:
-                break
-        return logs
+    def _trace(self) -> Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+        strategy = self._strategy
+        replicas = float(strategy.num_replicas_in_sync)
+        train_step = tf.function(self._model.train_step, jit_compile=True) if self._jit_compile else None
 
-    def evaluate(self, batches: Iterator[object], plan: EpochPlan) -> Logs:
-        """Evaluates every example of a split once and returns the exact means."""
-        self.model.reset_metrics()
-        for _, count in self._executions(plan.steps):
-            self._test(batches, tf.constant(count))
-        return self._read_metrics()
+        def step(data: Any, size: tf.Tensor) -> tf.Tensor:
+            with self._exchange.weighted(_examples(data) * replicas / size):
+                logs = (train_step or self._model.train_step)(data)
+            # A running mean: once not finite, it stays so until the epoch ends.
+            return tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float32))
 
-    def _executions(self, steps: int) -> Iterator[tuple[int, int]]:
-        """Yields (steps done so far, steps to run now)."""
-        for done in range(0, steps, self._steps_per_execution):
-            yield done, min(self._steps_per_execution, steps - done)
+        @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+        def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            count = tf.size(sizes)
+            waited = tf.constant(0.0, tf.float64)
+            diverged = count
+            for i in tf.range(count):
+                asked = self._clock()
+                with tf.control_dependencies([asked]):
+                    data = next(batches)
+                with tf.control_dependencies(_tensors(strategy, data)):
+                    waited += self._clock() - asked
+                finite = strategy.experimental_local_results(strategy.run(step, args=(data, sizes[i])))
+                if not tf.reduce_all(tf.stack(finite)):
+                    diverged = tf.minimum(diverged, i)
+            return waited, diverged
 
-    def _read_metrics(self) -> Logs:
-        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        traced: Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = steps
+        return traced
+
+
+class Evaluation:
+    """Evaluates one split under a strategy whose replicas take each step together."""
+
+    def __init__(
+        self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
+    ):
+        """Wraps the model.
+
+        Args:
+            model: Compiled and built inside the strategy's scope.
+            strategy: The strategy.
+            batches: Distributed dataset of the split, every example once.
+            steps: Its elements.
+        """
+        self._model = model
+        self._batches = batches
+        self._steps = tf.constant(steps)
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def run(iterator: Iterator[Any], count: tf.Tensor) -> None:
+            for _ in tf.range(count):
+                strategy.run(model.test_step, args=(next(iterator),))
+
+        self._run = run
+
+    def __call__(self) -> Logs:
+        """Returns the exact means over all examples; every replica must call it at the same point."""
+        self._model.reset_metrics()
+        self._run(iter(self._batches), self._steps)
+        return read_metrics(self._model)
+
+
+def read_metrics(model: keras.Model) -> Logs:
+    """Returns a model's metrics as they are now. A collective under strategies of several processes."""
+    return {name: float(value) for name, value in model.get_metrics_result().items()}
+
+
+def _examples(data: Any) -> tf.Tensor:
+    """Returns the number of examples of one replica's batch, as a float32 scalar."""
+    return tf.cast(tf.shape(tf.nest.flatten(data)[0])[0], tf.float32)
+
+
+def _tensors(strategy: tf.distribute.Strategy, data: Any) -> list[tf.Tensor]:
+    """Returns the tensors of all local replicas in one distributed element."""
+    return [
+        tensor for value in tf.nest.flatten(data) for tensor in strategy.experimental_local_results(value)
+    ]

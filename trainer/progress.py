@@ -81,10 +81,11 @@ def parse(line: str) -> Event | None:
 
 
 def _default_sink(event: Event) -> None:
-    if os.environ.get(EVENTS_VARIABLE) == "1":
-        print(_MARK + json.dumps(asdict(event)), flush=True)
-    else:
-        print(render(event), flush=True, file=sys.stderr if event.kind == "error" else sys.stdout)
+    marked = os.environ.get(EVENTS_VARIABLE) == "1"
+    stream = sys.stderr if event.kind == "error" and not marked else sys.stdout
+    # In one call: threads report too, and print writes the end of a line apart from the line.
+    stream.write((_MARK + json.dumps(asdict(event)) if marked else render(event)) + "\n")
+    stream.flush()
 
 
 _sink: Sink = _default_sink

@@ -9,6 +9,7 @@ import keras
 
 from trainer import plugins
 from trainer.errors import ModelError
+from trainer.models import import_string
 
 MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
@@ -55,5 +56,4 @@ def _import_model_module(settings: Path) -> None:
         model = json.loads(settings.read_text(encoding="utf-8"))["model"]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"cannot read {settings}: {error!r}; train the model again") from None
-    if ":" in model:
-        plugins.load(model, "model", ModelError)
+    plugins.load(import_string(model), "model", ModelError)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trainer.errors import SettingsError
@@ -21,11 +22,19 @@ COMMUNICATIONS = ("auto", "ring", "nccl")
 SHARD_POLICIES = ("auto", "file", "data", "off")
 PRECISIONS = ("float32", "bfloat16", "float16")
 
-_CHOICES = {
+#: The settings that take one of some words.
+CHOICES = {
     "strategy": STRATEGIES,
     "communication": COMMUNICATIONS,
     "shard_policy": SHARD_POLICIES,
     "precision": PRECISIONS,
+}
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list of texts",
 }
 _AT_LEAST_ONE = ("epochs", "per_replica_batch_size", "gradient_accumulation_steps", "keep_checkpoints")
 
@@ -55,6 +64,7 @@ class TrainSettings:
         label_smoothing: Given to the model function unless 0, in 0..1.
         class_weights: "" for none, "balanced", or a JSON object of class names and weights.
         augment: `pkg.module:function` applied to each training example; "" for none.
+        transform: `pkg.module:function` that makes of a batch (x, y) what the model takes; "" for none.
         callbacks: `pkg.module:make` of further Keras callbacks.
         early_stopping: Metric that must improve ("val_loss"); "" trains to the end.
         early_stopping_patience: Epochs without improvement after which training stops.
@@ -99,6 +109,7 @@ class TrainSettings:
     label_smoothing: float = 0.0
     class_weights: str = ""
     augment: str = ""
+    transform: str = ""
     callbacks: tuple[str, ...] = ()
     early_stopping: str = ""
     early_stopping_patience: int = 3
@@ -123,12 +134,9 @@ class TrainSettings:
     profile_steps: str = ""
 
     def __post_init__(self) -> None:
-        for name, default in type(self).__dataclass_fields__.items():
-            value = getattr(self, name)
-            if type(default.default) in (int, float) and value < (least := int(name in _AT_LEAST_ONE)):
-                rule = f"must be at least {least}" if least else "must not be negative"
-                raise SettingsError(f"{name} {rule}, got {value}")
-        for name, choices in _CHOICES.items():
+        for field_ in fields(self):
+            self._check_type_and_range(field_.name, field_.default)
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
         if not self.model:
@@ -137,7 +145,25 @@ class TrainSettings:
             raise SettingsError(f"label_smoothing must be below 1, got {self.label_smoothing}")
         if self.fine_tuning_learning_rate and not self.unfreeze_at_epoch:
             raise SettingsError("fine_tuning_learning_rate needs unfreeze_at_epoch, the epoch it starts with")
+        if self.unfreeze_at_epoch > self.epochs:
+            raise SettingsError(
+                f"unfreeze_at_epoch {self.unfreeze_at_epoch} never comes: the run has {self.epochs} epochs"
+            )
+        if self.transform and self.class_weights:
+            raise SettingsError(
+                "transform and class_weights exclude each other: return the weights from transform"
+            )
         _ = self.profiled_steps
+
+    def _check_type_and_range(self, name: str, default: Any) -> None:
+        value, kind = getattr(self, name), type(default)
+        right = (int, float) if kind is float else (kind,)
+        if kind in _KINDS and type(value) not in right:
+            raise SettingsError(f"{name} must be {_KINDS[kind]}, got {value!r}")
+        least = int(name in _AT_LEAST_ONE)
+        if kind in (int, float) and not least <= value < math.inf:
+            rule = f"must be at least {least}" if least else "must not be negative"
+            raise SettingsError(f"{name} {rule}, got {value}")
 
     @property
     def model_arguments(self) -> dict[str, Any]:

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
 from trainer import quiet
 from trainer.errors import SettingsError
 from trainer.progress import errors_end_the_process
-from trainer.settings import STRATEGIES, TrainSettings
+from trainer.resume.preemption import Preemption
+from trainer.settings import CHOICES, TrainSettings
+
+# Flags that are named in another way than the setting.
+_FLAGS = {"callbacks": "--callback"}
+
+# The first setting of each group of `--help`, in the order of the settings.
+_GROUPS = {
+    "dataset": "what is trained, on what, and where it goes",
+    "epochs": "how long",
+    "per_replica_batch_size": "batches and learning rate",
+    "label_smoothing": "examples, callbacks and stopping",
+    "precision": "arithmetic",
+    "strategy": "replicas",
+    "checkpoint_steps": "checkpoints and resuming",
+    "evaluator": "life of the processes",
+    "histograms": "TensorBoard",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,29 +47,58 @@ def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
     Raises:
         SettingsError: When a flag is unknown or mistyped, or a value is out of range.
     """
-    defaults = {field.name: field.default for field in fields(TrainSettings)}
+    values: dict[str, Any] = vars(_parser().parse_args(arguments))
+    return TrainSettings(**{**values, "callbacks": tuple(values["callbacks"])})
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Returns the parser: a flag for every field of `TrainSettings`, explained by its docstring."""
     parser = _Parser(
         prog="python -m trainer.task",
         description="Trains a compiled Keras 3 model on a dataset directory, alone or as one replica of the "
         "cluster that TF_CONFIG describes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("--dataset", required=True, help="dataset directory written by preprocessing")
-    add("--model", required=True, help="built-in name (mnist_cnn, resnet50) or pkg.module:function")
-    add("--model-dir", help="where the model goes; default AIP_MODEL_DIR")
-    add("--checkpoint-dir", help="default AIP_CHECKPOINT_DIR, else MODEL_DIR/checkpoints")
-    add("--tensorboard-log-dir", help="default AIP_TENSORBOARD_LOG_DIR, else MODEL_DIR/logs")
-    add("--epochs", type=int, help="passes over the training split")
-    add("--per-replica-batch-size", type=int, help="examples per replica and step")
-    add("--learning-rate", type=float, help="0 keeps the model's own")
-    add("--hparams", type=_json_object, metavar="JSON", help="further arguments of the model function")
-    add("--seed", type=int, help="of weights, dropout and shuffling")
-    add("--strategy", choices=STRATEGIES, help="how the replicas work together")
-    add("--steps-per-execution", type=int, help="steps between two looks at the metrics; 0 chooses")
-    parser.set_defaults(**{**defaults, "hparams": {}})
-    return TrainSettings(**vars(parser.parse_args(arguments)))
+    explained = _explanations()
+    group: Any = parser
+    for field in fields(TrainSettings):
+        if field.name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[field.name])
+        flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
+        required = field.default is MISSING and field.default_factory is MISSING
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        text = explained[field.name].replace("%", "%%")
+        shown = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
+        group.add_argument(
+            flag,
+            dest=field.name,
+            required=required,
+            help=text + shown,
+            **{"default": None if required else default, **_reading(field.name, default)},
+        )
+    return parser
+
+
+def _reading(name: str, default: Any) -> dict[str, Any]:
+    """Says how argparse reads the value of a setting."""
+    if name in CHOICES:
+        return {"choices": CHOICES[name]}
+    if isinstance(default, bool):
+        return {"action": "store_true"}
+    if isinstance(default, tuple):
+        return {"action": "append", "default": list(default), "metavar": "PKG.MODULE:NAME"}
+    if isinstance(default, dict):
+        return {"type": _json_object, "metavar": "JSON"}
+    if isinstance(default, int | float):
+        return {"type": type(default), "metavar": "N" if isinstance(default, int) else "X"}
+    return {"metavar": name.upper()}
+
+
+def _explanations() -> dict[str, str]:
+    """Returns the text of each attribute in the docstring of `TrainSettings`."""
+    text = inspect.getdoc(TrainSettings) or ""
+    found = re.findall(r"^    (\w+): (.+?)(?=^    \w|\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(words.split()).replace("`", "") for name, words in found}
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -64,11 +112,21 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def run(settings: TrainSettings) -> dict[str, float]:
-    """Trains in this process as the environment says (TF_CONFIG, AIP_*)."""
-    quiet.import_tensorflow()
-    from trainer.train import train  # TensorFlow, so only once the settings are known to be good
+    """Takes part in a training run as the environment says (TF_CONFIG, AIP_*).
 
-    return train(settings, os.environ)
+    Returns:
+        The last metrics; nothing on a replica that does not train (parameter server, evaluator).
+
+    Raises:
+        ShardlineError: For every mistake in settings, cluster, dataset or model.
+        RestartError: After SIGTERM, when a checkpoint has been saved.
+    """
+    # Before TensorFlow starts threads: they must not take the signal.
+    with Preemption(settings.grace_period) as preemption:
+        quiet.import_tensorflow()
+        from trainer.train import train  # TensorFlow, so only once the settings are known to be good
+
+        return train(settings, os.environ, preemption)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,233 +1,286 @@
-"""One training run, from settings to a saved model. Every replica runs this same program."""
+"""One training run, from settings to a saved model. Every process of a job runs this same program."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from trainer import files, progress, saving
+from trainer import evaluator, files, progress, saving
+from trainer.assembly import Assembly, assemble
 from trainer.callbacks.history import HistoryFile
-from trainer.callbacks.report import Report
+from trainer.callbacks.plugin import load_callbacks
+from trainer.callbacks.profile import Profile
+from trainer.callbacks.report import Meter, Report
+from trainer.callbacks.stopping import Stopping
+from trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
+from trainer.data import faults
 from trainer.data import manifest as manifests
-from trainer.data.manifest import DatasetInfo, Manifest
-from trainer.data.order import EpochPlan, worker_shards
 from trainer.data.pipeline import Feed
 from trainer.distribute import strategy as strategies
 from trainer.distribute.cluster import Cluster, read_cluster
-from trainer.environment import OutputDirs, output_dirs
-from trainer.errors import DatasetError, SettingsError
-from trainer.loop import Logs, Loop
-from trainer.models.build import build, model_function
+from trainer.distribute.collectives import Collectives
+from trainer.distribute.peers import Peers
+from trainer.environment import output_dirs
+from trainer.errors import RunError, SettingsError
+from trainer.loop import Engine, Evaluation, Logs, Loop
+from trainer.models.build import model_function
 from trainer.resume.checkpoint import Checkpoints
+from trainer.resume.identity import Identity, check_model_dir
+from trainer.resume.preemption import Preemption
+from trainer.resume.state import Position, TrainingState
+from trainer.run import Run, announce, check_splits
+from trainer.server import run_server
 from trainer.settings import TrainSettings
-
-# Steps between two looks at the metrics, unless set: reading them makes all replicas meet.
-_STEPS_PER_EXECUTION = 50
-
-
-@dataclass(frozen=True)
-class Run:
-    """Everything that is fixed before the first step."""
-
-    settings: TrainSettings
-    cluster: Cluster
-    dirs: OutputDirs
-    manifest: Manifest
-    strategy: tf.distribute.Strategy
-    plan: EpochPlan
-    scratch: Path | None
+from trainer.training import Training
+from trainer.tuning.fine_tuning import Unfreeze
+from trainer.workers import Workers
 
 
-def train(settings: TrainSettings, environ: Mapping[str, str]) -> Logs:
-    """Trains a model and saves it.
+def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
+    """Takes part in a training run, in the role that the environment gives to this process.
 
     Args:
         settings: What to do; the same on every replica.
         environ: The process's environment: TF_CONFIG and AIP_* are read from it.
+        preemption: Notices SIGTERM.
 
     Returns:
-        The metrics of the last epoch, the same on every replica.
+        The metrics of the last epoch, the same on every replica that trains; nothing on any other.
 
     Raises:
         ShardlineError: For every mistake in settings, cluster, dataset or model.
+        RestartError: After SIGTERM, when a checkpoint has been saved.
     """
     cluster = read_cluster(environ)
+    name = strategies.choose(settings, cluster)
+    if name == "parameter_server" and cluster.role in ("worker", "ps"):
+        run_server(cluster, settings.startup_timeout)
+        return {}
+    if settings.jit_compile and name != "one_device":
+        raise SettingsError(
+            f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
+        )
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))
     manifest.info()  # images that differ in size are refused before any peer is waited for
-    _check_splits(settings, manifest, cluster)
+    # Where workers take whole steps each, no step is shared out.
+    sharing = 1 if name == "parameter_server" else cluster.num_workers
+    check_splits(settings, manifest, sharing, evaluator=settings.evaluator or cluster.role == "evaluator")
+    check_model_dir(
+        dirs.model,
+        model=settings.model,
+        dataset=manifest.fingerprint,
+        allow_new_data=settings.allow_new_data,
+    )
     model_function(settings.model)  # a wrong one is refused before any peer is waited for
-    strategy = strategies.create(settings.strategy, cluster)
-    plan = _plan(settings, manifest, "train", strategy)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    peers = Peers(cluster)
+    peers.meet(settings.startup_timeout)
     with _scratch(cluster) as scratch:
-        run = Run(settings, cluster, dirs, manifest, strategy, plan, scratch)
-        if cluster.is_chief:
-            _announce(run)
-        logs = _fit(run)
+        strategy = strategies.create(settings, cluster)
+        replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
+        run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch)
+        if cluster.role == "evaluator":
+            evaluator.run(run)
+            return {}
+        try:
+            logs = _train(run, preemption)
+        except tf.errors.OpError as error:
+            raise faults.explain(error) or peers.explain(error) or error from error
         # A peer that leaves early would look like a failure to those that still write.
-        strategies.barrier(strategy)
+        Collectives(strategy).barrier()
     return logs
 
 
-def _check_splits(settings: TrainSettings, manifest: Manifest, cluster: Cluster) -> None:
-    if "train" not in manifest.splits:
-        raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
-    records = manifest.splits["train"].records
-    if settings.per_replica_batch_size > records:
-        raise SettingsError(
-            f"per_replica_batch_size {settings.per_replica_batch_size} is larger than the training split of "
-            f"{records} examples; choose at most {records}"
-        )
-    for name in ("train", "validation"):
-        if name in manifest.splits and manifest.splits[name].records < cluster.num_workers:
-            raise SettingsError(
-                f"the {name} split has {manifest.splits[name].records} examples for {cluster.num_workers} "
-                "replicas, and each needs one: use fewer replicas or more data"
-            )
+def _train(run: Run, preemption: Preemption) -> Logs:
+    settings, chief = run.settings, run.cluster.is_chief
+    feed = run.feed("train")
+    assembly = assemble(run, feed)
+    model = assembly.model
+    if chief:
+        announce(run)
+    meter = Meter(run.replicas)
+    engine: Engine | None = None
 
+    def retrace() -> None:
+        if engine:
+            engine.retrace()
 
-def _plan(
-    settings: TrainSettings, manifest: Manifest, split: str, strategy: tf.distribute.Strategy
-) -> EpochPlan:
-    return EpochPlan(
-        records=manifest.splits[split].records,
-        replicas=strategy.num_replicas_in_sync,
-        per_replica_batch_size=settings.per_replica_batch_size,
+    own = _stateful_callbacks(run, assembly, meter, retrace)
+    chosen = [*own, *(_chief_callbacks(run, meter) if chief else [])]
+    callbacks = keras.callbacks.CallbackList(chosen, model=model, epochs=settings.epochs)
+    model.stop_training = False
+    callbacks.on_train_begin()
+    state = TrainingState(model, own)  # after on_train_begin, which resets what callbacks remember
+    checkpoints = _checkpoints(run, state)
+    together = Collectives(run.strategy)
+    position = _resume(run, state, checkpoints, together)
+    engines = _asynchronous if run.strategy_name == "parameter_server" else _synchronous
+    engine, evaluate = engines(run, model, feed, position)
+    _count_steps(run, meter, position)
+    preemption.ready()
+    training = Training(
+        run,
+        model,
+        engine,
+        position=position,
+        state=state,
+        checkpoints=checkpoints,
+        callbacks=callbacks,
+        collectives=together,
+        preemption=preemption,
+        merge=strategies.replica_merger(run.strategy, model),
+        validate=lambda: {f"val_{name}": value for name, value in evaluate().items()},
+        meter=meter,
     )
+    with evaluator.watched(run, position):
+        logs = training.run()
+        callbacks.on_train_end(logs)
+        checkpoints.wait()
+        if model.stop_training or not logs:
+            # Early stopping has put the best weights back, which are not those of the last validation.
+            logs |= training.validate()
+        _finish(run, model, training.position, logs)
+    return logs
+
+
+def _stateful_callbacks(
+    run: Run, assembly: Assembly, meter: Meter, retrace: Callable[[], None]
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that are part of a checkpoint; the chief keeps the history besides."""
+    settings, chief = run.settings, run.cluster.is_chief
+    callbacks = []
+    if assembly.frozen:
+
+        def changed() -> None:
+            retrace()
+            if chief:
+                progress.say(
+                    "train", f"{len(assembly.model.trainable_weights)} weights are trained from now on"
+                )
+
+        callbacks.append(
+            Unfreeze(assembly.frozen, settings.unfreeze_at_epoch, settings.fine_tuning_learning_rate, changed)
+        )
+    for reference in settings.callbacks:
+        callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
+    if settings.early_stopping:
+        names = list(assembly.model.get_metrics_result())
+        available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
+        callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
+    return [*callbacks, HistoryFile(run.dirs.model, meter)] if chief else callbacks
+
+
+def _chief_callbacks(run: Run, meter: Meter) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that only show things; none of them reads a metric."""
+    settings = run.settings
+    callbacks = [
+        Report(meter, settings.epochs),
+        keras.callbacks.TensorBoard(
+            str(run.dirs.logs), write_graph=False, histogram_freq=settings.histograms
+        ),
+    ]
+    if settings.profiled_steps:
+        callbacks.append(Profile(run.dirs.logs, meter, *settings.profiled_steps))
+    return callbacks
+
+
+def _checkpoints(run: Run, state: TrainingState) -> Checkpoints:
+    return Checkpoints(
+        run.dirs.checkpoints,
+        Identity(run.settings.model, run.manifest.fingerprint, state.variables),
+        keep=run.settings.keep_checkpoints,
+        write=run.cluster.is_chief,
+        allow_new_data=run.settings.allow_new_data,
+    )
+
+
+def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints, together: Collectives) -> Position:
+    """Restores the newest checkpoint and returns where it goes on; the beginning where there is none."""
+    snapshot = checkpoints.restore()
+    at = snapshot.position if snapshot else Position()
+    if together.total([at.steps])[0] != at.steps * run.cluster.num_workers:
+        raise RunError(
+            f"{run.cluster.name} has found another newest checkpoint in {run.dirs.checkpoints} (of step "
+            f"{at.steps:,}) than the others; all replicas must see the same directory: use a shared one (gs://)"
+        )
+    if snapshot is None:
+        return at
+    state.restore(snapshot)
+    if run.cluster.is_chief:
+        within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
+        progress.say("train", f"resuming after step {at.steps:,}{within}, from {run.dirs.checkpoints}")
+    return at
+
+
+def _synchronous(
+    run: Run, model: keras.Model, feed: Feed, position: Position
+) -> tuple[Engine, Callable[[], Logs]]:
+    """Returns what trains and what evaluates where all replicas take each step together."""
+    settings = run.settings
+    batches = feed.distribute(run.strategy, position.epoch, settings.epochs, position.examples)
+    loop = Loop(
+        model,
+        run.strategy,
+        iter(batches),
+        jit_compile=settings.jit_compile,
+        deterministic=settings.deterministic,
+    )
+    if "validation" not in run.manifest.splits:
+        return loop, dict
+    validation = run.feed("validation")
+    split = validation.distribute(run.strategy, 0, 1)
+    return loop, Evaluation(model, run.strategy, split, validation.plan.steps)
+
+
+def _asynchronous(
+    run: Run, model: keras.Model, feed: Feed, position: Position
+) -> tuple[Engine, Callable[[], Logs]]:
+    """Returns what trains and what evaluates where each worker takes steps of its own."""
+    workers = Workers(run.strategy, run.cluster, run.settings.startup_timeout)
+    batches = feed.raw_dataset(position.epoch, run.settings.epochs, position.examples)
+    loop = CoordinatorLoop(model, workers, batches, feed.decode)
+    if "validation" not in run.manifest.splits:
+        return loop, dict
+    validation = run.feed("validation")
+    return loop, CoordinatorEvaluation(model, workers, validation.raw_dataset(0, 1), validation.decode)
+
+
+def _count_steps(run: Run, meter: Meter, position: Position) -> None:
+    """Tells the meter where the run begins, and where it ends if nothing ends it early."""
+    settings = run.settings
+    epochs_left = settings.epochs - position.epoch - 1
+    left = run.plan("train", position.examples).steps + epochs_left * run.plan("train").steps
+    meter.first_step = meter.steps = position.steps
+    meter.total_steps = position.steps + max(0, left)
+    if settings.max_steps:
+        meter.total_steps = min(meter.total_steps, settings.max_steps)
+
+
+def _finish(run: Run, model: keras.Model, position: Position, logs: Logs) -> None:
+    """Saves the model. A collective; the chief's copy is kept."""
+    saving.save_model(model, run.dirs.model, scratch=run.scratch)
+    if run.cluster.is_chief:
+        if run.settings.evaluator:
+            logs |= evaluator.wait_for_last(run, position)
+        files.write_json(
+            run.dirs.model / saving.METRICS_FILE, {"epochs": position.epoch, "steps": position.steps, **logs}
+        )
+        progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
+        progress.fact("TensorBoard logs", str(run.dirs.logs))
 
 
 @contextlib.contextmanager
 def _scratch(cluster: Cluster) -> Iterator[Path | None]:
-    """Gives a replica other than the chief a directory of its own, removed at the end."""
+    """Gives a process other than the chief a directory of its own, removed at the end."""
     if cluster.is_chief:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-") as directory:
         yield Path(directory)
-
-
-def _announce(run: Run) -> None:
-    """Says once what will run, with the arithmetic of batches and shards, and records it."""
-    plan, settings = run.plan, run.settings
-    name = strategies.choose(settings.strategy, run.cluster)
-    shards = [shard.file for shard in run.manifest.splits["train"].shards]
-    policy = worker_shards(shards, run.cluster.num_workers, 0).policy
-    progress.fact("replicas", plan.replicas, f"{plan.replicas} ({run.cluster})")
-    progress.fact("strategy", name)
-    progress.say(
-        "train",
-        f"{settings.model} on {run.cluster}, strategy {name}: global batch {plan.global_batch_size} = "
-        f"{plan.replicas} x {plan.per_replica_batch_size}, {plan.steps:,} steps an epoch over "
-        f"{plan.records:,} examples, {len(shards)} shards by {policy}",
-    )
-    run.dirs.model.mkdir(parents=True, exist_ok=True)
-    files.write_json(
-        run.dirs.model / saving.SETTINGS_FILE,
-        {
-            "model": settings.model,
-            "fingerprint": run.manifest.fingerprint,
-            "class_names": run.manifest.class_names,
-            "seed": settings.seed,
-            "settings": asdict(settings),
-            "strategy": name,
-            "replicas": plan.replicas,
-            "global_batch_size": plan.global_batch_size,
-            "steps_per_epoch": plan.steps,
-            "shard_policy": policy,
-            "versions": {
-                "python": platform.python_version(),
-                **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")},
-            },
-        },
-    )
-
-
-def _fit(run: Run) -> Logs:
-    settings = run.settings
-    # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
-    keras.utils.set_random_seed(settings.seed + 1)
-    with run.strategy.scope():
-        model = build(settings.model, run.manifest.info(), settings.model_arguments)
-        _create_variables(model, run.manifest.info())
-        checkpoints = Checkpoints(
-            model,
-            run.dirs.checkpoints,
-            scratch=run.scratch,
-            identity={"model": settings.model, "dataset": run.manifest.fingerprint},
-        )
-    first_epoch = checkpoints.restore()
-    if first_epoch and run.cluster.is_chief:
-        progress.say("train", f"resuming after epoch {first_epoch} from {run.dirs.checkpoints}")
-    logs = _epochs(run, model, checkpoints, first_epoch)
-    saving.save_model(model, run.dirs.model, scratch=run.scratch)
-    if run.cluster.is_chief:
-        files.write_json(run.dirs.model / saving.METRICS_FILE, {"epochs": settings.epochs, **logs})
-        progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
-        progress.fact("TensorBoard logs", str(run.dirs.logs))
-    return logs
-
-
-def _create_variables(model: keras.Model, info: DatasetInfo) -> None:
-    """Builds model, optimizer and metrics now, inside the strategy's scope, where they become distributed.
-
-    Left to the first step they would be created inside a replica, which TensorFlow refuses.
-    """
-    images = np.zeros((1, *info.input_shape), np.uint8)
-    model._symbolic_build(data_batch=(images, np.zeros(1, np.int64)))
-
-
-def _epochs(run: Run, model: keras.Model, checkpoints: Checkpoints, first_epoch: int) -> Logs:
-    settings, manifest, strategy = run.settings, run.manifest, run.strategy
-    directory = files.local_path(settings.dataset)
-    train = Feed(directory, manifest, "train", run.plan, shuffle_seed=settings.seed)
-    batches = iter(train.distribute(strategy, first_epoch, settings.epochs))
-    loop = Loop(model, strategy, steps_per_execution=settings.steps_per_execution or _STEPS_PER_EXECUTION)
-    merge = strategies.replica_merger(strategy, model)
-    validate = _validation(run, loop)
-    chosen = (
-        [
-            Report(run.plan, first_epoch, settings.epochs),
-            HistoryFile(run.dirs.model, run.plan, first_epoch),
-            keras.callbacks.TensorBoard(str(run.dirs.logs), write_graph=False),
-        ]
-        if run.cluster.is_chief
-        else []
-    )
-    callbacks = keras.callbacks.CallbackList(chosen, model=model, epochs=settings.epochs)
-    model.stop_training = False
-    logs: Logs = {}
-    callbacks.on_train_begin()
-    for epoch in range(first_epoch, settings.epochs):
-        callbacks.on_epoch_begin(epoch)
-        logs = loop.train_epoch(batches, run.plan, callbacks)
-        merge()
-        logs |= validate()
-        callbacks.on_epoch_end(epoch, logs)
-        checkpoints.save(epoch + 1)
-        if model.stop_training:
-            break
-    callbacks.on_train_end(logs)
-    return logs or validate()
-
-
-def _validation(run: Run, loop: Loop) -> Callable[[], Logs]:
-    """Returns a function that evaluates the validation split; without one it returns nothing."""
-    if "validation" not in run.manifest.splits:
-        return dict
-    plan = _plan(run.settings, run.manifest, "validation", run.strategy)
-    feed = Feed(files.local_path(run.settings.dataset), run.manifest, "validation", plan)
-    dataset = feed.distribute(run.strategy, 0, 1)
-
-    def validate() -> Logs:
-        return {f"val_{name}": value for name, value in loop.evaluate(iter(dataset), plan).items()}
-
-    return validate

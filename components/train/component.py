@@ -12,6 +12,7 @@ def train(
     per_replica_batch_size: int,
     learning_rate: float,
     seed: int,
+    train_options: dict,  # type: ignore[type-arg]
 ) -> None:
     """Trains a compiled Keras model on the replicas of a CustomJob.
 
@@ -24,6 +25,7 @@ def train(
         per_replica_batch_size: Examples per replica and step.
         learning_rate: Given to the model function; 0 keeps the model's own.
         seed: Of weights, dropout and shuffling.
+        train_options: Any further option of `python -m trainer.task` by name: {"early_stopping": "val_loss"}.
     """
     from components.train.run import run
 
@@ -36,4 +38,5 @@ def train(
         per_replica_batch_size=per_replica_batch_size,
         learning_rate=learning_rate,
         seed=seed,
+        options=train_options,
     )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from typing import Any
 
 from kfp import dsl
 
 from trainer import task
+from trainer.errors import SettingsError
 from trainer.progress import errors_end_the_process
 from trainer.settings import TrainSettings
+
+# Settings that the component itself decides.
+_OF_THE_COMPONENT = {"dataset", "model", "model_dir", "hparams"}
 
 
 def run(
@@ -18,6 +24,7 @@ def run(
     model: dsl.Model,
     model_function: str,
     hparams: Mapping[str, Any],
+    options: Mapping[str, Any],
     **settings: Any,
 ) -> None:
     """Trains on this replica and describes the model artifact.
@@ -27,6 +34,7 @@ def run(
         model: The model artifact; its metadata is filled in.
         model_function: Built-in name or import string.
         hparams: Keyword arguments of the model function.
+        options: Fields of `TrainSettings` that have no parameter of their own.
         **settings: Further fields of `TrainSettings`.
 
     Raises:
@@ -38,10 +46,30 @@ def run(
             model=model_function,
             model_dir=model.path,
             hparams=restore_integers(hparams),
+            **check_options(options, taken=settings),
             **settings,
         )
         metrics = task.run(chosen)
     model.metadata.update({"framework": "keras", "model_function": model_function, **metrics})
+
+
+def check_options(options: Mapping[str, Any], *, taken: Collection[str]) -> dict[str, Any]:
+    """Returns options as `TrainSettings` takes them.
+
+    Args:
+        options: By name, as JSON has them.
+        taken: Settings that have a parameter of their own.
+
+    Raises:
+        SettingsError: When an option is none of the trainer's, or has a parameter of its own.
+    """
+    known = {field.name for field in fields(TrainSettings)} - _OF_THE_COMPONENT - set(taken)
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=5, cutoff=0.0)
+            raise SettingsError(f"train_options has no {name!r} to set; the nearest are {', '.join(near)}")
+    restored = restore_integers(options)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in restored.items()}
 
 
 def restore_integers(hparams: Mapping[str, Any]) -> dict[str, Any]:

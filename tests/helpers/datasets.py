@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -13,7 +14,8 @@ import tensorflow as tf
 from PIL import Image
 
 from trainer.data import manifest as manifests
-from trainer.data.manifest import Feature, Manifest, Shard, Split
+from trainer.data.manifest import DatasetInfo, Feature, Manifest, Shard, Split
+from trainer.models.probe import probe_inputs
 
 #: A class is the third of the image that is bright.
 CLASS_NAMES = ("top", "middle", "bottom")
@@ -70,6 +72,48 @@ def write_dataset(
     return manifest
 
 
+def example_batch(dataset: DatasetInfo) -> tuple[Any, tf.Tensor]:
+    """Returns (x, y) of two made-up examples."""
+    return probe_inputs(dataset), tf.zeros(2, tf.int64)
+
+
+def write_table(
+    directory: Path, *, records: Mapping[str, int] = RECORDS, shards: int = 2, seed: int = 0
+) -> Manifest:
+    """Writes a dataset directory of a table: year int64, income float32, city string, and three classes.
+
+    No column alone tells the classes apart. Arguments as for `write_dataset`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    splits = {}
+    for name, total in records.items():
+        labels = [p % len(CLASS_NAMES) for p in range(total)]
+        rows = [
+            make_row(
+                f"{name}/{p:05d}",
+                label,
+                year=2000 + 10 * (label == 0) + int(rng.integers(0, 3)),
+                income=float(rng.normal(5e6, 1e3)),
+                city="Ulm" if label == 1 else str(rng.choice(["Bern", "Rom"])),
+            )
+            for p, label in enumerate(labels)
+        ]
+        counts = tuple(labels.count(label) for label in range(len(CLASS_NAMES)))
+        splits[name] = Split(_write_shards(directory, name, rows, shards), counts)
+    columns = (Feature("year", "int64"), Feature("income", "float32"), Feature("city", "string"))
+    manifest = Manifest(
+        fingerprint="sha256:" + hashlib.sha256(str(splits).encode()).hexdigest(),
+        source="table:rows.csv",
+        settings={"seed": seed},
+        class_names=CLASS_NAMES,
+        features=(Feature("label", "int64"), Feature("key", "string"), *columns),
+        splits=splits,
+    )
+    manifests.save(manifest, directory)
+    return manifest
+
+
 def read_examples(directory: Path, split: str) -> Iterator[tuple[str, bytes, int]]:
     """Yields (key, encoded image, label) of every example of a split, shard by shard."""
     manifest = manifests.load(directory)
@@ -119,6 +163,27 @@ def make_example(key: str, image: bytes, label: int) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
+def make_row(key: str, label: int, *, year: int, income: float, city: str) -> bytes:
+    """Returns a serialized tf.train.Example of a table."""
+    features = {
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+        "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
+        "year": tf.train.Feature(int64_list=tf.train.Int64List(value=[year])),
+        "income": tf.train.Feature(float_list=tf.train.FloatList(value=[income])),
+        "city": tf.train.Feature(bytes_list=tf.train.BytesList(value=[city.encode()])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def _write_shards(
+    directory: Path, split: str, examples: list[bytes], shards: int, compression: str = ""
+) -> tuple[Shard, ...]:
+    names = [f"{split}-{i:05d}-of-{shards:05d}.tfrecord" for i in range(shards)]
+    return tuple(
+        write_shard(directory / name, examples[i::shards], compression) for i, name in enumerate(names)
+    )
+
+
 def _write_split(
     directory: Path,
     name: str,
@@ -136,11 +201,6 @@ def _write_split(
         for p, label in enumerate(labels)
     ]
     return Split(
-        shards=tuple(
-            write_shard(
-                directory / f"{name}-{i:05d}-of-{shards:05d}.tfrecord", examples[i::shards], compression
-            )
-            for i in range(shards)
-        ),
+        shards=_write_shards(directory, name, examples, shards, compression),
         class_counts=tuple(labels.count(label) for label in range(len(CLASS_NAMES))),
     )

@@ -28,6 +28,14 @@ def synchronized(dataset, learning_rate=1e-2):
     return _compiled(layers, dataset, learning_rate)
 
 
+def scheduled(dataset):
+    """As `synchronized`, with a learning rate that falls from update to update."""
+    model = synchronized(dataset)
+    schedule = keras.optimizers.schedules.CosineDecay(1e-2, decay_steps=30)
+    model.compile(keras.optimizers.Adam(schedule), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
 def momentless(dataset, learning_rate=1e-2):
     """Plain BatchNormalization that remembers the last batch of its own replica alone."""
     return _compiled([keras.layers.BatchNormalization(momentum=0.0, name="bn")], dataset, learning_rate)
@@ -95,6 +103,147 @@ def undeclared_logits(dataset):
     model = keras.Sequential([keras.Input(dataset.input_shape, dtype="uint8"), *layers])
     model.compile("adam", "sparse_categorical_crossentropy")
     return model
+
+
+def unknown_optimizer(dataset):
+    model = keras.Sequential([keras.Input(dataset.input_shape), keras.layers.Flatten()])
+    model.compile({"class_name": "Admm", "config": {}}, "mse")
+    return model
+
+
+def unknown_loss(dataset):
+    model = _compiled([], dataset)
+    model.compile("adam", "sparse_crossentropie")
+    return model
+
+
+def two_outputs(dataset):
+    images = keras.Input(dataset.input_shape, dtype="uint8")
+    features = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
+    outputs = [keras.layers.Dense(dataset.num_classes, "softmax")(features) for _ in range(2)]
+    model = keras.Model(images, outputs)
+    model.compile("adam", ["sparse_categorical_crossentropy"] * 2)
+    return model
+
+
+def _of_a_column(name, dataset, classes=None, kind=list):
+    column = keras.Input((), name=name, dtype="int64")
+    number = keras.ops.expand_dims(keras.ops.cast(column, "float32"), -1)
+    outputs = keras.layers.Dense(classes or dataset.num_classes, "softmax")(number)
+    model = keras.Model([column] if kind is list else {name: column}, outputs)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def by_year(dataset, classes=None):
+    return _of_a_column("year", dataset, classes)
+
+
+def by_height(dataset):
+    return _of_a_column("height", dataset)
+
+
+def by_dict_of_year(dataset):
+    return _of_a_column("year", dataset, kind=dict)
+
+
+def plain(dataset):
+    """One dense layer and plain SGD: accumulated gradients are exactly those of a larger batch."""
+    model = keras.Sequential(
+        [
+            keras.Input(dataset.input_shape, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(dataset.num_classes, "softmax", kernel_initializer="zeros"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def restless(dataset):
+    """Every kind of state: statistics of each replica, random state, moments."""
+    layers = [
+        keras.layers.Conv2D(4, 3, use_bias=False),
+        keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Dropout(0.3),
+    ]
+    return _compiled(layers, dataset, 3e-3)
+
+
+def plateau():
+    """Halves the learning rate early, so that a forgotten wait would show."""
+    return keras.callbacks.ReduceLROnPlateau("val_accuracy", factor=0.5, patience=1, min_delta=0.02)
+
+
+def exploding(dataset):
+    """Its first update makes every weight infinite."""
+    model = plain(dataset)
+    model.compile(keras.optimizers.SGD(1e38), "sparse_categorical_crossentropy")
+    return model
+
+
+def constant(dataset):
+    """Learns nothing: its validation loss never improves after the first epoch."""
+    model = plain(dataset)
+    model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+    return model
+
+
+def frozen(dataset):
+    """A frozen dense layer of constant weights below a head."""
+    model = keras.Sequential(
+        [
+            keras.Input(dataset.input_shape, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(8, kernel_initializer=keras.initializers.Constant(0.01), trainable=False),
+            keras.layers.Dense(dataset.num_classes, "softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def several(dataset):
+    """Two inputs, two outputs of different kinds, clipped SGD."""
+    images = keras.Input(dataset.input_shape, dtype="uint8", name="images")
+    mean = keras.Input((1,), name="mean")
+    flat = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
+    joined = keras.layers.Concatenate()([flat, mean])
+    outputs = {
+        "label": keras.layers.Dense(dataset.num_classes, "softmax", name="label")(joined),
+        "brightness": keras.layers.Dense(1, name="brightness")(joined),
+    }
+    model = keras.Model({"images": images, "mean": mean}, outputs)
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5),
+        {"label": "sparse_categorical_crossentropy", "brightness": "mse"},
+        metrics={"label": "accuracy"},
+    )
+    return model
+
+
+def several_inputs(x, y):
+    """What `several` takes: two inputs, two targets, and a sample weight for each target."""
+    import tensorflow as tf
+
+    mean = tf.reduce_mean(tf.cast(x, tf.float32), axis=(1, 2, 3))[:, None] / 255
+    weight = 1.0 + tf.cast(y, tf.float32)
+    targets = {"label": y, "brightness": mean}
+    return {"images": x, "mean": mean}, targets, {"label": weight, "brightness": tf.ones_like(weight)}
+
+
+def notes(directory):
+    """A callback that notes the steps it sees."""
+
+    def note(batch, logs):
+        assert logs["loss"] > 0
+        with (directory / "notes.txt").open("a") as file:
+            file.write(str(batch))
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=note)
 
 
 def no_model(dataset):

@@ -28,9 +28,9 @@ def dataset(tmp_path_factory):
     return directory
 
 
-def train(dataset, out, count, batch, *, model, epochs=2, chief=True, tmpdir=None):
+def train(dataset, out, count, batch, *, model, epochs=2, chief=True, tmpdir=None, more=()):
     arguments = ["-m", "trainer.task", "--dataset", dataset, "--model", model, "--model-dir", out]
-    arguments += ["--epochs", epochs, "--per-replica-batch-size", batch, "--learning-rate", 0.01]
+    arguments += ["--epochs", epochs, "--per-replica-batch-size", batch, *more]
     environ = {"TMPDIR": str(tmpdir)} if tmpdir else {}
     return replicas.run([str(a) for a in arguments], count, chief=chief, environ=environ)
 
@@ -39,20 +39,32 @@ def weights(out):
     return load_model(out / "model.keras").get_weights()
 
 
-def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(dataset, tmp_path):
-    model = "tests.helpers.models:synchronized"
-    train(dataset, tmp_path / "one", 1, 16, model=model)
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("mnist_cnn", ()),
+        ("tests.helpers.models:scheduled", ()),
+        ("tests.helpers.models:several", ("--transform", "tests.helpers.models:several_inputs")),
+        ("tests.helpers.models:own_step", ()),
+    ],
+)
+def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(dataset, tmp_path, model, more):
+    """Over 24 steps; so do mirrored devices of one process."""
+    train(dataset, tmp_path / "one", 1, 16, model=model, epochs=4, more=more)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    outputs = train(dataset, tmp_path / "two", 2, 8, model=model, tmpdir=scratch)
+    outputs = train(dataset, tmp_path / "two", 2, 8, model=model, epochs=4, tmpdir=scratch, more=more)
+    mirrored = (*more, "--cpu-devices", 2)
+    train(dataset, tmp_path / "mirrored", 1, 8, model=model, epochs=4, more=mirrored)
 
-    for one, two in zip(read_history(tmp_path / "one"), read_history(tmp_path / "two"), strict=True):
-        for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
-            assert float(two[name]) == pytest.approx(float(one[name]), abs=1e-5)
-    for one, two in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
-        np.testing.assert_allclose(two, one, atol=1e-5)
+    for other in ("two", "mirrored"):
+        for one, two in zip(read_history(tmp_path / "one"), read_history(tmp_path / other), strict=True):
+            for name in set(one) - {"seconds"}:
+                assert float(two[name]) == pytest.approx(float(one[name]), abs=1e-5)
+        for one, two in zip(weights(tmp_path / "one"), weights(tmp_path / other), strict=True):
+            np.testing.assert_allclose(two, one, atol=1e-5)
     # The worker ran the same program, said nothing, and left nothing behind.
-    assert "epoch 2/2" in outputs[0]
+    assert "epoch 4/4" in outputs[0]
     assert "epoch" not in outputs[1]
     assert list(scratch.iterdir()) == []
     assert sorted(p.name for p in (tmp_path / "two").iterdir()) == sorted(

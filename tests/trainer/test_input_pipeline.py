@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.datasets import write_dataset
-from trainer.data.manifest import Feature
+from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
+from trainer.data.augment import load_augmentation
+from trainer.data.class_weights import class_weights
+from trainer.data.decode import decode_batch
+from trainer.data.faults import explain
+from trainer.data.manifest import Feature, Split
 from trainer.data.order import EpochPlan
-from trainer.data.pipeline import Feed, decode_batch
-from trainer.errors import DatasetError
+from trainer.data.pipeline import Feed
+from trainer.errors import DatasetError, SettingsError
 
 
 @pytest.fixture(scope="module")
@@ -19,15 +23,21 @@ def dataset(tmp_path_factory):
     return directory, write_dataset(directory, records={"train": 97, "validation": 8, "test": 8}, shards=4)
 
 
-def steps(dataset, replicas, batch, epochs, *, workers=None, seed=7):
-    """Returns, per step, the set of images (as bytes) that all replicas together train on."""
+def make_feed(dataset, replicas, batch, seed=7, **options):
     directory, manifest = dataset
     plan = EpochPlan(manifest.splits["train"].records, replicas, batch)
-    feed = Feed(directory, manifest, "train", plan, shuffle_seed=seed)
+    return Feed(directory, manifest, "train", plan, shuffle_seed=seed, **options)
+
+
+def steps(dataset, replicas, batch, epochs, *, workers=None, seed=7, start=0, **options):
+    """Returns, per step, the set of images (as bytes) that all replicas together train on."""
+    feed = make_feed(dataset, replicas, batch, seed, **options)
     workers = workers or replicas
-    found = [set() for _ in range(plan.steps * len(epochs))]
+    plan = feed.plan
+    first = dataclasses.replace(plan, start=start).steps
+    found = [set() for _ in range(first + plan.steps * (len(epochs) - 1))]
     for worker in range(workers):
-        elements = list(feed.worker_dataset(workers, worker, epochs).as_numpy_iterator())
+        elements = list(feed.worker_dataset(workers, worker, epochs, start).as_numpy_iterator())
         local = replicas // workers
         assert len(elements) == len(found) * local
         for i, (images, labels) in enumerate(elements):
@@ -113,3 +123,178 @@ def test_images_that_differ_in_size_cannot_be_trained_on(tmp_path):
         DatasetError, match="differ in size and cannot be batched; preprocess with image_size"
     ):
         dataclasses.replace(manifest, features=features).info()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "workers", "done"),
+    [(1, 1, 3), (2, 2, 5), (3, 3, 1), (4, 2, 2), (2, 1, 4), (2, 2, 0)],
+)
+def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset, replicas, workers, done):
+    plan = EpochPlan(97, replicas, 4)
+    start = sum(plan.step_sizes[:done])
+    whole = steps(dataset, replicas, 4, range(1, 3), workers=workers)
+
+    assert steps(dataset, replicas, 4, range(1, 3), workers=workers, start=start) == whole[done:]
+
+
+@pytest.mark.parametrize(("replicas", "workers", "batch"), [(3, 3, 5), (4, 4, 3), (4, 2, 3), (1, 1, 7)])
+def test_an_epoch_goes_on_with_other_replicas_and_batches(dataset, replicas, workers, batch):
+    """32 examples were trained by 2 x 8: 32 is no multiple of 3 replicas or of a batch of 7."""
+    before = steps(dataset, 2, 8, range(1))[:2]
+    after = steps(dataset, replicas, batch, range(1), workers=workers, start=32)
+
+    assert sum(map(len, before + after)) == 97
+    assert len(set().union(*before, *after)) == 97
+
+
+def test_a_rest_too_small_for_the_replicas_is_left_out_and_the_next_epoch_is_whole(dataset):
+    assert len(steps(dataset, 4, 8, range(2), start=95)) == EpochPlan(97, 4, 8).steps
+
+
+def test_raw_batches_decode_to_the_same_on_another_machine(dataset):
+    feed = make_feed(dataset, 1, 8, augmentation=load_augmentation(BRIGHTEN, dataset[1].info()))
+    raw = list(feed.raw_dataset(0, 2, start=16))
+
+    decode = tf.function(feed.decode)
+    decoded = [decode(batch)[0].numpy().tobytes() for batch in raw]
+    direct = [x.tobytes() for x, _ in feed.worker_dataset(1, 0, range(2), 16).as_numpy_iterator()]
+    assert decoded == direct
+    assert len(direct) == 11 + 13
+    assert {key: value.dtype for key, value in raw[0].items()} == {"example": tf.string, "seed": tf.int64}
+
+
+BRIGHTEN = "tests.helpers.augmentations:brighten"
+
+
+@pytest.mark.parametrize(("replicas", "workers"), [(2, 2), (3, 3), (2, 1)])
+def test_an_example_is_augmented_alike_on_any_number_of_workers(dataset, replicas, workers):
+    augmentation = load_augmentation(BRIGHTEN, dataset[1].info())
+    alone = steps(dataset, 1, 6, range(2), augmentation=augmentation)
+    together = steps(dataset, replicas, 6 // replicas, range(2), workers=workers, augmentation=augmentation)
+    plain = steps(dataset, 1, 6, range(2))
+
+    assert set().union(*together) == set().union(*alone)
+    assert together[:14] == alone[:14]
+    assert len(set().union(*alone)) > 180  # other numbers in each epoch
+    assert set().union(*plain).isdisjoint(alone[0])
+    resumed = steps(dataset, 1, 6, range(2), augmentation=augmentation, start=60)
+    assert resumed == alone[10:]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cropped", r"returned \(uint8 \(4, 12, 3\), int64 \(\)\); it must return \(x, y\) as it got them"),
+        ("only_x", r"returned uint8 \(12, 12, 3\); it must return"),
+        ("broken", r"failed on an example.*ValueError.*augmentations.py.*no such filter"),
+        ("not_a_function", "is not a function but int"),
+        ("brigthen", "has no 'brigthen', it has .*brighten"),
+    ],
+)
+def test_an_augmentation_that_cannot_be_used_is_refused(dataset, name, message):
+    with pytest.raises(SettingsError, match=message):
+        load_augmentation(f"tests.helpers.augmentations:{name}", dataset[1].info())
+
+
+def test_workers_with_policy_off_read_everything_each_in_its_own_order(dataset):
+    feed = make_feed(dataset, 2, 4, shard_policy="off")
+    orders = [
+        [
+            image.tobytes()
+            for images, _ in feed.worker_dataset(2, worker, range(1))
+            for image in images.numpy()
+        ]
+        for worker in range(2)
+    ]
+
+    assert [len(order) for order in orders] == [49, 48]
+    assert [len(set(order)) for order in orders] == [49, 48]  # no example twice on one worker
+    assert 0 < len(set(orders[0]) & set(orders[1])) < 48  # they overlap
+    assert (
+        steps(dataset, 2, 4, range(1), shard_policy="off", start=40)
+        == steps(dataset, 2, 4, range(1), shard_policy="off")[5:]
+    )
+
+
+def test_policy_data_gives_the_order_of_policy_file(dataset):
+    assert steps(dataset, 2, 4, range(1), shard_policy="data") == steps(
+        dataset, 2, 4, range(1), shard_policy="file"
+    )
+
+
+def test_classes_have_weights(dataset):
+    feed = make_feed(dataset, 1, 8, class_weights=class_weights('{"middle": 3}', dataset[1]))
+
+    for _, labels, weights in feed.worker_dataset(1, 0, range(1)).as_numpy_iterator():
+        assert weights.dtype == np.float32
+        np.testing.assert_array_equal(weights, np.where(labels == 1, 3.0, 1.0))
+
+
+def test_balanced_classes_weigh_the_same(dataset):
+    _, manifest = dataset
+    counts = manifest.splits["train"].class_counts
+    weights = class_weights("balanced", manifest)
+    assert [count * weight for count, weight in zip(counts, weights, strict=True)] == pytest.approx(
+        [97 / 3] * 3
+    )
+
+    train = Split(manifest.splits["train"].shards, (90, 7, 0))
+    skewed = dataclasses.replace(manifest, splits={"train": train})
+    assert class_weights("balanced", skewed) == pytest.approx((97 / 270, 97 / 21, 0))
+    assert class_weights("", manifest) == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('{"midle": 2}', "no class 'midle', it has middle, "),
+        ('{"middle": -1}', "'middle' must be a number of at least 0, got -1"),
+        ('{"middle": true}', "got True"),
+        ('{"middle": NaN}', "got nan"),
+        ("[1, 2, 3]", r"takes balanced or a JSON object"),
+        ("equal", r"got 'equal'"),
+    ],
+)
+def test_class_weights_that_cannot_be_are_refused(dataset, setting, message):
+    with pytest.raises(SettingsError, match=message):
+        class_weights(setting, dataset[1])
+
+
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_that_is_no_class_is_named(tmp_path, label):
+    manifest = write_dataset(tmp_path, records={"train": 8}, shards=1)
+    image = encode_png(band_image(0, (12, 12, 3), np.random.default_rng(0)))
+    shard = write_shard(
+        tmp_path / manifest.splits["train"].shards[0].file,
+        [make_example(f"train/{p}", image, label if p == 5 else 0) for p in range(8)],
+    )
+    manifest = dataclasses.replace(manifest, splits={"train": Split((shard,), (8, 0, 0))})
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    batches = iter(Feed(tmp_path, manifest, "train", EpochPlan(8, 1, 4)).distribute(strategy, 0, 1))
+
+    @tf.function
+    def step():
+        return strategy.run(lambda batch: tf.reduce_sum(batch[1]), args=(next(batches),))
+
+    step()
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        step()
+    assert str(explain(error.value)) == (
+        f"the train split has a label outside 0..2: {label}; preprocess the data again"
+    )
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    manifest = write_dataset(tmp_path, records={"train": 8}, shards=1)
+    path = tmp_path / manifest.splits["train"].shards[0].file
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 255
+    path.write_bytes(content)
+
+    with pytest.raises(tf.errors.DataLossError) as error:
+        list(Feed(tmp_path, manifest, "train", EpochPlan(8, 1, 4)).worker_dataset(1, 0, range(1)))
+    assert "a shard of the dataset is damaged: " in str(explain(error.value))
+
+
+def test_an_error_that_says_nothing_of_the_data_is_not_explained():
+    assert explain(tf.errors.InvalidArgumentError(None, None, "incompatible shapes")) is None

@@ -12,7 +12,8 @@ from tests.helpers.datasets import write_dataset
 from trainer.callbacks.history import read_history
 from trainer.data import manifest as manifests
 from trainer.data.manifest import Feature
-from trainer.errors import DatasetError, ModelError, SettingsError
+from trainer.errors import DatasetError, DivergedError, ModelError, SettingsError
+from trainer.resume.preemption import Preemption
 from trainer.saving import load_model
 from trainer.settings import TrainSettings
 from trainer.train import train
@@ -27,7 +28,8 @@ def dataset(tmp_path_factory):
 
 def run(dataset, out, **changes):
     changes = {"model": "mnist_cnn", "epochs": 2, **changes}
-    return train(TrainSettings(dataset=str(dataset), model_dir=str(out), **changes), {})
+    settings = TrainSettings(dataset=str(dataset), model_dir=str(out), **changes)
+    return train(settings, {}, Preemption(settings.grace_period))
 
 
 def weights(out):
@@ -48,16 +50,169 @@ def test_a_run_writes_model_history_metrics_and_settings(dataset, tmp_path):
     assert list(tmp_path.glob("logs/train/events.out.tfevents.*"))
 
 
-def test_an_interrupted_run_ends_with_the_same_weights(dataset, tmp_path):
-    """Dropout included: its random state is part of the checkpoint."""
+def rows(out):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in read_history(out)]
+
+
+def test_a_run_that_was_cut_short_within_an_epoch_ends_with_the_same_weights_and_history(dataset, tmp_path):
+    """Dropout's random state, Adam's moments and the metrics of the epoch in hand are in the checkpoint."""
     model = "tests.helpers.models:dropout"
     run(dataset, tmp_path / "whole", model=model, epochs=3)
-    run(dataset, tmp_path / "parts", model=model, epochs=1)
-    run(dataset, tmp_path / "parts", model=model, epochs=3)
+    for steps in (4, 9, 0):
+        run(dataset, tmp_path / "parts", model=model, epochs=3, max_steps=steps)
 
     for whole, parts in zip(weights(tmp_path / "whole"), weights(tmp_path / "parts"), strict=True):
         np.testing.assert_array_equal(whole, parts)
-    assert [row["epoch"] for row in read_history(tmp_path / "parts")] == ["1", "2", "3"]
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert [row["examples"] for row in rows(tmp_path / "parts")] == ["96"] * 3
+
+
+def test_a_run_goes_on_with_another_batch_size_in_the_middle_of_an_epoch(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=1, max_steps=2)
+    run(dataset, tmp_path, epochs=1, per_replica_batch_size=7)
+
+    assert [row["examples"] for row in rows(tmp_path)] == ["96"]
+
+
+def test_checkpoints_by_steps_are_kept_up_to_a_number(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=2, checkpoint_steps=2, keep_checkpoints=4)
+
+    kept = sorted(int(path.stem.removeprefix("ckpt-")) for path in tmp_path.glob("checkpoints/*.index"))
+    assert kept == [6, 8, 10, 12]
+
+
+def test_checkpoints_by_time(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=1, checkpoint_minutes=1e-9, steps_per_execution=1, keep_checkpoints=9)
+
+    assert len(list(tmp_path.glob("checkpoints/*.index"))) == 6
+
+
+def test_max_time_ends_a_run_which_can_go_on(dataset, tmp_path, capsys):
+    run(dataset, tmp_path, epochs=2, max_time=1e-9)
+    assert "training ends after 1 steps: max_time" in capsys.readouterr().out
+    assert (tmp_path / "model.keras").exists()
+    run(dataset, tmp_path, epochs=2)
+
+    assert [row["examples"] for row in rows(tmp_path)] == ["96", "96"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_shards(dataset, tmp_path):
+    with pytest.raises(
+        DivergedError, match=r"since step [2-9] \(epoch 1\).*train-00000-of-00002.*learning rate"
+    ):
+        run(dataset, tmp_path, model="tests.helpers.models:exploding", steps_per_execution=4)
+    assert not (tmp_path / "model.keras").exists()
+
+
+def test_early_stopping_ends_the_run_for_good(dataset, tmp_path, capsys):
+    changes = {"model": "tests.helpers.models:constant", "epochs": 9, "early_stopping": "val_loss"}
+    run(dataset, tmp_path, early_stopping_patience=2, **changes)
+    assert len(rows(tmp_path)) == 3
+    assert "a callback has stopped it" in capsys.readouterr().out
+    run(dataset, tmp_path, early_stopping_patience=2, **changes)
+
+    assert len(rows(tmp_path)) == 3
+
+
+def test_a_metric_that_does_not_exist_cannot_stop_a_run(dataset, tmp_path):
+    with pytest.raises(SettingsError, match=r"no metric 'val_auc'; there are .*val_accuracy"):
+        run(dataset, tmp_path, early_stopping="val_auc")
+
+
+def test_callbacks_of_the_user_see_every_step(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=1, steps_per_execution=1, callbacks=("tests.helpers.models:notes",))
+
+    assert (tmp_path / "notes.txt").read_text() == "012345"
+
+
+def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):
+    run(dataset, tmp_path / "out", epochs=1)
+    write_dataset(tmp_path / "other", seed=1)
+
+    with pytest.raises(SettingsError, match=r"dataset was 'sha256:.*allow_new_data"):
+        run(tmp_path / "other", tmp_path / "out", epochs=2)
+    run(tmp_path / "other", tmp_path / "out", epochs=2, allow_new_data=True)
+    assert [row["epoch"] for row in rows(tmp_path / "out")] == ["1", "2"]
+
+
+def test_accumulated_gradients_are_those_of_one_larger_batch(dataset, tmp_path):
+    model = "tests.helpers.models:plain"
+    run(dataset, tmp_path / "one", model=model, epochs=1, per_replica_batch_size=32)
+    run(
+        dataset,
+        tmp_path / "two",
+        model=model,
+        epochs=1,
+        per_replica_batch_size=16,
+        gradient_accumulation_steps=2,
+    )
+
+    for one, two in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_the_learning_rate_warms_up(dataset, tmp_path):
+    """Small learning rates at first move the weights less; the model with its schedule loads."""
+    model = "tests.helpers.models:plain"
+    moved = {}
+    for warmup in (0, 50):
+        out = tmp_path / str(warmup)
+        run(dataset, out, model=model, epochs=1, warmup_steps=warmup, scale_learning_rate=True)
+        moved[warmup] = np.abs(weights(out)[0]).std()
+    assert moved[50] < moved[0]
+
+
+# The optimizer was made for the weights of the later epoch too.
+@pytest.mark.filterwarnings("ignore:Skipping variable loading:UserWarning")
+def test_frozen_layers_are_trained_from_an_epoch_on(dataset, tmp_path, capsys):
+    changes = {"model": "tests.helpers.models:frozen", "unfreeze_at_epoch": 2}
+    run(dataset, tmp_path, epochs=2, max_steps=6, **changes)
+    frozen = weights(tmp_path)
+    run(dataset, tmp_path, epochs=2, fine_tuning_learning_rate=1e-3, **changes)
+    thawed = weights(tmp_path)
+
+    assert "4 weights are trained from now on" in capsys.readouterr().out
+    assert np.array_equal(frozen[0], np.full_like(frozen[0], 0.01))
+    assert not np.array_equal(frozen[0], thawed[0])
+
+
+def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
+    with pytest.raises(SettingsError, match="no frozen layers"):
+        run(dataset, tmp_path, unfreeze_at_epoch=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bfloat16"},
+        {"precision": "float16"},
+        {"jit_compile": True},
+        {"class_weights": "balanced"},
+        {"label_smoothing": 0.1},
+        {"shard_policy": "off"},
+        {"augment": "tests.helpers.augmentations:brighten"},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_model_learns_with_each_option(dataset, tmp_path, changes):
+    assert run(dataset, tmp_path, epochs=4, **changes)["val_accuracy"] > 0.9
+
+
+def test_a_model_with_several_inputs_and_outputs_takes_what_a_transformation_makes(dataset, tmp_path):
+    changes = {"model": "tests.helpers.models:several", "transform": "tests.helpers.models:several_inputs"}
+    logs = run(dataset, tmp_path, epochs=4, **changes)
+
+    assert logs["val_label_accuracy"] > 0.9
+    assert logs["val_brightness_loss"] < 0.2
+
+
+def test_tensorboard_gets_histograms_and_a_profile(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=1, histograms=1, profile_steps="2,4")
+
+    assert list(tmp_path.glob("logs/plugins/profile/*/*.xplane.pb"))
+    events = b"".join(path.read_bytes() for path in tmp_path.glob("logs/train/events*"))
+    assert b"histograms" in events
+    assert b"kernel" in events
 
 
 def test_a_model_with_its_own_train_step_trains_and_loads_in_safe_mode(dataset, tmp_path):
@@ -70,7 +225,9 @@ def test_a_model_with_its_own_train_step_trains_and_loads_in_safe_mode(dataset, 
 def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
     run(dataset, tmp_path, epochs=1)
 
-    with pytest.raises(SettingsError, match=r"another run: model was 'mnist_cnn', is 'tests.helpers.models"):
+    with pytest.raises(
+        SettingsError, match=r"of another run: model was 'mnist_cnn', is 'tests.helpers.models"
+    ):
         run(dataset, tmp_path, model="tests.helpers.models:synchronized")
 
 
@@ -94,6 +251,11 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
         ({"model": "resnet50"}, ModelError, "at least 32 pixels a side"),
         ({"model": "resnet50", "hparams": {"weights": "none.h5"}}, ModelError, "32 pixels"),
         ({"per_replica_batch_size": 97}, SettingsError, "97 is larger than the training split of 96"),
+        ({"strategy": "one_device", "cpu_devices": 3}, SettingsError, "cpu_devices 3 divides the CPU"),
+        ({"strategy": "parameter_server"}, SettingsError, "needs parameter servers"),
+        ({"callbacks": ("tests.helpers.models:nothing",)}, SettingsError, "has no 'nothing'"),
+        ({"class_weights": '{"left": 2}'}, SettingsError, "no class 'left'"),
+        ({"initial_model": "nowhere.keras"}, ModelError, "nowhere.keras"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(dataset, tmp_path, changes, kind, message):

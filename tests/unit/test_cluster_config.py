@@ -9,6 +9,7 @@ from trainer.errors import ClusterError
 
 CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
 WORKERS = {"worker": ["a:1", "b:1"]}
+SERVED = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["p:1", "p:2"]}
 
 
 def environ(cluster, kind, index):
@@ -24,6 +25,14 @@ def environ(cluster, kind, index):
         (WORKERS, "worker", 1, False, "worker 0 as chief + 1 worker"),
         (WORKERS, "worker", "1", False, "worker 0 as chief + 1 worker"),  # an index as text, as some write it
         ({"chief": ["a:1"]}, "chief", 0, True, "one process"),  # a cluster of one is none
+        ({"master": ["a:1"], "worker": ["b:1"]}, "master", 0, True, "chief + 1 worker"),  # TensorFlow 1
+        ({"worker": ["a:1"]}, "worker", 0, True, "one process"),
+        (SERVED, "chief", 0, True, "chief + 1 worker + 2 parameter servers"),
+        (SERVED, "ps", 1, False, "chief + 1 worker + 2 parameter servers"),
+        (CHIEF, "evaluator", 0, False, "chief + 2 workers"),  # not in the cluster, as Vertex AI has it
+        ({**CHIEF, "evaluator": ["e:1"]}, "evaluator", 0, False, "chief + 2 workers"),
+        ({**CHIEF, "evaluator": ["e:1"]}, "worker", 0, False, "chief + 2 workers"),
+        ({"chief": ["a:1"]}, "evaluator", 0, False, "one process"),
     ],
 )
 def test_reads_both_shapes(cluster, kind, index, is_chief, words):
@@ -31,6 +40,31 @@ def test_reads_both_shapes(cluster, kind, index, is_chief, words):
 
     assert found.is_chief is is_chief
     assert str(found) == words
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "index", "role", "num_workers"),
+    [
+        (CHIEF, "chief", 0, "chief", 3),
+        (CHIEF, "worker", 0, "worker", 3),
+        (WORKERS, "worker", 0, "chief", 2),
+        (SERVED, "ps", 1, "ps", 2),
+        (CHIEF, "evaluator", 0, "evaluator", 1),
+        ({"chief": ["a:1"]}, "evaluator", 0, "evaluator", 1),
+    ],
+)
+def test_knows_its_role(cluster, kind, index, role, num_workers):
+    found = read_cluster(environ(cluster, kind, index))
+
+    assert found.role == role
+    assert found.num_workers == num_workers
+
+
+def test_names_every_address():
+    found = read_cluster(environ({**SERVED, "evaluator": ["e:1"]}, "chief", 0))
+
+    assert found.addresses == {"chief-0": "a:1", "worker-0": "b:1", "ps-0": "p:1", "ps-1": "p:2"}
+    assert found.tasks == SERVED
 
 
 @pytest.mark.parametrize("variables", [{}, {"TF_CONFIG": ""}])
@@ -46,14 +80,38 @@ def test_no_cluster_is_one_chief(variables):
     [
         ("{", "not JSON"),
         ("[]", "no 'cluster'"),
-        ('{"cluster": {}}', "no 'task'"),
-        ('{"cluster": {"worker": []}}', "no 'cluster'"),
-        ('{"cluster": {"chief": ["a", "b"]}, "task": {"type": "chief", "index": 0}}', "2 chiefs"),
-        ('{"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": 2}}', "not in its cluster"),
-        ('{"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": "x"}}', "not a number"),
-        ('{"cluster": {"boss": ["a"]}, "task": {"type": "boss", "index": 0}}', "boss"),
+        ('{"cluster": {"worker": "a:1"}}', "no 'cluster' of task types with lists of hosts"),
+        ('{"cluster": {}}', "neither a chief nor workers"),
+        ('{"cluster": {"worker": []}}', "no hosts for 'worker'"),
+        ('{"cluster": {"worker": ["a:1", "b:1"]}}', "no 'task'"),
+        ('{"cluster": {"boss": ["a:1"]}}', "type 'boss'; this trainer knows chief, worker, ps, evaluator"),
     ],
 )
-def test_says_what_is_wrong(text, message):
+def test_says_what_is_malformed(text, message):
     with pytest.raises(ClusterError, match=message):
         read_cluster({"TF_CONFIG": text})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "index", "message"),
+    [
+        ({"chief": ["a:1", "b:1"]}, "chief", 0, "2 chiefs"),
+        (CHIEF, "chief", 1, "says this is chief 1, but the only chief has index 0"),
+        ({"chief": ["a:1"], "master": ["b:1"]}, "chief", 0, "both 'master' and 'chief', two names"),
+        (WORKERS, "worker", 2, "worker:2 is not in its cluster"),
+        (WORKERS, "worker", -1, "worker:-1 is not in its cluster"),
+        (WORKERS, "chief", 0, "chief:0 is not in its cluster"),
+        (WORKERS, "worker", "x", "not a number"),
+        (WORKERS, "boss", 0, "boss:0 is not in its cluster"),
+        ({"worker": ["a", "b:1"]}, "worker", 0, "worker 0 is 'a', which is not host:port"),
+        ({"worker": ["a:0", "b:1"]}, "worker", 0, "'a:0', which is not host:port"),
+        ({"worker": ["a:70000", "b:1"]}, "worker", 0, "'a:70000', which is not host:port"),
+        ({"worker": [1, "b:1"]}, "worker", 0, "worker 0 is 1, which is not host:port"),
+        ({"chief": ["a:1"], "worker": ["b:1", "a:1"]}, "chief", 0, "a:1 twice, as chief 0 and as worker 1"),
+        ({"worker": ["a:1"], "ps": ["p:1"]}, "ps", 0, "need a chief and at least one worker"),
+        ({"chief": ["a:1"], "ps": ["p:1"]}, "ps", 0, "need a chief and at least one worker"),
+    ],
+)
+def test_says_what_does_not_fit(cluster, kind, index, message):
+    with pytest.raises(ClusterError, match=message):
+        read_cluster(environ(cluster, kind, index))

@@ -1,37 +1,60 @@
-"""The order of examples over replicas and steps."""
+"""The order of examples over replicas and steps, and which worker reads which shard."""
 
 import pytest
 
-from trainer.data.order import EpochPlan, worker_shards
-from trainer.errors import SettingsError
+from trainer.data.order import EpochPlan
+from trainer.data.sharding import choose_policy, worker_shards
+from trainer.errors import DatasetError, SettingsError
 
 PLANS = [
-    # records, replicas, batch, steps
-    (96, 2, 8, 6),
-    (97, 1, 16, 7),  # the rest of one is a step of its own
-    (97, 2, 8, 6),  # the rest of one is too small for two replicas and joins the last step
-    (98, 2, 8, 7),
-    (31, 2, 16, 1),  # less than one global batch
-    (2, 2, 16, 1),
-    (7, 3, 1, 2),  # batch 1: the rest joins
-    (1437, 2, 16, 45),
+    # records, replicas, batch, start, steps
+    (96, 2, 8, 0, 6),
+    (97, 1, 16, 0, 7),  # the rest of one is a step of its own
+    (97, 2, 8, 0, 6),  # the rest of one is too small for two replicas and joins the last step
+    (98, 2, 8, 0, 7),
+    (31, 2, 16, 0, 1),  # less than one global batch
+    (2, 2, 16, 0, 1),
+    (7, 3, 1, 0, 2),  # batch 1: the rest joins
+    (1437, 2, 16, 0, 45),
+    (97, 2, 8, 48, 3),  # after three steps
+    (97, 3, 8, 32, 3),  # resumed with more replicas: the start is no multiple of them
+    (97, 2, 5, 31, 7),
+    (97, 2, 8, 95, 1),
+    (97, 2, 8, 97, 0),  # the epoch is over
 ]
 
 
-@pytest.mark.parametrize(("records", "replicas", "batch", "steps"), PLANS)
+@pytest.mark.parametrize(("records", "replicas", "batch", "start", "steps"), PLANS)
 def test_every_replica_has_an_example_in_every_step_and_each_example_is_used_once(
-    records, replicas, batch, steps
+    records, replicas, batch, start, steps
 ):
-    plan = EpochPlan(records, replicas, batch)
+    plan = EpochPlan(records, replicas, batch, start)
     sizes = [plan.batch_sizes(replica) for replica in range(replicas)]
 
-    assert plan.steps == steps
+    assert plan.steps == len(plan.step_sizes) == steps
     assert [len(of_replica) for of_replica in sizes] == [steps] * replicas
-    assert min(min(of_replica) for of_replica in sizes) >= 1
-    assert sum(map(sum, sizes)) == records
-    assert [len(range(r, records, replicas)) for r in range(replicas)] == list(map(sum, sizes))
+    assert min((size for of_replica in sizes for size in of_replica), default=1) >= 1
+    assert tuple(map(sum, zip(*sizes, strict=True))) == plan.step_sizes
+    assert sum(plan.step_sizes) == records - start
+    for replica, of_replica in enumerate(sizes):
+        assert sum(of_replica) == sum(p % replicas == replica for p in range(start, records))
     # Every step but the last is full, on every replica.
     assert all(size == batch for of_replica in sizes for size in of_replica[:-1])
+
+
+def test_the_rest_of_an_epoch_has_the_steps_that_the_whole_one_has_left():
+    whole = EpochPlan(97, 2, 8)
+
+    for done in range(whole.steps + 1):
+        rest = EpochPlan(97, 2, 8, start=sum(whole.step_sizes[:done]))
+        assert rest.step_sizes == whole.step_sizes[done:]
+        assert rest.batch_sizes(1) == whole.batch_sizes(1)[done:]
+
+
+def test_a_rest_of_fewer_examples_than_replicas_is_left_out_where_no_step_is_before_it():
+    plan = EpochPlan(97, 4, 8, start=95)
+
+    assert (plan.steps, plan.step_sizes, plan.batch_sizes(3)) == (0, (), [])
 
 
 def test_fewer_examples_than_replicas_are_refused():
@@ -40,11 +63,9 @@ def test_fewer_examples_than_replicas_are_refused():
 
 
 def test_whole_shards_go_to_workers_where_their_number_divides():
-    files = [f"s{i}" for i in range(4)]
+    shards = worker_shards([f"s{i}" for i in range(4)], 2, 1)
 
-    assert worker_shards(files, 2, 1).files == ("s1", "s3")
-    assert worker_shards(files, 2, 1).indices == (1, 3)
-    assert worker_shards(files, 2, 1).policy == "file"
+    assert (shards.policy, shards.files, shards.indices) == ("file", ("s1", "s3"), (1, 3))
 
 
 @pytest.mark.parametrize("workers", [3, 8])  # not a divisor; more workers than shards
@@ -57,3 +78,28 @@ def test_elsewhere_a_worker_reads_all_shards_and_keeps_its_records(workers):
         workers,
         2,
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "shards", "workers", "name", "reason"),
+    [
+        ("auto", 4, 2, "file", "4 shards, 2 input workers: each reads whole shards"),
+        ("auto", 4, 3, "data", "4 shards, 3 input workers: each reads all shards and keeps its share"),
+        ("auto", 1, 1, "file", "1 shard, 1 input worker:"),
+        ("file", 4, 2, "file", "4 shards"),
+        ("data", 4, 2, "data", "as asked for"),
+        ("off", 4, 3, "off", "as asked for"),
+    ],
+)
+def test_a_policy_comes_with_its_reason(policy, shards, workers, name, reason):
+    chosen = choose_policy(policy, shards, workers)
+
+    assert chosen.name == name
+    assert reason in chosen.reason
+
+
+def test_whole_shards_that_cannot_be_dealt_out_are_refused():
+    with pytest.raises(
+        DatasetError, match=r"file needs a multiple of 3 shards.*the split has 4; preprocess with shards=6"
+    ):
+        worker_shards(["a", "b", "c", "d"], 3, 0, "file")

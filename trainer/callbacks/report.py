@@ -3,51 +3,90 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 import keras
 
 from trainer import progress
-from trainer.data.order import EpochPlan
 from trainer.loop import Logs
 
 
-class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Reports steps, metrics, examples per second and the time left. For the chief alone."""
+@dataclass
+class Meter:
+    """What the chief has counted since this process began to train.
 
-    def __init__(self, plan: EpochPlan, first_epoch: int, epochs: int):
+    Attributes:
+        replicas: Replicas that share the work.
+        total_steps: Steps of the whole run, if nothing ends it early.
+        first_step: Steps done before this process began.
+        steps: Steps done, those before this process included.
+        examples: Examples trained by this process's job.
+        seconds: Time spent on them.
+        waited: Part of it, on the chief, spent waiting for input.
+    """
+
+    replicas: int
+    total_steps: int = 0
+    first_step: int = 0
+    steps: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, steps: int, examples: int, seconds: float, waited: float) -> None:
+        """Counts some steps."""
+        self.steps += steps
+        self.examples += examples
+        self.seconds += seconds
+        self.waited += waited
+
+
+@dataclass
+class _Mark:
+    """Where the meter stood at the last report."""
+
+    examples: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+
+class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
+
+    def __init__(self, meter: Meter, epochs: int):
         super().__init__()
-        self._plan = plan
-        self._first_step = first_epoch * plan.steps
+        self._meter = meter
         self._epochs = epochs
-        self._epoch = first_epoch
-        self._done = self._first_step
-        self._started = time.monotonic()
-        self._epoch_started = self._started
-        self._rate = 0.0
+        self._epoch = 0
+        self._mark = _Mark()
+        self._speed = ""
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Starts the clock of the epoch."""
+        """Remembers the epoch."""
         self._epoch = epoch
-        self._epoch_started = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Reports how far the training has come."""
-        self._done = self._epoch * self._plan.steps + batch + 1
-        examples = min((batch + 1) * self._plan.global_batch_size, self._plan.records)
-        self._rate = examples / (time.monotonic() - self._epoch_started)
-        progress.advance("train", self._done, self._epochs * self._plan.steps, "steps", self._text(logs))
+        meter, mark = self._meter, self._mark
+        seconds = max(meter.seconds - mark.seconds, 1e-9)
+        rate = (meter.examples - mark.examples) / seconds
+        waited = min(1.0, (meter.waited - mark.waited) / seconds)
+        each = f" ({rate / meter.replicas:,.0f} per replica)" if meter.replicas > 1 else ""
+        self._speed = f"{rate:,.0f} examples/s{each}  input wait {waited:.0%}"
+        self._mark = _Mark(meter.examples, meter.seconds, meter.waited, mark.started)
+        progress.advance("train", meter.steps, meter.total_steps, "steps", self._text(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Reports the epoch with its validation."""
         progress.say("train", self._text(logs))
 
     def _text(self, logs: Logs | None) -> str:
-        steps_left = self._epochs * self._plan.steps - self._done
-        eta = (time.monotonic() - self._started) / (self._done - self._first_step) * steps_left
-        return (
-            f"epoch {self._epoch + 1}/{self._epochs}  {_metrics(logs)}  "
-            f"{self._rate:,.0f} examples/s  ETA {eta:.0f} s"
-        )
+        meter = self._meter
+        done = max(1, meter.steps - meter.first_step)
+        left = max(0, meter.total_steps - meter.steps)
+        eta = (time.monotonic() - self._mark.started) / done * left
+        return f"epoch {self._epoch + 1}/{self._epochs}  {_metrics(logs)}  {self._speed}  ETA {eta:.0f} s"
 
 
 def loss_first(logs: Logs | None) -> list[tuple[str, float]]:

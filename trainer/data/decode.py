@@ -1,12 +1,49 @@
-"""Image bytes to the tensor a model takes: as they are stored in shards, or as a client sends them."""
+"""Stored examples to the tensors a model takes, and images as a client sends them likewise."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from trainer.data.geometry import place
 from trainer.data.manifest import Feature
 from trainer.data.orientation import read_orientation, turn_upright
+
+#: What a model takes: a batch of images, or a batch of each column of a table by its name.
+Inputs: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
+
+
+def parse_batch(serialized: tf.Tensor, inputs: Mapping[str, Feature]) -> tuple[Inputs, tf.Tensor]:
+    """Parses a batch of serialized tf.train.Example.
+
+    Args:
+        serialized: String tensor of shape (batch,).
+        inputs: The manifest's inputs: the image alone, or columns.
+
+    Returns:
+        Images, uint8 (batch, height, width, channels), or for columns a dict of tensors (batch,) of their
+        dtypes; and labels, int64 (batch,).
+    """
+    stored = {
+        name: tf.io.FixedLenFeature([], "string" if name == "image" else feature.dtype)
+        for name, feature in inputs.items()
+    }
+    parsed = tf.io.parse_example(serialized, {**stored, "label": tf.io.FixedLenFeature([], tf.int64)})
+    labels = parsed.pop("label")
+    return decode_batch(parsed["image"], inputs["image"]) if "image" in inputs else parsed, labels
+
+
+def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
+    """Decodes a batch of stored images to uint8 (batch, height, width, channels)."""
+    if image.encoding == "raw":
+        return tf.reshape(tf.io.decode_raw(stored, tf.uint8), (-1, *image.shape))
+    return tf.map_fn(
+        lambda one: decode_stored(one, image),
+        stored,
+        fn_output_signature=tf.TensorSpec(image.shape, tf.uint8),
+    )
 
 
 def decode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:

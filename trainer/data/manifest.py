@@ -21,6 +21,9 @@ FORMAT = "shardline.dataset"
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation", "test")
 
+# Features that no model takes.
+_NO_INPUTS = ("label", "key")
+
 #: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
 Scalar = int | float | str
 
@@ -103,18 +106,25 @@ class DatasetInfo:
     """What a model function is told about the dataset.
 
     Attributes:
-        input_shape: (height, width, channels) of the decoded uint8 image, values 0..255.
+        input_shape: (height, width, channels) of the decoded uint8 image, values 0..255; () for a table.
+        inputs: What the model takes, by name: the image alone, or the columns of a table.
         num_classes: Number of classes; labels are int64 in 0..num_classes-1.
         class_names: Name of each class.
         features: All features of an example, by name.
         records: Number of examples by split.
     """
 
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
     class_names: tuple[str, ...]
     features: Mapping[str, Feature]
     records: Mapping[str, int]
+    inputs: Mapping[str, Feature]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether a model takes a dict of columns, and not an image."""
+        return not self.input_shape
 
 
 @dataclass(frozen=True)
@@ -158,19 +168,33 @@ class Manifest:
         for feature in self.features:
             if feature.name == "image":
                 return feature
-        raise DatasetError("the dataset has no feature 'image'; only image datasets can be trained on")
+        raise DatasetError("the dataset is a table: it has no feature 'image'; use a dataset of images")
+
+    @property
+    def inputs(self) -> Mapping[str, Feature]:
+        """What a model takes, by name: the image alone where there is one, else every column.
+
+        Raises:
+            DatasetError: When the examples have nothing but a label.
+        """
+        columns = {feature.name: feature for feature in self.features if feature.name not in _NO_INPUTS}
+        if not columns:
+            raise DatasetError("the examples have neither an image nor columns that a model could take")
+        return {"image": columns["image"]} if "image" in columns else columns
 
     def info(self) -> DatasetInfo:
         """Returns the part of the manifest that a model function sees.
 
         Raises:
-            DatasetError: When the images differ in size.
+            DatasetError: When the images differ in size, or there is nothing that a model could take.
         """
-        height, width, channels = self.image.shape
-        if height is None or width is None or channels is None:
+        inputs = self.inputs
+        shape = tuple(size for size in inputs["image"].shape if size is not None) if "image" in inputs else ()
+        if "image" in inputs and len(shape) != 3:
             raise DatasetError("the images differ in size and cannot be batched; preprocess with image_size")
         return DatasetInfo(
-            input_shape=(height, width, channels),
+            input_shape=shape,
+            inputs=inputs,
             num_classes=len(self.class_names),
             class_names=self.class_names,
             features={feature.name: feature for feature in self.features},

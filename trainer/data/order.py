@@ -4,15 +4,12 @@ An epoch has one global order that does not depend on the number of replicas. Re
 from shard p mod N, round-robin, because the shards of a split differ by at most one record with the longer
 ones first. Replica r of W takes the records with p mod W = r, and a step takes the next W x B records. So
 two replicas of batch B train on the same examples in the same step as one replica of batch 2B, and every
-example is used exactly once in an epoch.
-
-Where W divides N, a worker's records are whole shards, and it opens only those (policy FILE); elsewhere it
-reads all shards and keeps its own records (policy DATA). Both give the same order.
+example is used exactly once in an epoch, also where the epoch is interrupted and goes on with another
+number of replicas or another batch size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,17 +18,19 @@ from trainer.errors import SettingsError
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The steps of one pass over a split.
+    """The steps of one pass over a split, or of the rest of one.
 
     Attributes:
         records: Examples in the split.
         replicas: Replicas that share each step.
         per_replica_batch_size: Examples of a replica in a full step.
+        start: Examples of the epoch that are trained already.
     """
 
     records: int
     replicas: int
     per_replica_batch_size: int
+    start: int = 0
 
     def __post_init__(self) -> None:
         if self.records < self.replicas:
@@ -47,43 +46,31 @@ class EpochPlan:
 
     @property
     def steps(self) -> int:
-        """Steps in the epoch.
+        """Steps that are left in the epoch.
 
         The last one may be smaller, but never leaves a replica without an example: a rest of fewer
-        examples than replicas joins the step before it.
+        examples than replicas joins the step before it. Where there is no step before it, because the
+        epoch goes on with more replicas than it began with, the rest is left out.
         """
-        return max(1, (self.records + self.global_batch_size - self.replicas) // self.global_batch_size)
+        left = self.records - self.start
+        return max(0, (left + self.global_batch_size - self.replicas) // self.global_batch_size)
+
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """Examples of each step that is left, over all replicas."""
+        return tuple(end - start for start, end in pairwise(self._bounds()))
 
     def batch_sizes(self, replica: int) -> list[int]:
-        """Returns the number of examples that one replica takes in each step of the epoch."""
-        ends = [step * self.global_batch_size for step in range(self.steps)] + [self.records]
-        taken = [(end + self.replicas - 1 - replica) // self.replicas for end in ends]
+        """Returns the number of examples that one replica takes in each step that is left."""
+        taken = [share(bound, self.replicas, replica) for bound in self._bounds()]
         return [after - before for before, after in pairwise(taken)]
 
-
-@dataclass(frozen=True)
-class WorkerShards:
-    """What one input worker reads.
-
-    Attributes:
-        policy: "file" when the worker's records are whole shards, else "data".
-        files: Names of the shards to open, in round-robin order.
-        indices: Position of each of them in the split.
-        keep_every: Of the records read, keep one in this many ...
-        keep_offset: ... starting with this one.
-    """
-
-    policy: str
-    files: tuple[str, ...]
-    indices: tuple[int, ...]
-    keep_every: int = 1
-    keep_offset: int = 0
+    def _bounds(self) -> list[int]:
+        """Returns where each step begins in the order of the epoch, and where the last one ends."""
+        begins = [self.start + step * self.global_batch_size for step in range(self.steps)]
+        return [*begins, self.records] if begins else []
 
 
-def worker_shards(files: Sequence[str], workers: int, worker: int) -> WorkerShards:
-    """Decides which shards an input worker opens and which of their records it keeps."""
-    every = range(len(files))
-    if len(files) % workers:
-        return WorkerShards("data", tuple(files), tuple(every), keep_every=workers, keep_offset=worker)
-    mine = tuple(every[worker::workers])
-    return WorkerShards("file", tuple(files[i] for i in mine), mine)
+def share(records: int, parts: int, part: int) -> int:
+    """Returns how many of the first `records` numbers 0, 1, ... leave the remainder `part` mod `parts`."""
+    return (records + parts - 1 - part) // parts

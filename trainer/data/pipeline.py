@@ -1,20 +1,36 @@
-"""The input pipeline: shards of a split to batches of decoded images and labels."""
+"""The input pipeline: shards of a split to batches of inputs and labels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from trainer.data.decode import decode_stored
-from trainer.data.manifest import Feature, Manifest, Split
-from trainer.data.order import EpochPlan, WorkerShards, worker_shards
+from trainer.data.augment import Augmentation, augment_batch
+from trainer.data.decode import parse_batch
+from trainer.data.faults import check_labels
+from trainer.data.manifest import Manifest, Split
+from trainer.data.order import EpochPlan, share
+from trainer.data.sharding import WorkerShards, worker_shards
+from trainer.data.transform import Transform
 from trainer.errors import DatasetError
+
+#: A batch of undecoded examples: "example", string (batch,), and for an augmented split "seed", int64
+#: (batch, 2).
+Raw = dict[str, tf.Tensor]
+
+#: What Keras calls data: (x, y) or (x, y, sample_weight), or what a transformation makes of them.
+Data: TypeAlias = Any
 
 # Records held for shuffling, over all shards of the split. Shards are dealt at random by preprocessing, so
 # that a window over each of them is enough.
 _SHUFFLE_RECORDS = 16_384
+
+# More than there are records in a shard, epochs in a run, or shards in a split.
+_MANY = 2**32
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,12 @@ class Feed:
         manifest: Its manifest.
         split: Name of the split.
         plan: Steps and batch sizes of one epoch.
-        shuffle_seed: Seed of the order in each epoch; None keeps the order of the shards.
+        shuffle_seed: Seed of the order in each epoch, and of the augmentation; None keeps the order of the
+            shards.
+        shard_policy: How data reaches the workers, as `trainer.data.sharding` explains it.
+        augmentation: Applied to each example; None for none.
+        class_weights: Weight of each class's examples in the loss; () gives elements without weights.
+        transform: Makes of a batch what the model takes; None gives it as it is.
     """
 
     directory: Path
@@ -34,54 +55,117 @@ class Feed:
     split: str
     plan: EpochPlan
     shuffle_seed: int | None = None
+    shard_policy: str = "auto"
+    augmentation: Augmentation | None = None
+    class_weights: Sequence[float] = ()
+    transform: Transform | None = None
 
-    def distribute(self, strategy: tf.distribute.Strategy, first_epoch: int, epochs: int) -> tf.data.Dataset:
-        """Returns the distributed dataset over epochs first_epoch..epochs-1, `plan.steps` elements each.
+    def distribute(
+        self, strategy: tf.distribute.Strategy, first_epoch: int, epochs: int, start: int = 0
+    ) -> tf.data.Dataset:
+        """Returns the distributed dataset over epochs first_epoch..epochs-1.
 
-        Elements are pairs per replica: images uint8 (batch, height, width, channels), labels int64 (batch).
+        Elements are what a replica trains on in one step, as `decode` returns it.
+
+        Args:
+            strategy: The strategy of the run.
+            first_epoch: The first epoch, from 0.
+            epochs: The one after the last.
+            start: Examples of the first epoch that are left out because they are trained already.
         """
 
         def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return self.worker_dataset(
-                context.num_input_pipelines, context.input_pipeline_id, range(first_epoch, epochs)
+                context.num_input_pipelines, context.input_pipeline_id, range(first_epoch, epochs), start
             )
 
         return strategy.distribute_datasets_from_function(dataset)
 
-    def worker_dataset(self, workers: int, worker: int, epochs: range) -> tf.data.Dataset:
+    def raw_dataset(self, first_epoch: int, epochs: int, start: int = 0) -> tf.data.Dataset:
+        """Returns the batches of all replicas undecoded, one after the other: what `decode` takes.
+
+        With a plan of one replica an element is a step. Arguments as for `distribute`.
+        """
+        return self._batches(1, 0, range(first_epoch, epochs), start).prefetch(tf.data.AUTOTUNE)
+
+    def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
         """Returns what one of `workers` input workers reads: its replicas' batches, step by step."""
-        shards = worker_shards(shard_paths(self.directory, self.manifest.splits[self.split]), workers, worker)
-        # Replicas worker, worker + workers, ... live on this worker and take its elements in turn.
-        mine = range(worker, self.plan.replicas, workers)
-        sizes = [size for step in zip(*map(self.plan.batch_sizes, mine), strict=True) for size in step]
-        records = tf.data.Dataset.range(epochs.start, epochs.stop).flat_map(
-            lambda epoch: self._records(shards, epoch)
-        )
-        batches = records.batch(self.plan.per_replica_batch_size).rebatch(sizes)
-        image = self.manifest.image
-        return batches.map(
-            lambda serialized: parse_batch(serialized, image), num_parallel_calls=tf.data.AUTOTUNE
-        ).prefetch(tf.data.AUTOTUNE)
+        batches = self._batches(workers, worker, epochs, start)
+        return batches.map(self.decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+    def decode(self, raw: Raw) -> Data:
+        """Decodes, checks, augments and weights a batch. Can be traced inside a tf.function.
+
+        Returns:
+            (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,
+            channels), or for a table a dict of its columns, each (batch,); y is int64 (batch,), each in
+            0..num_classes-1; sample_weight is float32 (batch,). With a transformation, what it returns.
+        """
+        x, y = parse_batch(raw["example"], self.manifest.inputs)
+        y = check_labels(y, len(self.manifest.class_names), self.split)
+        if self.augmentation is not None:
+            x, y = augment_batch(self.augmentation, x, y, raw["seed"])
+        if self.transform is not None:
+            return self.transform(x, y)
+        if self.class_weights:
+            return x, y, tf.gather(tf.constant(self.class_weights, tf.float32), y)
+        return x, y
+
+    def _batches(self, workers: int, worker: int, epochs: range, start: int) -> tf.data.Dataset:
+        """Returns one worker's undecoded batches over several epochs, the first of them from `start` on."""
+        paths = shard_paths(self.directory, self.manifest.splits[self.split])
+        shards = worker_shards(paths, workers, worker, self.shard_policy)
+
+        def run(epochs: range, start: int) -> tf.data.Dataset:
+            plan = replace(self.plan, start=start)
+            # Replicas worker, worker + workers, ... live on this worker and take its elements in turn.
+            mine = range(worker, plan.replicas, workers)
+            sizes = [size for step in zip(*map(plan.batch_sizes, mine), strict=True) for size in step]
+            done = share(start, workers, worker)
+
+            def batches(epoch: tf.Tensor) -> tf.data.Dataset:
+                records = self._records(shards, epoch).skip(done)
+                steps = records.batch(plan.per_replica_batch_size).rebatch(sizes or [1]).take(len(sizes))
+                return steps.map(lambda *batch: self._raw(epoch, *batch))
+
+            return tf.data.Dataset.range(epochs.start, epochs.stop).flat_map(batches)
+
+        return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
 
     def _records(self, shards: WorkerShards, epoch: tf.Tensor) -> tf.data.Dataset:
-        """Returns this worker's serialized examples of one epoch, in the order of `trainer.data.order`."""
+        """Returns this worker's serialized examples of one epoch, in the order of `trainer.data.order`.
+
+        With an augmentation they are pairs: a number that no other example of the split has, and the example.
+        """
         count = len(self.manifest.splits[self.split].shards)
         window = max(1, _SHUFFLE_RECORDS // count)
+        # By shard and epoch, so that the order is the same on any number of workers.
+        seed = (self.shuffle_seed or 0) + shards.order * _MANY + epoch * count
 
         def read(index: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
             records = tf.data.TFRecordDataset(path, compression_type=self.manifest.compression.upper())
+            if self.augmentation is not None:
+                records = records.enumerate(start=index * _MANY)
             if self.shuffle_seed is None:
                 return records
-            # By shard and epoch, so that the order is the same on any number of workers.
-            seed = tf.constant(self.shuffle_seed, tf.int64) + epoch * count + index
-            return records.shuffle(window, seed=seed, reshuffle_each_iteration=False)
+            return records.shuffle(window, seed=seed + index, reshuffle_each_iteration=False)
 
         files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), list(shards.files)))
         files = files.map(lambda index, path: (tf.cast(index, tf.int64), path))
+        if shards.policy == "off" and self.shuffle_seed is not None:
+            files = files.shuffle(count, seed=seed, reshuffle_each_iteration=False)
         records = files.interleave(
             read, cycle_length=len(shards.files), block_length=1, num_parallel_calls=tf.data.AUTOTUNE
         )
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
+
+    def _raw(self, epoch: tf.Tensor, *batch: tf.Tensor) -> Raw:
+        """Names a batch of `_records`, and seeds its augmentation by run, epoch and example."""
+        *numbers, examples = batch
+        if not numbers:
+            return {"example": examples}
+        by_epoch = tf.fill(tf.shape(numbers[0]), (self.shuffle_seed or 0) * _MANY + epoch)
+        return {"example": examples, "seed": tf.stack([by_epoch, numbers[0]], axis=1)}
 
 
 def shard_paths(directory: Path, split: Split) -> list[str]:
@@ -100,31 +184,3 @@ def shard_paths(directory: Path, split: Split) -> list[str]:
                 "preprocess the data again"
             )
     return [str(directory / shard.file) for shard in split.shards]
-
-
-def parse_batch(serialized: tf.Tensor, image: Feature) -> tuple[tf.Tensor, tf.Tensor]:
-    """Parses a batch of serialized tf.train.Example.
-
-    Args:
-        serialized: String tensor of shape (batch,).
-        image: The manifest's image feature.
-
-    Returns:
-        Images, uint8 (batch, height, width, channels), and labels, int64 (batch,).
-    """
-    parsed = tf.io.parse_example(
-        serialized,
-        {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)},
-    )
-    return decode_batch(parsed["image"], image), parsed["label"]
-
-
-def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes a batch of stored images to uint8 (batch, height, width, channels)."""
-    if image.encoding == "raw":
-        return tf.reshape(tf.io.decode_raw(stored, tf.uint8), (-1, *image.shape))
-    return tf.map_fn(
-        lambda one: decode_stored(one, image),
-        stored,
-        fn_output_signature=tf.TensorSpec(image.shape, tf.uint8),
-    )

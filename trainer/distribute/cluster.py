@@ -9,8 +9,10 @@ from typing import Any
 
 from trainer.errors import ClusterError
 
-# The tasks that train, in the order in which TensorFlow numbers them.
-_TRAINING_TASKS = ("chief", "worker")
+# Task types in the order in which TensorFlow numbers those that train.
+_TASKS = ("chief", "worker", "ps", "evaluator")
+# What TensorFlow 1 called the chief; older templates still write it.
+_FORMER_NAMES = {"master": "chief"}
 
 
 @dataclass(frozen=True)
@@ -18,42 +20,73 @@ class Cluster:
     """One process's view of its cluster.
 
     Attributes:
-        task_type: "chief" or "worker"; "chief" when there is no cluster.
+        task_type: "chief", "worker", "ps" or "evaluator"; "chief" when there is no cluster.
         task_index: Index among the tasks of that type.
-        hosts: host:port of every training task, chief first; empty when there is no cluster.
+        hosts: host:port of every training task, chief first; empty when only one process trains and
+            there are no parameter servers.
+        ps_hosts: host:port of every parameter server.
+        has_chief_task: Whether TF_CONFIG has a chief; worker 0 is the chief where it has none.
     """
 
     task_type: str = "chief"
     task_index: int = 0
     hosts: tuple[str, ...] = ()
+    ps_hosts: tuple[str, ...] = ()
     has_chief_task: bool = True
+
+    @property
+    def role(self) -> str:
+        """What this process does: "chief", "worker", "ps" or "evaluator"."""
+        first_worker = self.task_type == "worker" and self.task_index == 0
+        return "chief" if first_worker and not self.has_chief_task else self.task_type
 
     @property
     def is_chief(self) -> bool:
         """Whether this process writes the artifacts: the chief task, or worker 0 where there is none."""
-        return self.task_index == 0 and (self.task_type == "chief" or not self.has_chief_task)
+        return self.role == "chief"
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that train together, at least 1."""
-        return max(1, len(self.hosts))
+        """Number of processes that train together, at least 1; the evaluator trains alone."""
+        return 1 if self.role == "evaluator" else max(1, len(self.hosts))
 
     @property
     def name(self) -> str:
         """This process, as people call it: "chief-0", "worker-1"."""
         return f"{self.task_type}-{self.task_index}"
 
+    @property
+    def tasks(self) -> dict[str, list[str]]:
+        """The training tasks and parameter servers by type, as TensorFlow wants a cluster."""
+        chiefs = 1 if self.has_chief_task else 0
+        by_type = {"chief": self.hosts[:chiefs], "worker": self.hosts[chiefs:], "ps": self.ps_hosts}
+        return {kind: list(hosts) for kind, hosts in by_type.items() if hosts}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """host:port of every training task and parameter server by its name ("worker-1")."""
+        return {
+            f"{kind}-{index}": host for kind, hosts in self.tasks.items() for index, host in enumerate(hosts)
+        }
+
     def __str__(self) -> str:
         """Returns the cluster in words: "chief + 1 worker"."""
-        followers = self.num_workers - 1
-        if not followers:
-            return "one process"
+        followers = max(1, len(self.hosts)) - 1
+        counted = [_count(followers, "worker"), _count(len(self.ps_hosts), "parameter server")]
         first = "chief" if self.has_chief_task else "worker 0 as chief"
-        return f"{first} + {followers} worker{'s' if followers > 1 else ''}"
+        words = [first, *filter(None, counted)]
+        return " + ".join(words) if len(words) > 1 else "one process"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}" if number else ""
 
 
 def read_cluster(environ: Mapping[str, str]) -> Cluster:
-    """Reads TF_CONFIG in both shapes (chief and workers, workers only); without it there is no cluster.
+    """Reads TF_CONFIG in all its shapes; without it there is no cluster.
+
+    It may have a chief (formerly "master") and workers or workers only, and parameter servers. An
+    evaluator knows itself by its task alone; whether the cluster lists it makes no difference.
 
     Raises:
         ClusterError: When TF_CONFIG is malformed; the message says in what.
@@ -66,34 +99,65 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     except ValueError as error:
         raise ClusterError(f"TF_CONFIG is not JSON ({error}): {text[:80]!r}") from None
     tasks = _tasks(config)
-    hosts = tuple(host for kind in _TRAINING_TASKS for host in tasks.get(kind, ()))
     task_type, task_index = _this_task(config, tasks)
-    if len(hosts) == 1:
-        return Cluster()
-    return Cluster(task_type, task_index, hosts, has_chief_task="chief" in tasks)
+    hosts = (*tasks.get("chief", ()), *tasks.get("worker", ()))
+    if len(hosts) == 1 and "ps" not in tasks:
+        return Cluster(task_type, task_index) if task_type == "evaluator" else Cluster()
+    return Cluster(task_type, task_index, hosts, tuple(tasks.get("ps", ())), has_chief_task="chief" in tasks)
 
 
 def _tasks(config: Any) -> dict[str, list[str]]:
-    tasks = config.get("cluster") if isinstance(config, dict) else None
-    if not isinstance(tasks, dict) or not all(isinstance(hosts, list) and hosts for hosts in tasks.values()):
-        raise ClusterError(f"TF_CONFIG has no 'cluster' of task types with their hosts: {config!r}")
-    unknown = sorted(set(tasks) - set(_TRAINING_TASKS))
-    if unknown:
-        raise ClusterError(f"TF_CONFIG has tasks {unknown}; this trainer knows {list(_TRAINING_TASKS)}")
+    cluster = config.get("cluster") if isinstance(config, dict) else None
+    if not isinstance(cluster, dict) or not all(isinstance(hosts, list) for hosts in cluster.values()):
+        raise ClusterError(f"TF_CONFIG has no 'cluster' of task types with lists of hosts: {config!r}")
+    tasks: dict[str, list[str]] = {}
+    for kind, hosts in cluster.items():
+        name = _FORMER_NAMES.get(kind, kind)
+        if name not in _TASKS:
+            raise ClusterError(
+                f"TF_CONFIG has tasks of type {kind!r}; this trainer knows {', '.join(_TASKS)}"
+            )
+        if name in tasks:
+            raise ClusterError(f"TF_CONFIG has both {kind!r} and {name!r}, two names of the same task")
+        if not hosts:
+            raise ClusterError(f"TF_CONFIG's cluster has no hosts for {kind!r}; leave it out")
+        tasks[name] = hosts
+    _check_hosts(tasks)
     if len(tasks.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG has {len(tasks['chief'])} chiefs; a cluster has one")
+    if "chief" not in tasks and "worker" not in tasks:
+        raise ClusterError(f"TF_CONFIG has neither a chief nor workers, only {sorted(tasks)}")
+    if "ps" in tasks and not {"chief", "worker"} <= set(tasks):
+        raise ClusterError("TF_CONFIG has parameter servers, which need a chief and at least one worker")
     return tasks
+
+
+def _check_hosts(tasks: Mapping[str, list[str]]) -> None:
+    owners: dict[str, str] = {}
+    for kind, hosts in tasks.items():
+        for index, host in enumerate(hosts):
+            name, _, port = host.rpartition(":") if isinstance(host, str) else ("", "", "")
+            if not name or not port.isdigit() or not 0 < int(port) < 2**16:
+                raise ClusterError(f"TF_CONFIG's {kind} {index} is {host!r}, which is not host:port")
+            if host in owners:
+                raise ClusterError(f"TF_CONFIG has {host} twice, as {owners[host]} and as {kind} {index}")
+            owners[host] = f"{kind} {index}"
 
 
 def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tuple[str, int]:
     task = config.get("task")
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
         raise ClusterError(f"TF_CONFIG has no 'task' with 'type' and 'index': {task!r}")
-    kind = task["type"]
+    kind = str(task["type"])
+    kind = _FORMER_NAMES.get(kind, kind)
     try:
         index = int(task["index"])
     except (TypeError, ValueError):
         raise ClusterError(f"TF_CONFIG's task index is not a number: {task['index']!r}") from None
+    if kind == "chief" and index != 0:
+        raise ClusterError(f"TF_CONFIG says this is chief {index}, but the only chief has index 0")
+    if kind == "evaluator" and "evaluator" not in tasks:
+        return kind, index
     if kind not in tasks or not 0 <= index < len(tasks[kind]):
         sizes = {name: len(hosts) for name, hosts in tasks.items()}
         raise ClusterError(f"TF_CONFIG's task {kind}:{index} is not in its cluster of {sizes}")

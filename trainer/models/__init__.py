@@ -1,4 +1,4 @@
-"""Model functions. Each returns a compiled keras.Model that takes uint8 images."""
+"""Model functions. Each returns a compiled keras.Model that takes uint8 images, or the columns of a table."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from trainer.errors import ModelError
 BUILT_IN = {
     "mnist_cnn": "trainer.models.mnist_cnn:build_model",
     "resnet50": "trainer.models.resnet50:build_model",
+    "mlp": "trainer.models.mlp:build_model",
 }
+
+#: Before the name of a model of keras.applications.
+KERAS_PREFIX = "keras:"
+_APPLICATION = "trainer.models.application:build_model"
 
 
 def import_string(model: str) -> str:
     """Returns the import string of a model function; loads neither it nor Keras.
 
     Args:
-        model: A built-in name, or `pkg.module:function`.
+        model: A built-in name, keras:NAME, or `pkg.module:function`.
 
     Raises:
-        ModelError: When it is neither.
+        ModelError: When it is none of them.
     """
-    reference = BUILT_IN.get(model, model)
+    reference = _APPLICATION if model.startswith(KERAS_PREFIX) else BUILT_IN.get(model, model)
     module, _, name = reference.partition(":")
     if not module or not name:
         raise ModelError(
-            f"unknown model {model!r}; built in are {', '.join(BUILT_IN)}, your own is pkg.module:function"
+            f"unknown model {model!r}; built in are {', '.join(BUILT_IN)} and {KERAS_PREFIX}NAME, your own "
+            "is pkg.module:function"
         )
     return reference

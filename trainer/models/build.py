@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from trainer import plugins
 from trainer.data.manifest import DatasetInfo
-from trainer.errors import ModelError
-from trainer.models import BUILT_IN, import_string
+from trainer.data.structure import describe_structure
+from trainer.errors import ModelError, ShardlineError
+from trainer.models import BUILT_IN, KERAS_PREFIX, import_string
+from trainer.models.application import find_application
 from trainer.models.head import read_head
 
 ModelFunction = Callable[..., keras.Model]
@@ -21,41 +27,76 @@ def model_function(model: str) -> ModelFunction:
     """Finds a model function.
 
     Args:
-        model: A built-in name, or `pkg.module:function`.
+        model: A built-in name, keras:NAME, or `pkg.module:function`.
 
     Raises:
         ModelError: When there is none; the message says what there is.
     """
-    function = plugins.load(import_string(model), "model", ModelError, known=tuple(BUILT_IN))
+    function = plugins.load(
+        import_string(model), "model", ModelError, known=(*BUILT_IN, f"{KERAS_PREFIX}NAME")
+    )
     if not callable(function):
         raise ModelError(f"model {model!r} is not a function but {type(function).__name__}")
+    if model.startswith(KERAS_PREFIX):
+        function = functools.partial(function, find_application(model.removeprefix(KERAS_PREFIX)))
     checked: ModelFunction = function
     return checked
 
 
-def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> keras.Model:
+def build(
+    model: str, dataset: DatasetInfo, arguments: Mapping[str, Any], *, transformed: bool = False
+) -> keras.Model:
     """Calls the model function and checks what it returns.
 
     Args:
-        model: A built-in name, or `pkg.module:function`.
+        model: A built-in name, keras:NAME, or `pkg.module:function`.
         dataset: What the function is told about the data.
         arguments: Its keyword arguments.
+        transformed: Whether the model takes what a transformation makes of the examples; whether it fits them
+            shows only when it is built.
 
     Raises:
-        ModelError: When the function does not take these arguments, or returns something else than a
+        ModelError: When the function does not take these arguments, fails, or returns something else than a
             compiled model that fits the dataset.
     """
     function = model_function(model)
     _check_arguments(model, function, dataset, arguments)
-    built = function(dataset, **arguments)
+    try:
+        built = function(dataset, **arguments)
+    except ShardlineError:
+        raise
+    except Exception as error:  # the user's code runs here and may raise anything
+        raise ModelError(f"model {model!r} failed: {_describe(error, function)}") from error
     if not isinstance(built, keras.Model):
         raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
     if not built.compiled:
         raise ModelError(f"model {model!r} returned a model that is not compiled; call model.compile(...)")
-    if len(getattr(built, "inputs", None) or [0]) == 1 and len(getattr(built, "outputs", None) or [0]) == 1:
+    inputs, outputs = (len(getattr(built, ends, None) or [0]) for ends in ("inputs", "outputs"))
+    if not transformed and outputs == 1 and (inputs == 1 or dataset.is_table):
         # What could not be exported is refused before it is trained.
         read_head(built, dataset)
     return built
+
+
+def create_variables(model: keras.Model, data: Any) -> None:
+    """Builds model, optimizer and metrics now, inside the strategy's scope, where they become distributed.
+
+    Left to the first step they would be created inside a replica, which TensorFlow refuses.
+
+    Args:
+        model: Compiled.
+        data: A batch, or its specification: the element_spec of a pipeline.
+
+    Raises:
+        ModelError: When the model cannot be built on such data: its inputs, its loss, its metrics.
+    """
+    batch = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape[1:]), one.dtype), data)
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception as error:  # the user's code runs here and may raise anything
+        raise ModelError(
+            f"the model cannot be built on batches of {describe_structure(data)}: {plugins.describe(error)}"
+        ) from error
 
 
 def _check_arguments(
@@ -68,3 +109,11 @@ def _check_arguments(
         raise ModelError(
             f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
         ) from None
+
+
+def _describe(error: Exception, function: ModelFunction) -> str:
+    """Returns one line on an error, with the last line of the model function's own file on its way."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    file = getattr(inspect.unwrap(function), "__code__", None) and inspect.getsourcefile(function)
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{text} ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else text

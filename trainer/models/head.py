@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import keras
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from trainer.data.manifest import DatasetInfo
 from trainer.errors import ModelError
+from trainer.models.probe import describe_inputs, probe_inputs
 
 Head = Literal["probabilities", "logits"]
 
@@ -23,11 +25,12 @@ def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:
     The outputs are logits, and the export adds the softmax, when the loss that the model was compiled
     with has `from_logits=True` and the outputs are not probabilities already (Keras finds its way back
     to the logits of a softmax layer, so that combination trains correctly). In every other case
-    they must be probabilities: on an all-black and an all-white image each row has to be non-negative
-    and to sum to 1. Outputs that are not finite are let through here, because the evaluation counts them.
+    they must be probabilities: on an all-black and an all-white image (or on two rows of a table) each row
+    has to be non-negative and to sum to 1. Outputs that are not finite are let through here, because the
+    evaluation counts them.
 
     Raises:
-        ModelError: When the model does not take the dataset's images, does not give one number per
+        ModelError: When the model does not take the dataset's images or columns, does not give one number per
             class, or gives numbers that are neither probabilities nor declared to be logits.
     """
     outputs = _outputs_on_probe(model, dataset)
@@ -36,23 +39,22 @@ def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:
     if _loss_wants_logits(model):
         return "logits"
     if np.isfinite(outputs).all():
+        probed = "a row of zeros" if dataset.is_table else "a black image"
         raise ModelError(
-            f"the model's outputs are not probabilities (on a black image: {_shorten(outputs[0])}) and its "
-            "loss does not say from_logits; end the model with a softmax, or compile it with from_logits=True"
+            f"the model's outputs are not probabilities (on {probed}: {_shorten(outputs[0])}) and its loss "
+            "does not say from_logits; end the model with a softmax, or compile it with from_logits=True"
         )
     return "probabilities"
 
 
 def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> npt.NDArray[np.float32]:
-    """Returns the float32 (2, classes) outputs on a black and a white image."""
-    probe = np.stack([np.zeros(dataset.input_shape, np.uint8), np.full(dataset.input_shape, 255, np.uint8)])
-    _check_input(model, dataset)
+    """Returns the float32 (2, classes) outputs on two made-up examples."""
+    (_check_columns if dataset.is_table else _check_input)(model, dataset)
     try:
-        outputs = model(probe, training=False)
+        outputs = model(probe_inputs(dataset), training=False)
     except Exception as error:  # The model's own code runs here and may raise anything.
         raise ModelError(
-            f"the model does not take this dataset's images, uint8 {dataset.input_shape}: "
-            f"{_first_line(error)}"
+            f"the model does not take this dataset's {describe_inputs(dataset)}: {_in_short(error)}"
         ) from error
     shape = getattr(outputs, "shape", None)
     if shape is None or tuple(shape) != (2, dataset.num_classes):
@@ -80,6 +82,17 @@ def _check_input(model: keras.Model, dataset: DatasetInfo) -> None:
         )
 
 
+def _check_columns(model: keras.Model, dataset: DatasetInfo) -> None:
+    """Compares a declared dict of inputs with the columns: Keras would feed others in their place."""
+    declared = model.input if getattr(model, "inputs", None) else None
+    if isinstance(declared, dict) and set(declared) != set(dataset.inputs):
+        raise ModelError(
+            f"the model takes a dict of {', '.join(sorted(declared))}, the dataset has the columns "
+            f"{', '.join(sorted(dataset.inputs))}; to use some of them, give keras.Model a list of its "
+            "inputs, each with the name of its column"
+        )
+
+
 def _loss_wants_logits(model: keras.Model) -> bool:
     loss = getattr(model, "loss", None)
     if isinstance(loss, dict):
@@ -101,5 +114,7 @@ def _shorten(row: npt.NDArray[np.float32]) -> str:
     return f"[{shown}{', ...' if len(row) > 4 else ''}]"
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _in_short(error: Exception) -> str:
+    """Returns an error's text in one line; Keras adds colours, and the arguments of every layer's call."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error)).partition("Arguments received by")[0]
+    return " ".join(text.split()) or type(error).__name__

@@ -1,0 +1,28 @@
+"""Augmentations that tests use, some of them wrong on purpose."""
+
+import tensorflow as tf
+
+
+def brighten(x, y, seed):
+    delta = tf.random.stateless_uniform((), seed, 0, 100, tf.int32)
+    return tf.cast(tf.minimum(tf.cast(x, tf.int32) + delta, 255), tf.uint8), y
+
+
+def age(x, y, seed):
+    years = tf.random.stateless_uniform((), seed, 1, 1000, tf.int64)
+    return {**x, "year": x["year"] + years}, y
+
+
+def cropped(x, y, seed):
+    return x[:4], y
+
+
+def only_x(x, y, seed):
+    return x
+
+
+def broken(x, y, seed):
+    raise ValueError("no such filter")
+
+
+not_a_function = 3

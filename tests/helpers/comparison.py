@@ -1,0 +1,43 @@
+"""Compares the results of exchange_cases on two replicas with those on one."""
+
+import json
+
+import numpy as np
+import pytest
+
+# float16 rounds the gradients of half a batch otherwise than those of the whole.
+TOLERANCES = {"half": 1e-3, "uneven_half": 1e-3}
+
+
+def read(path):
+    """Returns the results that a process of exchange_cases has written, by case."""
+    return json.loads(path.read_text())
+
+
+def assert_equal_to_one(case, one, several):
+    """`several` are the results of the processes of a run, each with one or more replicas."""
+    tolerance = TOLERANCES.get(case, 1e-5)
+    replicas = [
+        replica for result in several for replica in zip(result["weights"], *result["state"], strict=True)
+    ]
+    (expected,) = zip(one["weights"], *one["state"], strict=True)
+    assert len(replicas) == 2
+    for found in replicas:
+        assert flat(found) == pytest.approx(flat(expected), abs=tolerance)
+    for result in several:
+        assert result["losses"] == pytest.approx(one["losses"], abs=tolerance)
+
+
+def assert_in_step(several):
+    """Weights and state of the optimizers, the loss scale among them, are the same on all replicas."""
+    first, *others = [r for result in several for r in zip(result["weights"], *result["state"], strict=True)]
+    assert others
+    for other in others:
+        np.testing.assert_array_equal(flat(other), flat(first))
+
+
+def flat(values):
+    """Returns all numbers of nested lists."""
+    if isinstance(values, float | int):
+        return np.array([values], float)
+    return np.concatenate([flat(value) for value in values]) if len(values) else np.zeros(0)

@@ -1,0 +1,240 @@
+"""`python -m tests.helpers.exchange_cases STRATEGY DIRECTORY`: trains tiny models, one after another.
+
+STRATEGY is one, mirrored (two logical CPUs) or workers (TF_CONFIG). Every run sees the same global batches;
+two replicas divide each. Writes every case's losses, weights and state to `NAME.json` ("chief-0") in the directory.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.distribute import exchange, strategy
+from trainer.distribute.cluster import read_cluster
+from trainer.distribute.collectives import Collectives
+from trainer.settings import TrainSettings
+
+STEPS = 20
+CLASSES = 3
+
+
+def dense(optimizer, **options):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(6, "tanh"),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], **options)
+    return model
+
+
+def half(optimizer):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return dense(optimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def words(optimizer):
+    """Sparse gradients, with words that come more than once in a batch."""
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Lambda(lambda x: keras.ops.cast(keras.ops.abs(x) * 3, "int32")),
+            keras.layers.Embedding(50, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(CLASSES, "softmax"),
+        ]
+    )
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+class Pair(keras.Model):
+    """Two networks, each with an optimizer of its own, trained in turn by a train_step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh")])
+        self.right = keras.Sequential([keras.Input((6,)), keras.layers.Dense(CLASSES)])
+        self.left_optimizer = keras.optimizers.Adam(0.02, clipnorm=0.05)
+        self.objective = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def call(self, inputs):
+        return self.right(self.left(inputs))
+
+    def train_step(self, data):
+        inputs, labels = data
+        for part, optimizer in ((self.left, self.left_optimizer), (self.right, self.optimizer)):
+            with tf.GradientTape() as tape:
+                predicted = self(inputs, training=True)
+                loss = self.objective(labels, predicted)
+            gradients = tape.gradient(loss, part.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, part.trainable_variables, strict=True))
+        return self.compute_metrics(inputs, labels, predicted)
+
+
+def pair():
+    model = Pair()
+    model.compile(
+        keras.optimizers.SGD(0.2, momentum=0.9, clipvalue=0.01),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def schedule():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=5, decay_rate=0.5)
+
+
+def both():
+    inner = keras.optimizers
+    return inner.MultiOptimizer(
+        inner.OptimizerMap(inner.SGD(0.3, global_clipnorm=0.1), {".*bias": inner.Adam(0.01)})
+    )
+
+
+def scaled(inner, **options):
+    return keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=9, **options)
+
+
+o = keras.optimizers
+#: Functions that make the model of each case.
+MODELS = {
+    "global_clipnorm": lambda: dense(o.SGD(0.5, momentum=0.9, global_clipnorm=0.1)),
+    "clipnorm": lambda: dense(o.SGD(0.5, momentum=0.9, clipnorm=0.05)),
+    "clipvalue": lambda: dense(o.SGD(0.5, clipvalue=0.01)),
+    "adam_schedule": lambda: dense(o.Adam(schedule())),
+    "adamw": lambda: dense(o.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1)),
+    "nadam": lambda: dense(o.Nadam(0.01, clipnorm=0.1)),
+    "ema": lambda: dense(o.SGD(0.3, use_ema=True, ema_momentum=0.8)),
+    "ema_overwrite": lambda: dense(o.SGD(0.3, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)),
+    "accumulation": lambda: dense(o.Adam(schedule(), gradient_accumulation_steps=2, global_clipnorm=0.1)),
+    "loss_scale_factor": lambda: dense(o.SGD(0.3, loss_scale_factor=64.0, clipnorm=0.1)),
+    "overflow": lambda: dense(scaled(o.SGD(0.3, momentum=0.9, global_clipnorm=0.2), initial_scale=1024.0)),
+    "overflow_accumulation": lambda: dense(
+        scaled(o.SGD(0.3, gradient_accumulation_steps=2, clipvalue=0.02), initial_scale=1024.0)
+    ),
+    "half": lambda: half(scaled(o.SGD(0.1, global_clipnorm=0.1), initial_scale=1024.0)),
+    "half_overflow": lambda: half(scaled(o.Adam(0.01), initial_scale=2.0**20)),
+    "two_optimizers": pair,
+    "multi_optimizer": lambda: dense(both()),
+    "multi_optimizer_scaled": lambda: dense(scaled(both())),
+    "sparse": lambda: words(o.Adam(0.01)),
+    "sparse_clipnorm": lambda: words(o.SGD(0.5, clipnorm=0.05)),
+    "sparse_accumulation": lambda: words(o.SGD(0.5, gradient_accumulation_steps=2, clipvalue=0.01)),
+    "uneven": lambda: dense(o.SGD(0.5, momentum=0.9)),
+    "uneven_clipped": lambda: words(o.SGD(0.5, global_clipnorm=0.05)),
+    "uneven_accumulation": lambda: dense(o.Adam(0.01, gradient_accumulation_steps=2)),
+    "uneven_half": lambda: half(scaled(o.SGD(0.1, clipnorm=0.1), initial_scale=1024.0)),
+    "empty": lambda: dense(o.SGD(0.5, momentum=0.9)),
+}
+
+
+def batches(case):
+    """Returns every step's batch with the examples of the first of two replicas."""
+    random = np.random.default_rng(7)
+    size, first = {"uneven": (9, 5), "empty": (4, 4)}.get(case.split("_")[0], (8, 4))
+    for step in range(STEPS):
+        inputs = random.normal(size=(size, 4)).astype(np.float32)
+        if case.startswith("overflow") and step in (3, 10):
+            inputs[-1, 0] = np.inf  # an example of the second replica
+        yield (inputs, random.integers(0, CLASSES, size)), first
+
+
+def train(case, replicas_of):
+    keras.utils.set_random_seed(1)
+    with replicas_of.scope():
+        model = MODELS[case]()
+        sample = (np.zeros((1, 4), np.float32), np.zeros(1, np.int64))
+        model._symbolic_build(data_batch=sample)
+    config = model.get_compile_config()
+    changed = exchange.GradientExchange(model)
+    assert model.get_compile_config() == config
+    replicas = replicas_of.num_replicas_in_sync
+
+    @tf.function(reduce_retracing=True)
+    def step(data, size):
+        def one(data):
+            local = tf.cast(tf.shape(data[0])[0], tf.float32)
+            with changed.weighted(local * replicas / size):
+                model.train_step(data)
+
+        for _ in tf.range(1):  # as the training loop does
+            replicas_of.run(one, args=(data,))
+
+    losses = []
+    for (inputs, labels), first in batches(case):
+        cut = [slice(None)] if replicas == 1 else [slice(first), slice(first, None)]
+        values = [
+            replicas_of.experimental_distribute_values_from_function(
+                lambda context, whole=whole, cut=cut: whole[cut[context.replica_id_in_sync_group]]
+            )
+            for whole in (inputs, labels)
+        ]
+        step(tuple(values), tf.constant(float(len(labels))))
+        if case != "empty":  # its mean on no example at all is not a number
+            losses.append(float(model.get_metrics_result()["loss"]))
+            model.reset_metrics()
+    return {
+        "losses": losses,
+        "weights": local_values(replicas_of, model.weights),
+        "state": [
+            local_values(replicas_of, [v for v in optimizer.variables if "accumulator" not in v.path])
+            for optimizer in exchange.optimizers(model)
+        ],
+    }
+
+
+def merged(replicas_of):
+    """Returns an accumulator and a moving mean that differ by replica, before and after they are merged."""
+    keras.utils.set_random_seed(2)
+    with replicas_of.scope():
+        layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(o.SGD(0.1, gradient_accumulation_steps=3), "mse")
+        model._symbolic_build(data_batch=(np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)))
+    exchange.GradientExchange(model)
+    inputs = np.random.default_rng(5).normal(size=(8, 4)).astype(np.float32)
+
+    def own(context):
+        return inputs[4 * context.replica_id_in_sync_group :][:4]
+
+    batch = replicas_of.experimental_distribute_values_from_function(own)
+    tf.function(lambda: replicas_of.run(lambda x: model.train_step((x, x[:, :1])) and None, args=(batch,)))()
+    variables = [model.layers[0].moving_mean, exchange.accumulators(model)[2]]
+    before = local_values(replicas_of, variables)
+    strategy.replica_merger(replicas_of, model)()
+    after = local_values(replicas_of, variables)
+    return {"before": before, "after": after}
+
+
+def local_values(replicas_of, variables):
+    """Returns what every replica of this process holds, by replica."""
+    values = [replicas_of.experimental_local_results(variable.value) for variable in variables]
+    return [[part.numpy().tolist() for part in replica] for replica in zip(*values, strict=True)]
+
+
+def main(kind, directory):
+    cluster = read_cluster(os.environ)
+    settings = TrainSettings(dataset="-", model="-", cpu_devices=2 if kind == "mirrored" else 0)
+    replicas_of = strategy.create(settings, cluster)
+    collectives = Collectives(replicas_of)
+    results = {case: train(case, replicas_of) for case in MODELS}
+    if replicas_of.num_replicas_in_sync > 1:
+        results["merged"] = merged(replicas_of)
+        results["total"] = collectives.total([1.0 + (not cluster.is_chief), 0.75])
+    Path(directory, f"{cluster.name}.json").write_text(json.dumps(results))
+    collectives.barrier()  # a worker that leaves early would look like a failure
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Two processes train as one with twice the batch, whatever the optimizer does with the gradients."""
+
+import pytest
+
+from tests.helpers import comparison, replicas
+from tests.trainer.test_mirrored import CASES
+
+pytestmark = pytest.mark.multiworker
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("one")
+    replicas.run(["-m", "tests.helpers.exchange_cases", "one", str(directory)], 1)
+    return comparison.read(directory / "chief-0.json")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The results of each of two processes; that they ended at all says that nobody hangs."""
+    directory = tmp_path_factory.mktemp("two")
+    replicas.run(["-m", "tests.helpers.exchange_cases", "workers", str(directory)], 2)
+    return [comparison.read(directory / f"{name}.json") for name in ("chief-0", "worker-0")]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_with_batch_b_equal_one_with_batch_2b(one, two, case):
+    comparison.assert_equal_to_one(case, one[case], [worker[case] for worker in two])
+
+
+@pytest.mark.parametrize("case", ["overflow", "half_overflow", "overflow_accumulation"])
+def test_an_overflow_of_one_worker_keeps_both_in_step(two, case):
+    comparison.assert_in_step([worker[case] for worker in two])
+
+
+def test_numbers_are_summed_over_the_processes(two):
+    assert [worker["total"] for worker in two] == [[3.0, 1.5]] * 2
+
+
+def test_what_each_worker_keeps_for_itself_is_averaged(two):
+    """A moving mean and an accumulated gradient."""
+    first, second = (worker["merged"] for worker in two)
+    means = (comparison.flat(first["before"]) + comparison.flat(second["before"])) / 2
+    for worker in (first, second):
+        assert comparison.flat(worker["before"]) != pytest.approx(means, abs=1e-4)
+        assert comparison.flat(worker["after"]) == pytest.approx(means, abs=1e-6)

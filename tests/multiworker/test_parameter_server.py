@@ -1,0 +1,370 @@
+"""A chief, workers and parameter servers as real processes: exact counts, and what each one's death means."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers.replicas import ROOT, free_ports
+from trainer import progress
+from trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
+from trainer.distribute import strategy as strategies
+from trainer.distribute.cluster import read_cluster
+from trainer.errors import RunError, SettingsError
+from trainer.server import run_server
+from trainer.settings import TrainSettings
+from trainer.workers import Workers
+
+pytestmark = pytest.mark.multiworker
+
+RECORDS, BATCH, SIDE = 90, 8, 6
+SIZES = [BATCH] * (RECORDS // BATCH) + [RECORDS % BATCH]
+
+
+# The program that every process runs: a tiny model, and records that are raw bytes.
+
+
+@keras.saving.register_keras_serializable("parameter_server")
+class Sum(keras.metrics.Metric):
+    """Sum of all labels: an example that is lost or counted twice shows."""
+
+    def __init__(self, name="sum", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
+
+    def result(self):
+        return self.total
+
+
+def make_model():
+    """Everything that makes a step's bookkeeping hard: statistics, masks, added and regularized losses."""
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((SIDE, SIDE, 1), dtype="uint8"),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(4, 3, use_bias=False, kernel_regularizer=keras.regularizers.L2(1e-2), name="conv"),
+            layers.BatchNormalization(momentum=0.5),
+            layers.ActivityRegularization(l2=1e-3),
+            layers.Flatten(),
+            layers.Dropout(0.25),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    schedule = keras.optimizers.schedules.ExponentialDecay(1e-2, 5, 0.9)
+    model.compile(
+        keras.optimizers.Adam(schedule, clipnorm=1.0),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy", Sum()],
+    )
+    model._symbolic_build(data_batch=(np.zeros((1, SIDE, SIDE, 1), np.uint8), np.zeros(1, np.int64)))
+    return model
+
+
+def raw_batches(passes=1, labels=3):
+    rng = np.random.default_rng(0)
+    y = np.arange(RECORDS) % labels
+    x = rng.integers(0, 100, (RECORDS, SIDE * SIDE), np.uint8)
+    for image, label in zip(x, y, strict=True):
+        image[label * 12 : label * 12 + 12] += 120
+    raw = {"example": [image.tobytes() for image in x], "label": y}
+    return tf.data.Dataset.from_tensor_slices(raw).batch(BATCH).repeat(passes)
+
+
+def decode(raw):
+    pixels = tf.reshape(tf.io.decode_raw(raw["example"], tf.uint8), (-1, SIDE, SIDE, 1))
+    in_range = tf.debugging.assert_less(raw["label"], tf.cast(3, tf.int64), message="label out of range")
+    with tf.control_dependencies([in_range]):
+        return pixels, tf.identity(raw["label"])
+
+
+class Chief:
+    def __init__(self, cluster, model_function=make_model, timeout=600.0):
+        settings = TrainSettings(dataset="-", model="-", strategy="parameter_server")
+        self.strategy = strategies.create(settings, cluster)
+        with self.strategy.scope():
+            self.model = model_function()
+        self.workers = Workers(self.strategy, cluster, timeout)
+
+    def loop(self, **options):
+        return CoordinatorLoop(self.model, self.workers, raw_batches(**options), decode)
+
+    def evaluation(self):
+        return CoordinatorEvaluation(self.model, self.workers, raw_batches(), decode)
+
+
+def train_for_ever(loop):
+    while True:
+        loop.train(SIZES)
+
+
+def say(kind, **values):
+    print(json.dumps({"kind": kind, **values}), flush=True)
+
+
+def train(chief, out):
+    """Two epochs; then a step that diverges, thawed layers, and a label that the model does not have."""
+    loop, model = chief.loop(passes=4), chief.model
+    for _ in range(2):
+        model.reset_metrics()
+        stretch = loop.train(SIZES[:4])
+        loop.train(SIZES[4:])
+        say("epoch", diverged=stretch.diverged, iterations=int(model.optimizer.iterations.numpy()))
+        say("metrics", **loop.read_metrics())
+    say("evaluation", **chief.evaluation()())
+    model.save(out / "model.keras")
+    say("devices", devices=sorted({v.value.device for v in model.variables}))
+
+    model.get_layer("conv").trainable = False
+    frozen = model.get_layer("conv").get_weights()[0]
+    loop.retrace()
+    loop.train(SIZES)
+    moved = np.abs(frozen - model.get_layer("conv").get_weights()[0]).max()
+    weights = model.get_weights()
+    model.get_layer("conv").set_weights([frozen * np.nan])
+    say("frozen", moved=float(moved), diverged=loop.train(SIZES[:2]).diverged)
+    model.set_weights(weights)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label out of range"):
+        chief.loop(labels=4).train(SIZES)
+    chief.model.optimizer.gradient_accumulation_steps = 2
+    with pytest.raises(SettingsError, match="parameter_server cannot accumulate gradients"):
+        chief.loop()
+
+
+def survive(chief, out):
+    """Trains while a worker is killed, until it is back; then until a parameter server is gone."""
+    loop = chief.loop(passes=10_000)
+    loop.train(SIZES)
+    say("training")
+    events = []
+    with progress.sink(lambda event: events.append(event.text)):
+        steps = len(SIZES)
+        sys.stdin.readline()
+        while not any("worker-1 is gone" in text for text in events):
+            loop.train(SIZES)
+            steps += len(SIZES)
+        say("gone")
+        while not any("worker-1 is back" in text for text in events):
+            loop.train(SIZES)
+            steps += len(SIZES)
+        chief.model.reset_metrics()
+        loop.train(SIZES)
+        say("back", steps=steps, events=events, **loop.read_metrics())
+    with pytest.raises(RunError) as caught:
+        train_for_ever(loop)
+    say("failed", message=str(caught.value))
+
+
+def alone(chief, out):
+    """Waits for a worker for as long as it is told, and no longer."""
+    loop = chief.loop(passes=10_000)
+    loop.train(SIZES)
+    say("training")
+    with pytest.raises(RunError) as caught:
+        train_for_ever(loop)
+    say("failed", message=str(caught.value))
+
+
+def hang(chief, out):
+    say("training")
+    sys.stdin.readline()
+
+
+def main(mode, out):
+    cluster = read_cluster(os.environ)
+    if cluster.role != "chief":
+        with progress.errors_end_the_process("train"):
+            run_server(cluster, startup_timeout=float(os.environ.get("STARTUP_TIMEOUT", "60")))
+        return
+    globals()[mode](Chief(cluster, timeout=2.0 if mode == "alone" else 600.0), Path(out))
+
+
+# The tests.
+
+
+class Job:
+    """Processes of one cluster, and what the chief says."""
+
+    def __init__(self, mode, out, workers=2, servers=1):
+        hosts = [f"127.0.0.1:{port}" for port in free_ports(1 + workers + servers)]
+        self.cluster = {"chief": hosts[:1], "worker": hosts[1 : 1 + workers], "ps": hosts[1 + workers :]}
+        self._arguments = [mode, str(out)]
+        self.processes = {}
+        for kind, addresses in self.cluster.items():
+            for index in range(len(addresses)):
+                self.start(kind, index)
+
+    def start(self, kind, index, **environ):
+        task = {"type": kind, "index": index}
+        self.processes[kind, index] = subprocess.Popen(
+            [sys.executable, "-m", "tests.multiworker.test_parameter_server", *self._arguments],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),
+                **environ,
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        )
+        return self.processes[kind, index]
+
+    def kill(self, kind, index):
+        self.processes[kind, index].kill()
+        self.processes[kind, index].communicate(timeout=60)
+
+    def expect(self, kind):
+        """Returns the next thing of that kind that the chief says."""
+        heard = []
+        for line in self.processes["chief", 0].stdout:
+            heard.append(line)
+            if line.startswith(f'{{"kind": "{kind}"'):
+                return json.loads(line)
+        raise AssertionError("".join(heard)[-5000:])
+
+    def finish(self, *members):
+        """Returns the exit codes of processes when they have ended by themselves."""
+        codes = {}
+        for member in members or self.processes:
+            output, _ = self.processes[member].communicate(timeout=90)
+            codes[member] = self.processes[member].returncode
+            if codes[member]:
+                print(member, output[-3000:])
+        return codes
+
+    def stop(self):
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def job(tmp_path):
+    jobs = []
+
+    def start(mode, **options):
+        jobs.append(Job(mode, tmp_path, **options))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.stop()
+
+
+def reference(epochs=2):
+    """The same steps in this process, one after the other."""
+    model = make_model()
+    step = tf.function(model.train_step, reduce_retracing=True)
+    for _ in range(epochs):
+        model.reset_metrics()
+        for raw in raw_batches():
+            step(decode(raw))
+    return model, {name: float(value) for name, value in model.get_metrics_result().items()}
+
+
+def test_one_worker_trains_what_one_device_trains(job, tmp_path):
+    running = job("train", workers=1)
+    running.expect("metrics")
+    metrics = running.expect("metrics")
+    evaluation = running.expect("evaluation")
+    assert set(running.finish().values()) == {0}
+
+    model, expected = reference()
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, abs=1e-5), name
+    saved = keras.models.load_model(tmp_path / "model.keras")
+    for ours, theirs in zip(saved.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert evaluation["sum"] == sum(np.arange(RECORDS) % 3)
+
+
+def test_two_workers_and_two_servers_count_everything_once(job, tmp_path):
+    running = job("train", workers=2, servers=2)
+    for epoch in (1, 2):
+        expected = {"kind": "epoch", "diverged": None, "iterations": epoch * len(SIZES)}
+        assert running.expect("epoch") == expected
+        metrics = running.expect("metrics")
+        assert metrics["sum"] == sum(np.arange(RECORDS) % 3)
+        assert epoch == 1 or metrics["loss"] < 1.1
+    evaluation = running.expect("evaluation")
+    devices = running.expect("devices")["devices"]
+    frozen = running.expect("frozen")
+    assert set(running.finish().values()) == {0}
+
+    assert [device.split("/")[1:4:2] for device in devices] == [["job:ps", "task:0"], ["job:ps", "task:1"]]
+    assert frozen == {"kind": "frozen", "moved": 0.0, "diverged": 0}
+    saved = keras.models.load_model(tmp_path / "model.keras")
+    images, labels = zip(*map(decode, raw_batches()), strict=True)
+    again = saved.evaluate(tf.concat(images, 0), tf.concat(labels, 0), BATCH, verbose=0, return_dict=True)
+    for name, value in again.items():
+        assert evaluation[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_a_worker_may_die_and_come_back_but_a_parameter_server_may_not(job):
+    running = job("survive")
+    chief = running.processes["chief", 0]
+    running.expect("training")
+    running.kill("worker", 1)
+    chief.stdin.write("\n")
+    chief.stdin.flush()
+    running.expect("gone")
+    running.start("worker", 1)
+    back = running.expect("back")
+    assert back["events"].count("worker-1 is gone; others take its step and go on") == 1
+    assert back["sum"] == sum(np.arange(RECORDS) % 3)
+    running.kill("ps", 0)
+    message = running.expect("failed")["message"]
+    assert message.startswith(f"parameter server ps-0 ({running.cluster['ps'][0]}) is gone, and the weights")
+    assert running.finish(("chief", 0), ("worker", 0), ("worker", 1)) == {
+        ("chief", 0): 0,
+        ("worker", 0): 0,
+        ("worker", 1): 0,
+    }
+
+
+def test_a_run_without_any_worker_ends(job):
+    running = job("alone", workers=1)
+    running.expect("training")
+    running.kill("worker", 0)
+    assert running.expect("failed")["message"].startswith("no worker has answered for 2 s, of 127.0.0.1:")
+    assert running.finish(("chief", 0), ("ps", 0)) == {("chief", 0): 0, ("ps", 0): 0}
+
+
+def test_servers_say_what_is_wrong_and_do_not_outlive_their_chief(job):
+    running = job("hang", workers=1)
+    running.expect("training")
+    worker, server = (running.processes[member] for member in (("worker", 0), ("ps", 0)))
+
+    second = running.start("ps", 0)
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert f"ps-0 cannot listen on {running.cluster['ps'][0]}" in output
+
+    running.kill("chief", 0)
+    for process in (worker, server):
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "ends, as the chief has" in output
+
+    late = running.start("worker", 0, STARTUP_TIMEOUT="1")
+    output, _ = late.communicate(timeout=60)
+    assert late.returncode == 1
+    assert f"worker-0 has waited 1 s for the chief at {running.cluster['chief'][0]}" in output
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

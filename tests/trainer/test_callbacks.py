@@ -1,0 +1,269 @@
+"""Callbacks: what they remember survives an interruption, and those that a user brings are checked."""
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from trainer.callbacks.plugin import load_callbacks
+from trainer.callbacks.state import CallbackStates
+from trainer.callbacks.stopping import Stopping
+from trainer.errors import SettingsError
+
+LOSSES = [5.0, 4.0, 4.5, 4.4, 3.0, 3.5, 3.4, 3.3, 3.2]
+
+
+def tiny_model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1.0), "mse", metrics=["mae"])
+    return model
+
+
+class Own(keras.callbacks.Callback):
+    """Remembers in all the ways in which callbacks do."""
+
+    def __init__(self, patience=3):
+        super().__init__()
+        self.patience = patience
+        self.file = open  # cannot be kept, and need not
+        self.seen = []
+        self.table = {}
+        self._mean = np.zeros(2)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append((epoch, np.float32(logs["val_loss"])))
+        self.table[epoch] = {"loss": logs["val_loss"], "best": float("inf")}
+        self._mean += logs["val_loss"]
+        self.last = None
+
+
+class Keeper(keras.callbacks.Callback):
+    """Says itself what has to be kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.total += 1
+
+    def get_state(self):
+        return {"count": self.total, "array": np.arange(self.total)}
+
+    def set_state(self, state):
+        assert state["array"].shape == (state["count"],)
+        self.total = state["count"]
+
+
+def begin(model, callbacks):
+    both = keras.callbacks.CallbackList(callbacks, model=model)
+    both.on_train_begin()
+    return both, CallbackStates(callbacks)
+
+
+def run(model, both, losses, first=0):
+    """Runs epochs with the given validation losses, of which each leaves its mark in the weights."""
+    for epoch, loss in enumerate(losses, first):
+        if model.stop_training:
+            return
+        model.set_weights([np.full_like(w, loss) for w in model.get_weights()])
+        both.on_epoch_end(epoch, {"val_loss": loss})
+
+
+def through_json(state):
+    host, arrays = state
+    return json.loads(json.dumps(host)), arrays
+
+
+@pytest.mark.parametrize("cut", range(len(LOSSES)))
+def test_early_stopping_and_learning_rate_go_on_where_they_were(cut):
+    def make():
+        model = tiny_model()
+        callbacks = [
+            Stopping("val_loss", 3, ["val_loss"]),
+            keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=2, cooldown=1),
+        ]
+        return model, callbacks, *begin(model, callbacks)
+
+    whole, callbacks, both, _ = make()
+    run(whole, both, LOSSES)
+    both.on_train_end()
+
+    before, _, both, states = make()
+    run(before, both, LOSSES[:cut])
+    kept = through_json(states.capture())
+    after, resumed, both, states = make()
+    states.restore(*kept)
+    after.optimizer.learning_rate = before.optimizer.learning_rate.numpy()
+    after.stop_training = before.stop_training
+    run(after, both, LOSSES[cut:], first=cut)
+    both.on_train_end()
+
+    assert callbacks[0].stopped_epoch == resumed[0].stopped_epoch == 7
+    assert whole.stop_training
+    assert after.stop_training
+    np.testing.assert_array_equal(whole.get_weights()[0], np.full((2, 1), 3.0))  # the best
+    np.testing.assert_array_equal(whole.get_weights()[0], after.get_weights()[0])
+    assert whole.optimizer.learning_rate.numpy() == after.optimizer.learning_rate.numpy() < 1.0
+
+
+def test_attributes_of_any_callback_are_kept():
+    model = tiny_model()
+    before, after = Own(), Own(patience=9)
+    both, states = begin(model, [before])
+    run(model, both, LOSSES)
+    kept = through_json(states.capture())
+    _, states = begin(model, [after])
+    states.restore(*kept)
+
+    assert after.seen == before.seen
+    assert type(after.seen[0]) is tuple
+    assert type(after.seen[0][1]) is np.float32
+    assert after.table == before.table
+    np.testing.assert_array_equal(after._mean, before._mean)
+    assert after.last is None
+    assert after.patience == 9  # an option is not state
+    assert after.model is model
+
+
+def test_what_is_captured_no_longer_changes():
+    callback = Own()
+    model = tiny_model()
+    both, states = begin(model, [callback])
+    run(model, both, [1.0])
+    _, arrays = states.capture()
+    run(model, both, [1.0])
+
+    np.testing.assert_array_equal(arrays["callback/Own/0/_mean"], [1.0, 1.0])
+
+
+def test_a_callback_may_keep_its_state_itself():
+    model = tiny_model()
+    both, states = begin(model, [Keeper()])
+    run(model, both, LOSSES)
+    kept = through_json(states.capture())
+    after = Keeper()
+    begin(model, [after])[1].restore(*kept)
+
+    assert after.total == len(LOSSES)
+
+
+def test_a_state_that_cannot_be_kept_is_refused():
+    class Wrong(Keeper):
+        def get_state(self):
+            return {"model": object()}
+
+    _, states = begin(tiny_model(), [])
+    assert states.capture() == ({}, {})
+    with pytest.raises(
+        SettingsError, match=r"get_state\(\) of Wrong: 'model' holds a value of type object; what is kept"
+    ):
+        begin(tiny_model(), [Wrong()])[1].capture()
+
+
+def test_replicas_may_have_different_callbacks(tmp_path):
+    model = tiny_model()
+    chief = [keras.callbacks.TensorBoard(str(tmp_path)), Own(), Own(), keras.callbacks.History()]
+    both, states = begin(model, chief)
+    run(model, both, LOSSES[:2])
+    kept = through_json(states.capture())
+    both.on_train_end()
+    worker = [Own(), keras.callbacks.LambdaCallback()]
+    begin(model, worker)[1].restore(*kept)
+
+    assert worker[0].seen == chief[2].seen
+    assert "TensorBoard/0" not in kept[0]
+
+
+@pytest.mark.parametrize("available", [["val_loss", "val_mae"], []])
+def test_a_metric_that_does_not_exist_is_refused(available):
+    there = ", ".join(available) or "none: the dataset has no validation split"
+    with pytest.raises(SettingsError, match=f"^early_stopping: no metric 'val_los'; there are {there}$"):
+        Stopping("val_los", 3, available)
+
+
+def test_a_metric_without_a_direction_is_refused():
+    class Strange(keras.metrics.Mean):
+        _direction = None
+
+        def __init__(self):
+            super().__init__("strange")
+            del type(self)._direction
+
+    model = tiny_model()
+    stopping = Stopping("val_strange", 3, ["val_strange"])
+    with pytest.raises(
+        SettingsError, match="does not know whether val_strange improves upwards or downwards"
+    ):
+        begin(model, [stopping])
+
+
+def test_a_metric_that_rises_stops_the_training_when_it_no_longer_does():
+    model = tiny_model()
+    model._symbolic_build(data_batch=(np.zeros((1, 2)), np.zeros((1, 1))))
+    model.compile("sgd", "mse", metrics=["accuracy"])
+    model._symbolic_build(data_batch=(np.zeros((1, 2)), np.zeros((1, 1))))
+    both, _ = begin(model, [Stopping("val_accuracy", 1, ["val_accuracy"])])
+    for epoch, value in enumerate([0.1, 0.5, 0.5]):
+        assert not model.stop_training
+        both.on_epoch_end(epoch, {"val_accuracy": value})
+    assert model.stop_training
+
+
+MODULE = """
+import keras
+
+class Mine(keras.callbacks.Callback):
+    def __init__(self, directory=None):
+        super().__init__()
+        self.directory = directory
+
+def one():
+    return Mine()
+
+def two(directory):
+    return [Mine(directory), Mine()]
+
+def none():
+    return None
+
+def fails():
+    raise KeyError("TOKEN")
+
+def needs(path, directory, other=1):
+    return Mine()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("brought_callbacks.py").write_text(MODULE)
+
+
+@pytest.mark.parametrize(
+    ("name", "directories"), [("one", [None]), ("two", [Path("out"), None]), ("Mine", [Path("out")])]
+)
+def test_callbacks_of_the_user(module, name, directories):
+    made = load_callbacks(f"brought_callbacks:{name}", Path("out"))
+    assert [callback.directory for callback in made] == directories
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none", "has to return a keras.callbacks.Callback or a list of them, it returned NoneType"),
+        ("fails", r"failed: KeyError: 'TOKEN' \(brought_callbacks.py, line 19\)"),
+        ("needs", "requires path, but it is given nothing, or directory"),
+        ("number", "is 3, not a function"),
+        ("nothing", "brought_callbacks has no 'nothing'"),
+    ],
+)
+def test_callbacks_that_cannot_be_used(module, name, message):
+    with pytest.raises(SettingsError, match=f"callback 'brought_callbacks:{name}'.* {message}"):
+        load_callbacks(f"brought_callbacks:{name}", Path("out"))

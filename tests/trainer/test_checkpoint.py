@@ -1,0 +1,261 @@
+"""Checkpoint files: written beside the training, whole or not at all, read only when undamaged."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.helpers.replicas import ROOT
+from trainer import progress
+from trainer.errors import RunError
+from trainer.resume.checkpoint import Checkpoints
+from trainer.resume.identity import Identity
+from trainer.resume.state import Position, Snapshot
+
+DATA = ".data-00000-of-00001"
+
+
+def checkpoints(directory, *, keep=3, write=True, dataset="d1", **options):
+    identity = Identity("mnist_cnn", dataset, {"model/0000/kernel": "float32 4"})
+    return Checkpoints(directory, identity, keep=keep, write=write, **options)
+
+
+def snapshot(steps, size=4):
+    arrays = {
+        "model/0000/kernel": np.full(size, steps, np.float32),
+        "optimizer/0000/iteration": np.array(steps, np.int64),
+        "random/0000/state": np.array([steps, 7], np.uint32),
+    }
+    return Snapshot(
+        Position(1, 10, steps), arrays, {"history": [{"loss": float("inf")}], "stop_training": False}
+    )
+
+
+def save(directory, *steps, **options):
+    written = checkpoints(directory, **options)
+    for step in steps:
+        written.save(snapshot(step))
+    written.wait()
+    return written
+
+
+def same(found, expected):
+    assert found.position == expected.position
+    assert found.host == expected.host
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, value in expected.arrays.items():
+        assert found.arrays[name].dtype == value.dtype
+        np.testing.assert_array_equal(found.arrays[name], value)
+
+
+@pytest.fixture
+def said():
+    lines = []
+    with progress.sink(lambda event: lines.append(event.text)):
+        yield lines
+
+
+def in_a_child(script, directory):
+    """Runs Python code that has `directory`, `checkpoints` and `snapshot`."""
+    head = (
+        "import os, sys, resource, signal\nfrom pathlib import Path\n"
+        "from tests.trainer.test_checkpoint import *\nfrom trainer.resume import checkpoint\n"
+        "directory = Path(sys.argv[1])\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", head + script, str(directory)],
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_what_is_saved_is_read_and_the_oldest_go(tmp_path):
+    written = save(tmp_path, 1, 2, 10, keep=2)
+
+    assert written.steps() == [2, 10]
+    same(written.restore(), snapshot(10))
+    same(written.read(2), snapshot(2))
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ["run.json", *(f"ckpt-{steps}{suffix}" for steps in (2, 10) for suffix in (DATA, ".index"))]
+    )
+
+
+def test_all_others_than_the_chief_only_read(tmp_path):
+    reader = save(tmp_path, 5, write=False)
+    assert os.listdir(tmp_path) == []
+    assert reader.restore() is None
+
+    save(tmp_path, 5)
+    same(reader.restore(), snapshot(5))
+
+
+def test_the_same_step_can_be_saved_again(tmp_path):
+    written = save(tmp_path, 5)
+    later = Snapshot(Position(2, 0, 5), snapshot(5).arrays, {"history": "end of epoch"})
+    written.save(later)
+    written.wait()
+
+    assert written.steps() == [5]
+    same(written.restore(), later)
+
+
+def truncate(prefix):
+    path = prefix.with_name(prefix.name + DATA)
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip_a_byte(prefix):
+    path = prefix.with_name(prefix.name + DATA)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def flip_a_byte_of_the_index(prefix):
+    path = prefix.with_name(prefix.name + ".index")
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+
+
+def empty_the_index(prefix):
+    prefix.with_name(prefix.name + ".index").write_bytes(b"")
+
+
+def delete_the_data(prefix):
+    prefix.with_name(prefix.name + DATA).unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_a_byte, flip_a_byte_of_the_index, empty_the_index, delete_the_data]
+)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, said, damage):
+    save(tmp_path, 1, 2)
+    damage(tmp_path / "ckpt-2")
+    written = checkpoints(tmp_path, keep=1)
+
+    same(written.restore(), snapshot(1))
+    (line,) = said
+    assert line.startswith(f"warning: cannot read checkpoint {tmp_path}/ckpt-2: ")
+    assert line.endswith("; continuing without it")
+    # A damaged one counts for nothing when it is decided which are kept.
+    written.save(snapshot(2))
+    written.wait()
+    same(written.restore(), snapshot(2))
+
+
+def test_a_damaged_later_checkpoint_does_not_displace_good_ones(tmp_path, said):
+    save(tmp_path, 1, 20)
+    truncate(tmp_path / "ckpt-20")
+
+    assert save(tmp_path, 2, keep=2).steps() == [1, 2]
+
+
+def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, said):
+    save(tmp_path, 1, 2)
+    (tmp_path / "ckpt-2.index").unlink()
+    (tmp_path / f".tmp-ckpt-3{DATA}.tempstate77").write_bytes(b"half")
+
+    same(checkpoints(tmp_path, write=False).restore(), snapshot(1))
+    assert (tmp_path / f"ckpt-2{DATA}").exists()  # a reader removes nothing
+    same(checkpoints(tmp_path).restore(), snapshot(1))
+    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json"]
+    assert said == []
+
+
+def test_when_all_are_damaged_the_run_begins_anew(tmp_path, said):
+    save(tmp_path, 1, 2)
+    for steps in (1, 2):
+        truncate(tmp_path / f"ckpt-{steps}")
+
+    assert checkpoints(tmp_path).restore() is None
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    "deadly", ["checkpoint._flush = die", "Path.replace = die", "Path.replace = die_at_the_second"]
+)
+def test_a_process_killed_while_it_writes_leaves_the_one_before(tmp_path, deadly):
+    child = in_a_child(
+        f"""
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+replace = Path.replace
+calls = []
+def die_at_the_second(path, target):
+    calls.append(path)
+    return replace(path, target) if len(calls) == 1 else die()
+
+written = checkpoints(directory)
+written.save(snapshot(1))
+written.wait()
+{deadly}
+written.save(snapshot(2))
+written.wait()
+""",
+        tmp_path,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+
+    assert len(os.listdir(tmp_path)) > 3  # something was under way
+    same(checkpoints(tmp_path).restore(), snapshot(1))
+    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json"]
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_one_before(tmp_path):
+    child = in_a_child(
+        """
+written = checkpoints(directory)
+written.save(snapshot(1))
+written.wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+written.save(snapshot(2, size=1_000_000))
+try:
+    written.save(snapshot(3))
+except RunError as error:
+    print(error)
+print(sorted(os.listdir(directory)), written.restore().position.steps)
+""",
+        tmp_path,
+    )
+    error, rest = child.stdout.splitlines()
+    assert error == (
+        f"cannot write checkpoint {tmp_path}/ckpt-2: File too large; make room there and start the run "
+        "again: it continues from the checkpoint before"
+    )
+    assert rest == f"{['ckpt-1' + DATA, 'ckpt-1.index', 'run.json']} 1"
+
+
+def test_a_directory_that_vanishes_is_an_error(tmp_path):
+    written = save(tmp_path / "c", 1)
+    for path in (tmp_path / "c").iterdir():
+        path.unlink()
+    (tmp_path / "c").rmdir()
+    (tmp_path / "c").write_text("a file")
+
+    written.save(snapshot(2))
+    with pytest.raises(RunError, match=r"cannot write checkpoint .*/c/ckpt-2: .*; make room there"):
+        written.wait()
+    written.wait()  # said once
+
+
+def test_a_checkpoint_that_was_pruned_meanwhile_cannot_be_read(tmp_path):
+    with pytest.raises(RunError, match=r"cannot read checkpoint .*ckpt-9: "):
+        save(tmp_path, 1).read(9)
+
+
+def test_on_new_data_a_run_goes_back_to_the_start_of_its_epoch(tmp_path):
+    save(tmp_path, 7)
+
+    found = checkpoints(tmp_path, dataset="d2", allow_new_data=True).restore()
+    assert found.position == Position(epoch=1, examples=0, steps=7)
+    # Killed before it saved anything, it does so again: the checkpoint knows its data.
+    assert checkpoints(tmp_path, dataset="d2").restore().position.examples == 0
+    assert save(tmp_path, 8, dataset="d2").restore().position.examples == 10

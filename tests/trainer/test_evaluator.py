@@ -1,0 +1,221 @@
+"""The evaluator: each checkpoint's exact result, the best model, and when it ends."""
+
+import json
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import evaluations as evaluations_module
+from trainer import evaluator as evaluator_module
+from trainer import progress
+from trainer.errors import SettingsError
+from trainer.evaluations import Evaluations
+from trainer.evaluator import BEST_FILE, Evaluator, wait_for_last
+from trainer.loop import Evaluation
+from trainer.resume.checkpoint import Checkpoints
+from trainer.resume.identity import Identity
+from trainer.resume.state import Position, TrainingState
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(3.0, 2.0, (22, 4)).astype(np.float32)
+Y = (X[:, 0] > 3).astype(np.int64)
+BATCHES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+
+
+def make_model(classes=2):
+    """Most of what it has learned after a few steps are BatchNormalization's statistics."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(classes)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"])
+    model._symbolic_build(data_batch=(X[:1], Y[:1]))
+    return model
+
+
+class Chief:
+    """Trains in this process, and keeps what each checkpoint should be worth."""
+
+    def __init__(self, directory, evaluations):
+        self.model = make_model()
+        self.state = TrainingState(self.model)
+        identity = Identity("tests", "sha256:0", self.state.variables)
+        self.checkpoints = Checkpoints(directory, identity, keep=10, write=True)
+        self.evaluations = evaluations
+        self.expected = {}
+
+    def train(self, steps, learning_rate):
+        self.model.optimizer.learning_rate = learning_rate
+        self.model.fit(X, Y, batch_size=22, epochs=1, verbose=0)
+        self.expected[steps] = self.model.evaluate(X, Y, batch_size=22, verbose=0, return_dict=True)
+        self.checkpoints.save(self.state.capture(Position(epoch=1, steps=steps)))
+        self.checkpoints.wait()
+
+
+class World:
+    def __init__(self, tmp_path):
+        self.directory, self.out = tmp_path / "checkpoints", tmp_path / "model"
+        self.logs = tmp_path / "logs"
+        self.evaluations = Evaluations(self.directory)
+        self.chief = Chief(self.directory, self.evaluations)
+        self.evaluated = 0
+        self.said = []
+
+    def evaluator(self, metric="loss", model=None):
+        model = model or make_model()
+        evaluation = Evaluation(model, tf.distribute.get_strategy(), BATCHES, 3)
+
+        def evaluate():
+            self.evaluated += 1
+            return evaluation()
+
+        checkpoints = Checkpoints(self.directory, Identity("tests", "sha256:0", {}), keep=10, write=False)
+        return Evaluator(
+            model,
+            evaluate,
+            checkpoints,
+            self.evaluations,
+            directory=self.out,
+            logs=self.logs,
+            metric=metric,
+        )
+
+    def run(self, evaluator, **options):
+        with progress.sink(lambda event: self.said.append(event.text)):
+            evaluator.run(60.0, **options)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluations_module, "_BEAT_S", 0.01)
+    monkeypatch.setattr(evaluator_module, "_POLL_S", 0.01)
+    return World(tmp_path)
+
+
+def best_weights(world):
+    return keras.models.load_model(world.out / BEST_FILE).get_weights()
+
+
+def test_each_checkpoint_is_evaluated_exactly_and_the_best_is_kept(world):
+    with world.evaluations.chief_alive(0):
+        world.chief.train(3, 0.1)
+        world.chief.train(6, 0.1)
+        best = world.chief.model.get_weights()
+        world.chief.train(9, 30.0)
+        world.evaluations.finish(9)
+        world.run(world.evaluator())
+
+    assert world.evaluations.steps() == [3, 6, 9]
+    for steps, expected in world.chief.expected.items():
+        assert world.evaluations.read(steps) == pytest.approx(expected, abs=1e-6)
+    losses = [world.evaluations.read(steps)["loss"] for steps in (3, 6, 9)]
+    assert min(losses) == losses[1]
+    for kept, trained in zip(best_weights(world), best, strict=True):
+        np.testing.assert_array_equal(kept, trained)
+    assert [path.name for path in world.out.iterdir()] == [BEST_FILE]
+    assert json.loads((world.directory / "evaluations" / "6.json").read_text())["epoch"] == 1
+    assert world.said[-1] == "training has ended, and so does the evaluator"
+    assert world.said[1].startswith("step 6, epoch 1: loss ")
+
+    tags = {}
+    for path in (world.logs / "evaluator").iterdir():
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                tags.setdefault(value.tag, {})[event.step] = float(tf.make_ndarray(value.tensor))
+    assert tags["evaluation_loss_vs_iterations"] == pytest.approx(dict(zip((3, 6, 9), losses, strict=True)))
+
+
+def test_an_evaluator_that_is_started_again_goes_on(world):
+    with world.evaluations.chief_alive(0):
+        world.chief.train(3, 0.1)
+        best = world.chief.model.get_weights()
+        world.evaluations.finish(3)
+        world.run(world.evaluator())
+    with world.evaluations.chief_alive(3):
+        world.chief.train(6, 30.0)
+        world.evaluations.finish(6)
+        world.run(world.evaluator())
+
+    assert world.evaluated == 2
+    for kept, trained in zip(best_weights(world), best, strict=True):
+        np.testing.assert_array_equal(kept, trained)
+
+
+def test_a_metric_may_improve_upwards(world):
+    with world.evaluations.chief_alive(0):
+        world.chief.train(3, 30.0)
+        for steps in (6, 9, 12, 15):
+            world.chief.train(steps, 0.1)
+        world.evaluations.finish(15)
+        world.run(world.evaluator(metric="accuracy"))
+    accuracies = {steps: logs["accuracy"] for steps, logs in world.chief.expected.items()}
+    kept = keras.models.load_model(world.out / BEST_FILE).evaluate(X, Y, 22, verbose=0, return_dict=True)
+    assert len(set(accuracies.values())) > 1
+    assert kept["accuracy"] == max(accuracies.values())
+
+
+def test_an_unknown_metric_is_refused(world):
+    with pytest.raises(SettingsError, match=r"no metric 'f1'; there are accuracy, loss"):
+        world.evaluator(metric="f1")
+
+
+def test_a_diverged_model_is_never_the_best(world):
+    with world.evaluations.chief_alive(0):
+        world.chief.train(3, float("nan"))
+        world.evaluations.finish(3)
+        world.run(world.evaluator())
+    assert "loss" not in world.evaluations.read(3)
+    assert not (world.out / BEST_FILE).exists()
+
+
+def test_a_damaged_checkpoint_is_left_out(world):
+    with world.evaluations.chief_alive(0):
+        world.chief.train(3, 0.1)
+        (damaged,) = world.directory.glob("ckpt-3.data*")
+        damaged.write_bytes(b"\0" * damaged.stat().st_size)
+        world.chief.train(6, 0.1)
+        world.evaluations.finish(6)
+        world.run(world.evaluator())
+    assert world.evaluations.steps() == [6]
+    assert [text for text in world.said if "ckpt-3" in text and "it is not evaluated" in text]
+
+
+def test_an_evaluator_ends_when_its_chief_is_gone(world):
+    with world.evaluations.chief_alive(0):
+        pass
+    world.chief.train(3, 0.1)
+    evaluator = world.evaluator()
+    with progress.sink(lambda event: world.said.append(event.text)):
+        evaluator.run(0.2)
+    assert world.evaluations.steps() == [3]
+    assert world.said[-1] == "no sign of life from the chief for 0.2 s: the evaluator ends"
+
+
+def test_what_an_earlier_attempt_has_left_does_not_end_this_one(world):
+    """The mark of the end is believed only of a chief that has been seen alive, and that removes it first."""
+    world.evaluations.write(Position(steps=3), {"loss": 1.0})
+    world.evaluations.write(Position(steps=9), {"loss": 0.5})
+    world.evaluations.finish(9)
+    evaluator = world.evaluator()
+    with progress.sink(lambda event: world.said.append(event.text)):
+        evaluator.run(0.2)
+    assert "training has ended" not in world.said[-1]
+
+    with world.evaluations.chief_alive(3):
+        assert not world.evaluations.finished
+        assert world.evaluations.steps() == [3]
+
+
+def test_the_chief_waits_for_the_last_result_and_not_for_ever(world):
+    settings = types.SimpleNamespace(evaluator_timeout=0.05)
+    run = types.SimpleNamespace(settings=settings, dirs=types.SimpleNamespace(checkpoints=world.directory))
+    world.evaluations.write(Position(steps=6), {"loss": 0.5, "accuracy": 1.0})
+    assert wait_for_last(run, Position(steps=6)) == {"evaluator_loss": 0.5, "evaluator_accuracy": 1.0}
+    assert world.evaluations.finished
+
+    with progress.sink(lambda event: world.said.append(event.text)):
+        assert wait_for_last(run, Position(steps=9)) == {}
+    assert world.said[-1].startswith("warning: no evaluation of step 9 within evaluator_timeout 0.05 s")

@@ -1,0 +1,85 @@
+"""Gradient exchange on one replica: nothing changes but that an optimizer may be built late."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers import exchange_cases
+from trainer.distribute.exchange import GradientExchange, accumulators, optimizers
+from trainer.distribute.strategy import check_model, replica_merger
+from trainer.errors import ModelError
+
+ONE = "/cpu:0"
+
+
+def trained(case, exchange):
+    """Returns the weights after three steps under one device."""
+    keras.utils.set_random_seed(3)
+    strategy = tf.distribute.OneDeviceStrategy(ONE)
+    with strategy.scope():
+        model = exchange_cases.MODELS[case]()
+        model._symbolic_build(data_batch=(np.zeros((1, 4), np.float32), np.zeros(1, np.int64)))
+    changed = GradientExchange(model) if exchange else None
+    data = (np.ones((2, 4), np.float32), np.array([0, 2]))
+
+    @tf.function
+    def step():
+        if changed is None:
+            strategy.run(model.train_step, args=(data,))
+            return
+        with changed.weighted(tf.constant(1.0)):
+            strategy.run(model.train_step, args=(data,))
+
+    for _ in range(3):
+        step()
+    return model
+
+
+@pytest.mark.parametrize("case", ["global_clipnorm", "accumulation", "overflow", "ema_overwrite"])
+def test_one_replica_trains_as_keras_alone(case):
+    plain, changed = trained(case, exchange=False), trained(case, exchange=True)
+
+    for one, other in zip(plain.get_weights(), changed.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_configurations_stay_as_they_are():
+    model = trained("overflow", exchange=False)
+    before = model.optimizer.get_config()
+    GradientExchange(model)
+
+    assert model.optimizer.get_config() == before
+
+
+def test_finds_optimizers_that_are_attributes_of_the_model():
+    model = trained("two_optimizers", exchange=True)
+
+    assert {type(one).__name__ for one in optimizers(model)} == {"Adam", "SGD"}
+    assert all(one.built for one in optimizers(model))
+
+
+def test_accumulators_are_those_of_the_optimizer_inside():
+    model = trained("overflow_accumulation", exchange=True)
+
+    assert len(accumulators(model)) == len(model.trainable_variables)
+
+
+def test_the_changed_model_saves_and_loads(tmp_path):
+    model = trained("adamw", exchange=True)
+    model.save(tmp_path / "model.keras")
+
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+
+
+def test_batch_normalization_under_central_storage_is_refused():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(name="bn")])
+
+    with pytest.raises(ModelError, match=r"central_storage cannot train BatchNormalization.*'bn'"):
+        check_model(tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"], "/cpu:0"), model)
+    check_model(tf.distribute.OneDeviceStrategy(ONE), model)
+
+
+def test_one_replica_merges_nothing():
+    assert replica_merger(tf.distribute.OneDeviceStrategy(ONE), keras.Sequential())() is None

@@ -1,0 +1,98 @@
+"""Two replicas in one process (logical CPU devices) train as one with twice the batch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import comparison, replicas
+
+# The cases as a list of names, without an import of TensorFlow for their sake.
+CASES = [
+    "global_clipnorm",
+    "clipnorm",
+    "clipvalue",
+    "adam_schedule",
+    "adamw",
+    "nadam",
+    "ema",
+    "ema_overwrite",
+    "accumulation",
+    "loss_scale_factor",
+    "overflow",
+    "overflow_accumulation",
+    "half",
+    "two_optimizers",
+    "multi_optimizer",
+    "multi_optimizer_scaled",
+    "sparse",
+    "sparse_clipnorm",
+    "sparse_accumulation",
+    "uneven",
+    "uneven_clipped",
+    "uneven_accumulation",
+    "uneven_half",
+    "empty",
+]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    return run("one", tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    return run("mirrored", tmp_path_factory.mktemp("mirrored"))
+
+
+def run(kind, directory):
+    replicas.run(["-m", "tests.helpers.exchange_cases", kind, str(directory)], 1)
+    return comparison.read(directory / "chief-0.json")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_replicas_with_batch_b_equal_one_with_batch_2b(one, mirrored, case):
+    comparison.assert_equal_to_one(case, one[case], [mirrored[case]])
+
+
+def test_an_overflow_of_one_replica_keeps_all_in_step(mirrored):
+    comparison.assert_in_step([mirrored["half_overflow"]])
+    assert mirrored["half_overflow"]["losses"][-1] < mirrored["half_overflow"]["losses"][1]
+
+
+def test_every_case_is_compared(one):
+    assert {*CASES, "half_overflow"} == set(one)
+
+
+def test_what_each_replica_keeps_for_itself_is_averaged(mirrored):
+    """A moving mean and an accumulated gradient."""
+    first, second = (comparison.flat(replica) for replica in mirrored["merged"]["before"])
+    assert first != pytest.approx(second, abs=1e-4)
+    for replica in mirrored["merged"]["after"]:
+        assert comparison.flat(replica) == pytest.approx((first + second) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+def test_logical_cpu_devices_are_the_replicas(strategy):
+    program = (
+        "import json, tensorflow as tf\n"
+        "from trainer.distribute import strategy\n"
+        "from trainer.distribute.cluster import Cluster\n"
+        "from trainer.distribute.collectives import Collectives\n"
+        "from trainer.settings import TrainSettings\n"
+        f"settings = TrainSettings(dataset='-', model='-', strategy='{strategy}', cpu_devices=2)\n"
+        "made = strategy.create(settings, Cluster())\n"
+        "total = Collectives(made).total([1, 2.5])\n"
+        "print(json.dumps([type(made).__name__, made.num_replicas_in_sync, total]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=replicas.ROOT, capture_output=True, text=True, timeout=120
+    )
+
+    assert done.returncode == 0, done.stderr[-5000:]
+    name, replicas, total = json.loads(done.stdout.splitlines()[-1])
+    assert name.lower().startswith(strategy.replace("_", ""))
+    assert replicas == 2
+    assert total == [1.0, 2.5]  # a process counts once, however many replicas it has

@@ -1,0 +1,103 @@
+"""Which directory belongs to which run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import SettingsError
+from trainer.resume.identity import Identity, check_model_dir, claim
+
+RUN = Identity(
+    "mnist_cnn", "aa11", {"model/0000/dense/kernel": "float32 6x5", "model/0001/dense/bias": "float32 5"}
+)
+
+
+def given(directory: Path, identity: Identity, *, allow_new_data: bool = False, write: bool = True) -> None:
+    claim(directory, identity, allow_new_data=allow_new_data, write=write)
+
+
+def test_a_directory_is_claimed_once_and_known_again(tmp_path: Path) -> None:
+    given(tmp_path / "new", RUN)
+    given(tmp_path / "new", RUN)
+    given(tmp_path / "new", RUN, write=False)
+
+    assert json.loads((tmp_path / "new" / "run.json").read_text())["variables"] == RUN.variables
+
+
+def test_only_the_writer_claims(tmp_path: Path) -> None:
+    given(tmp_path / "new", RUN, write=False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "resnet50"}, "model was 'mnist_cnn', is 'resnet50'"),
+        ({"dataset": "bb22"}, "dataset was 'aa11', is 'bb22' (allow_new_data continues on the new one)"),
+        (
+            {"variables": {**RUN.variables, "model/0001/dense/bias": "float32 7"}},
+            "variable model/0001/dense/bias was float32 5, is float32 7",
+        ),
+        (
+            {"variables": {**RUN.variables, "model/0002/dense/kernel": "float32 5x2"}},
+            "variable model/0002/dense/kernel was absent, is float32 5x2",
+        ),
+        (
+            {"variables": {"model/0001/dense/bias": "float32 5"}},
+            "variable model/0000/dense/kernel was float32 6x5, is absent",
+        ),
+    ],
+)
+@pytest.mark.parametrize("write", [True, False])
+def test_another_run_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str, write: bool
+) -> None:
+    given(tmp_path, RUN)
+    before = (tmp_path / "run.json").read_bytes()
+
+    with pytest.raises(SettingsError) as caught:
+        given(tmp_path, replace(RUN, **changes), write=write)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"{tmp_path} holds checkpoints of another run: {message}; choose another directory or delete that one"
+    )
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_new_data_can_be_allowed_but_not_another_model(tmp_path: Path) -> None:
+    given(tmp_path, RUN)
+    given(tmp_path, replace(RUN, dataset="bb22"), allow_new_data=True)
+    given(tmp_path, replace(RUN, dataset="bb22"))
+
+    with pytest.raises(SettingsError, match="model was"):
+        given(tmp_path, replace(RUN, model="resnet50"), allow_new_data=True)
+
+
+def test_the_evaluator_compares_no_variables(tmp_path: Path) -> None:
+    given(tmp_path, RUN)
+    given(tmp_path, replace(RUN, variables={}), write=False)
+    with pytest.raises(SettingsError, match="dataset was"):
+        given(tmp_path, replace(RUN, variables={}, dataset="bb22"), write=False)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(SettingsError, match=r"cannot read .*/run.json: .*; choose another directory"):
+        given(tmp_path, RUN)
+
+
+def test_a_model_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    check_model_dir(tmp_path, model="mnist_cnn", dataset="aa11", allow_new_data=False)
+    (tmp_path / "settings.json").write_text(
+        json.dumps({"model": "mnist_cnn", "fingerprint": "aa11", "seed": 0})
+    )
+
+    check_model_dir(tmp_path, model="mnist_cnn", dataset="aa11", allow_new_data=False)
+    check_model_dir(tmp_path, model="mnist_cnn", dataset="bb22", allow_new_data=True)
+    with pytest.raises(SettingsError, match="holds the model of another run: model was 'mnist_cnn', is 'x'"):
+        check_model_dir(tmp_path, model="x", dataset="aa11", allow_new_data=False)
+    with pytest.raises(SettingsError, match="dataset was 'aa11', is 'bb22'"):
+        check_model_dir(tmp_path, model="mnist_cnn", dataset="bb22", allow_new_data=False)

@@ -1,0 +1,124 @@
+"""SIGTERM, in real processes."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.replicas import ROOT
+from trainer.errors import EXIT_RESTART
+
+HEAD = """
+import ctypes, sys, threading
+from pathlib import Path
+from trainer.resume.preemption import Preemption
+
+def deaf():
+    "A call into C that holds the interpreter, as TensorFlow may: no Python handler would run."
+    print("deaf", flush=True)
+    ctypes.CDLL(None).pause()
+"""
+
+
+def start(body, head=HEAD):
+    return subprocess.Popen(
+        [sys.executable, "-c", head + body],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def terminate_at(process, line):
+    """Sends SIGTERM when the process has written a line; returns its exit code and what it wrote after."""
+    with process:
+        output = ""
+        for written in process.stdout:
+            if written.strip() == line:
+                break
+            output += written
+        else:
+            pytest.fail(f"ended before {line!r}:\n{output}")
+        process.send_signal(signal.SIGTERM)
+        output = process.stdout.read()
+    return process.returncode, output
+
+
+def test_before_training_the_process_ends_at_once():
+    process = start("with Preemption(600): deaf()")
+    code, output = terminate_at(process, "deaf")
+
+    assert code == EXIT_RESTART
+    assert output == (
+        "train: error: asked to stop (SIGTERM) before training began; start the same command again\n"
+    )
+
+
+def test_a_run_that_saves_within_the_grace_period_ends_by_itself():
+    body = """
+with Preemption(600) as preemption:
+    preemption.ready()
+    print("training", flush=True)
+    while not preemption.requested:
+        threading.Event().wait(0.01)
+    print("saved", flush=True)
+sys.exit(3)
+"""
+    code, output = terminate_at(start(body), "training")
+
+    assert code == 3
+    assert output.splitlines() == ["train: asked to stop (SIGTERM): saving, for at most 600 s", "saved"]
+
+
+def test_a_run_that_does_not_end_within_the_grace_period_is_ended():
+    process = start("with Preemption(0.2) as preemption: preemption.ready(); deaf()")
+    code, output = terminate_at(process, "deaf")
+
+    assert code == EXIT_RESTART
+    assert "nothing was saved within the grace_period of 0.2 s" in output
+
+
+def test_a_second_signal_changes_nothing():
+    body = """
+import os, signal
+with Preemption(600) as preemption:
+    preemption.ready()
+    print("training", flush=True)
+    while not preemption.requested:
+        threading.Event().wait(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("saved", flush=True)
+    signal.sigwait({signal.SIGTERM})
+"""
+    code, output = terminate_at(start(body), "training")
+
+    assert code == 0
+    assert output.splitlines()[-1] == "saved"
+
+
+def test_afterwards_the_signal_does_what_it_did():
+    process = start("with Preemption(600) as p: p.ready()\nassert not p.requested\ndeaf()")
+    assert terminate_at(process, "deaf") == (-signal.SIGTERM, "")
+
+
+def test_threads_of_tensorflow_leave_the_signal_alone():
+    body = """
+with Preemption(0.2) as preemption:
+    from trainer import quiet
+    quiet.import_tensorflow()
+    import tensorflow as tf
+    tf.constant(range(1000)) + tf.constant(range(1000))
+    list(tf.data.Dataset.range(4).map(lambda x: x, num_parallel_calls=4))
+    statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+    blocked = [int(status.split("SigBlk:")[1].split()[0], 16) >> 14 & 1 for status in statuses]
+    # The one that waits for it has it open.
+    assert len(blocked) > 4 and blocked.count(0) == 1, blocked
+    preemption.ready()
+    deaf()
+"""
+    code, output = terminate_at(start(body), "deaf")
+
+    assert code == EXIT_RESTART
+    assert "nothing was saved" in output

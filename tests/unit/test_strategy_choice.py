@@ -1,0 +1,82 @@
+"""Which strategy a run gets, and which contradictions are refused at once."""
+
+import pytest
+
+from trainer.distribute import strategy
+from trainer.distribute.cluster import Cluster
+from trainer.errors import SettingsError
+from trainer.settings import TrainSettings
+
+ALONE = Cluster()
+WORKERS = Cluster("worker", 1, ("a:1", "b:1"), has_chief_task=False)
+SERVED = Cluster("chief", 0, ("a:1", "b:1"), ("p:1",))
+EVALUATOR = Cluster("evaluator", 0, ("a:1", "b:1"), ("p:1",))
+EVALUATOR_ALONE = Cluster("evaluator", 0)
+
+
+def settings(**changes):
+    return TrainSettings(dataset="-", model="-", **changes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cluster", "cpu_devices", "chosen"),
+    [
+        ("auto", ALONE, 0, "one_device"),
+        ("auto", ALONE, 1, "one_device"),  # one logical CPU is the whole CPU
+        ("auto", ALONE, 2, "mirrored"),
+        ("auto", WORKERS, 0, "multi_worker_mirrored"),
+        ("auto", SERVED, 0, "parameter_server"),
+        ("parameter_server", SERVED, 0, "parameter_server"),
+        ("multi_worker_mirrored", ALONE, 0, "multi_worker_mirrored"),  # a cluster of one
+        ("central_storage", ALONE, 2, "central_storage"),
+        ("tpu", ALONE, 0, "tpu"),
+        # The evaluator works alone, whatever the others do.
+        ("auto", EVALUATOR, 0, "one_device"),
+        ("parameter_server", EVALUATOR, 0, "one_device"),
+        ("multi_worker_mirrored", EVALUATOR_ALONE, 0, "one_device"),
+        ("mirrored", EVALUATOR_ALONE, 2, "one_device"),
+    ],
+)
+def test_chooses(asked, cluster, cpu_devices, chosen):
+    assert strategy.choose(settings(strategy=asked, cpu_devices=cpu_devices), cluster) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "cluster", "cpu_devices", "message"),
+    [
+        ("one_device", WORKERS, 0, "'one_device' trains in one process, but TF_CONFIG has 2"),
+        ("mirrored", WORKERS, 0, "'mirrored' trains in one process"),
+        ("central_storage", WORKERS, 0, "'central_storage' trains in one process"),
+        ("tpu", WORKERS, 0, "'tpu' trains in one process"),
+        ("parameter_server", ALONE, 0, "needs parameter servers, but TF_CONFIG has none"),
+        ("parameter_server", WORKERS, 0, "needs parameter servers, but TF_CONFIG has none"),
+        ("multi_worker_mirrored", SERVED, 0, r"no use for .* is chief \+ 1 worker \+ 1 parameter server"),
+        ("one_device", SERVED, 0, "no use for parameter servers"),
+        ("one_device", ALONE, 2, "cpu_devices 2 divides the CPU for mirrored and central_storage"),
+        ("auto", WORKERS, 2, "strategy multi_worker_mirrored uses one CPU device"),
+        ("auto", SERVED, 2, "strategy parameter_server uses one CPU device"),
+    ],
+)
+def test_refuses_contradictions(asked, cluster, cpu_devices, message):
+    with pytest.raises(SettingsError, match=message):
+        strategy.choose(settings(strategy=asked, cpu_devices=cpu_devices), cluster)
+
+
+def test_no_tpu_is_said_in_one_line():
+    with pytest.raises(SettingsError, match=r"strategy tpu found no TPU on this machine: \S+"):
+        strategy.create(settings(strategy="tpu"), ALONE)
+
+
+def test_a_tpu_becomes_its_strategy(monkeypatch):
+    """With TensorFlow's two entrances replaced, as there is no TPU here."""
+    asked = []
+
+    def connect(tpu):
+        asked.append(tpu)
+        return "resolver"
+
+    monkeypatch.setattr(strategy.tf.distribute.cluster_resolver.TPUClusterResolver, "connect", connect)
+    monkeypatch.setattr(strategy.tf.distribute, "TPUStrategy", lambda resolver: ("tpu strategy", resolver))
+
+    assert strategy.create(settings(strategy="tpu"), ALONE) == ("tpu strategy", "resolver")
+    assert asked == ["local"]

@@ -1,0 +1,132 @@
+"""The asynchronous loop: the coordinator hands out steps, workers take them, servers hold the weights.
+
+Each step is one batch, read by the coordinator (the chief) in the epoch's order and given, undecoded, to
+whichever worker is free. The worker decodes it and runs the model's own `train_step` on weights that live on
+the parameter servers. Workers do not wait for each other: a step may begin before the updates of those ahead
+of it have arrived, and how steps interleave differs from run to run. So results are not reproducible to the
+bit, except with one worker.
+
+What is exact nevertheless: every example of an epoch is handed out once, steps are counted by the
+coordinator, and metrics take in every step once (see `trainer.workers`). What is not, by the nature of the
+method: updates of one weight by two workers at once, the moving statistics of BatchNormalization and the
+random state of dropout are each read and then written by all workers; and the step of a worker that dies is
+done again by another one although its update may have arrived.
+
+Keras' `fit` does not work under ParameterServerStrategy, nor does a variable_partitioner: Keras asks every
+variable for its handle, and a ShardedVariable has none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.distribute.exchange import optimizers
+from trainer.errors import SettingsError
+from trainer.loop import Logs, Stretch, read_metrics
+from trainer.workers import Outcome, Sums, Workers
+
+Decode = Callable[[Any], Any]
+
+
+class CoordinatorLoop:
+    """Trains one model asynchronously. For the chief alone: all others only serve it."""
+
+    def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
+        """Wraps the model.
+
+        Args:
+            model: Compiled and built inside the strategy's scope.
+            workers: Those that take the steps.
+            batches: Undecoded batches, one for each step; the first dimension of every tensor is the batch.
+            decode: Makes of such a batch what `model.train_step` takes; runs on the workers.
+
+        Raises:
+            SettingsError: When an optimizer accumulates gradients, which workers would mix up.
+        """
+        for optimizer in optimizers(model):
+            if optimizer.gradient_accumulation_steps:
+                raise SettingsError(
+                    "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
+                    "for replicas that step together; use larger batches or multi_worker_mirrored"
+                )
+        self._model = model
+        self._workers = workers
+        self._spec = batches.element_spec
+        self._batches = iter(batches)
+        self._decode = decode
+        self._waited = 0.0
+        self.retrace()
+
+    def retrace(self) -> None:
+        """Takes notice of a model whose trainable weights have changed."""
+        self._step = self._workers.trace(self._model, self._model.train_step, self._decode, self._spec)
+
+    def train(self, sizes: Sequence[int]) -> Stretch:
+        """Trains one step for each of `sizes`, and returns when all of them are done.
+
+        Raises:
+            RunError: When a parameter server or all workers are gone.
+            tf.errors.OpError: When a step itself fails, as on a label that the model does not have.
+        """
+        self._waited = 0.0
+        diverged: list[int] = []
+
+        def outcomes() -> Iterator[Outcome]:
+            for index, outcome in enumerate(self._workers.run(self._step, self._take(len(sizes)))):
+                if not outcome.finite:
+                    diverged.append(index)
+                yield outcome
+
+        _add_to_metrics(self._model, outcomes())
+        return Stretch(self._waited, diverged[0] if diverged else None)
+
+    def read_metrics(self) -> Logs:
+        """Returns the metrics since they were last reset."""
+        return read_metrics(self._model)
+
+    def _take(self, count: int) -> Iterator[Any]:
+        for _ in range(count):
+            asked = time.monotonic()
+            batch = next(self._batches)
+            self._waited += time.monotonic() - asked
+            yield batch
+
+
+class CoordinatorEvaluation:
+    """Evaluates one split on the workers, every example once."""
+
+    def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
+        """Wraps the model; arguments as for `CoordinatorLoop`, `batches` being one pass over the split."""
+        self._model = model
+        self._workers = workers
+        self._batches = batches
+        self._step = workers.trace(model, model.test_step, decode, batches.element_spec)
+
+    def __call__(self) -> Logs:
+        """Returns the exact means over all examples.
+
+        Raises:
+            RunError: When a parameter server or all workers are gone.
+            tf.errors.OpError: When a step itself fails.
+        """
+        self._model.reset_metrics()
+        _add_to_metrics(self._model, self._workers.run(self._step, self._batches))
+        return read_metrics(self._model)
+
+
+def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:
+    """Adds what steps have counted to the model's metric variables, which nobody else writes."""
+    variables = model.metrics_variables
+    sums: Sums = np.zeros(sum(int(np.prod(variable.shape)) for variable in variables))
+    for outcome in outcomes:
+        sums += outcome.sums
+    for variable in variables:
+        size = int(np.prod(variable.shape))
+        variable.assign_add(tf.cast(sums[:size].reshape(variable.shape), variable.dtype))
+        sums = sums[size:]

@@ -1,0 +1,230 @@
+"""How the replicas of a synchronous strategy exchange gradients, so that N of them are one with N batches.
+
+Keras 3 clips the gradients of each replica before it sums them, accumulates them inside a branch where
+TensorFlow forbids an exchange, asks only the first replica whether they are finite, and counts a smaller
+last batch as much as a full one. Here the sum comes first, exact and once for each update; what follows
+works on the same numbers everywhere. Keras' side is keras/src/optimizers/base_optimizer.py
+(`_backend_apply_gradients`) and keras/src/backend/tensorflow/optimizer.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.errors import ModelError
+
+Gradients = list[tf.Tensor | tf.IndexedSlices]
+Variables = Sequence[keras.Variable]
+
+
+class GradientExchange:
+    """Makes every optimizer of a model exchange gradients exactly. With one replica it does nothing."""
+
+    def __init__(self, model: keras.Model) -> None:
+        """Changes methods of the model's optimizers, as attributes of these very objects.
+
+        Their class, configuration and saved form stay as they are. An optimizer that is not built yet will
+        be when its first step is traced.
+
+        Args:
+            model: Compiled and built in the scope of the strategy that trains it.
+
+        Raises:
+            ModelError: When the model has float8 weights, which Keras updates on each replica for itself.
+        """
+        self._local = threading.local()
+        self._replicas: int = model.distribute_strategy.num_replicas_in_sync
+        if self._replicas > 1:
+            _check_weights(model)
+        for optimizer in optimizers(model):
+            self._prepare_apply(optimizer)
+            if optimizer.built:
+                self._adopt(optimizer)
+
+    @contextlib.contextmanager
+    def weighted(self, weight: tf.Tensor) -> Iterator[None]:
+        """Multiplies this replica's gradients by a weight while the context lasts.
+
+        Entered in a replica around its `train_step`. With the weight `local examples * replicas / examples
+        of all replicas` a batch divided into 5 and 4 examples gives the gradients of the whole batch of 9,
+        for losses that are means over the batch (the default of every Keras loss).
+
+        Args:
+            weight: float32 scalar; 0 for a replica without any examples, whose gradients then count
+                nothing even when they are NaN.
+        """
+        self._local.weight = weight
+        try:
+            yield
+        finally:
+            self._local.weight = None
+
+    def _prepare_apply(self, optimizer: keras.Optimizer) -> None:
+        original = optimizer.apply
+
+        def apply(grads: Gradients, trainable_variables: Variables | None = None) -> None:
+            if not optimizer.built and trainable_variables is not None:
+                self._build(optimizer, list(trainable_variables))
+            weight = getattr(self._local, "weight", None)
+            if weight is not None and self._replicas > 1:
+                grads = [gradient if gradient is None else _times(gradient, weight) for gradient in grads]
+            original(grads, trainable_variables)
+
+        optimizer.apply = apply
+
+    def _build(self, optimizer: keras.Optimizer, variables: Variables) -> None:
+        """Creates the optimizer's variables outside the replicas, the only place where they may be created.
+
+        An optimizer that only the model's own train_step knows comes here at its first step.
+        """
+
+        def across(strategy: tf.distribute.Strategy) -> None:
+            with tf.init_scope(), strategy.scope():
+                optimizer.build(variables)
+            self._adopt(optimizer)
+
+        tf.distribute.get_replica_context().merge_call(across)
+
+    def _adopt(self, optimizer: keras.Optimizer) -> None:
+        if self._replicas == 1:
+            return
+        for inner in _inner(optimizer):
+            _exchange_before_clipping(inner)
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            _agree_on_finite(optimizer, self._replicas)
+
+
+def _check_weights(model: keras.Model) -> None:
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ModelError(
+                f"weight {variable.path!r} is quantized to float8 for training, which several replicas "
+                "cannot keep in step; train it on one replica, or in bfloat16"
+            )
+
+
+def optimizers(model: keras.Model) -> list[keras.Optimizer]:
+    """Returns the model's optimizers: the compiled one and those it holds as attributes of its own."""
+    found: dict[int, keras.Optimizer] = {}
+    for value in vars(model).values():
+        items = value.values() if isinstance(value, dict) else value
+        for item in items if isinstance(value, dict | list | tuple) else (value,):
+            if isinstance(item, keras.optimizers.Optimizer):
+                found[id(item)] = item
+    return list(found.values())
+
+
+def accumulators(model: keras.Model) -> list[keras.Variable]:
+    """Returns the sums of gradients that each replica keeps for itself between two updates."""
+    inner = [one for optimizer in optimizers(model) for one in _inner(optimizer)]
+    return [sum_ for one in inner for sum_ in getattr(one, "_accumulated_gradients", None) or ()]
+
+
+def _inner(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """Returns the optimizers that really update variables, inside those that only delegate to them."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return _inner(optimizer.inner_optimizer)
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return list(optimizer.optimizers)
+    return [optimizer]
+
+
+def _exchange_before_clipping(optimizer: keras.Optimizer) -> None:
+    def update(gradients: Gradients, variables: Variables) -> None:
+        context = tf.distribute.get_replica_context()
+        summed = optimizer._clip_gradients(context.all_reduce(tf.distribute.ReduceOp.SUM, gradients))
+        optimizer._apply_weight_decay(variables)
+        optimizer._backend_update_step(summed, variables, optimizer.learning_rate)
+
+    def accumulate(gradients: Gradients, variables: Variables) -> None:
+        """Adds up each replica's own gradients, and exchanges their mean in the last of every few steps."""
+        steps = optimizer.gradient_accumulation_steps
+        sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
+
+        def finish(*gradients: tf.Tensor) -> None:
+            update([(new + sum_) / steps for new, sum_ in zip(gradients, sums, strict=True)], variables)
+            optimizer._backend_reset_gradient_accumulators()
+
+        def collect(*gradients: tf.Tensor) -> None:
+            optimizer._backend_increment_gradient_accumulators(list(gradients), sums)
+
+        last = tf.equal((optimizer._iterations + 1) % steps, 0)
+        _branch(last, finish, collect, [tf.convert_to_tensor(gradient) for gradient in gradients])
+
+    def apply(gradients: Gradients, variables: Variables) -> None:
+        (accumulate if optimizer.gradient_accumulation_steps else update)(gradients, variables)
+        if optimizer.use_ema:
+            optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
+            _overwrite_with_average(optimizer)
+
+    optimizer._backend_apply_gradients = apply
+    # They are exchanged already.
+    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+
+
+def _overwrite_with_average(optimizer: keras.Optimizer) -> None:
+    if not optimizer.ema_overwrite_frequency:
+        return
+
+    def overwrite() -> None:
+        for variable, average in zip(
+            optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True
+        ):
+            variable.value.assign(average.value)
+
+    due = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
+    _branch(due, overwrite, lambda: None, [])
+
+
+def _agree_on_finite(optimizer: keras.Optimizer, replicas: int) -> None:
+    check_own = optimizer.check_finite
+
+    def check_finite(gradients: Gradients) -> tf.Tensor:
+        """Whether the gradients of all replicas are finite; one that is alone in skipping would hang them."""
+        finite = tf.cast(check_own(gradients), tf.float32)
+        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, finite)
+        return tf.equal(total, float(replicas))
+
+    optimizer.check_finite = check_finite
+
+
+def _branch(
+    predicate: tf.Tensor, then: Callable[..., None], otherwise: Callable[..., None], args: list[tf.Tensor]
+) -> None:
+    """Runs one of two functions on every replica; the predicate must be the same on all.
+
+    The branch is taken outside the replicas, where TensorFlow lets it contain an exchange: inside, a
+    cond whose branches meet the other replicas (merge_call) is refused.
+    """
+
+    def run(function: Callable[..., Any], *arguments: Any) -> tf.Tensor:
+        function(*arguments)
+        return tf.constant(0)
+
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+        tf.cond(predicate, lambda: run(then, *args), lambda: run(otherwise, *args))
+        return
+
+    def across(strategy: tf.distribute.Strategy, predicate: Any, *args: Any) -> None:
+        each = strategy.extended.call_for_each_replica
+
+        def on_all(function: Callable[..., None]) -> tf.Tensor:
+            each(function, args=args)
+            return tf.constant(0)
+
+        first = strategy.experimental_local_results(predicate)[0]
+        tf.cond(first, lambda: on_all(then), lambda: on_all(otherwise))
+
+    tf.distribute.get_replica_context().merge_call(across, args=(predicate, *args))
+
+
+def _times(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, weight), gradient.indices, gradient.dense_shape)
+    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))

@@ -1,0 +1,215 @@
+"""The evaluator: a process beside the training that evaluates every checkpoint, and keeps the best model."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from trainer import progress
+from trainer.assembly import assemble
+from trainer.callbacks.report import loss_first
+from trainer.callbacks.stopping import Stopping
+from trainer.errors import RunError
+from trainer.evaluations import Evaluations
+from trainer.loop import Evaluation, Logs
+from trainer.resume.checkpoint import Checkpoints
+from trainer.resume.identity import Identity
+from trainer.resume.state import Position, Snapshot, restore_model
+from trainer.run import Run
+
+BEST_FILE = "best.keras"
+
+_POLL_S = 1.0
+
+# Seconds without a sign of life after which the chief has ended; far more than one takes on its way.
+_GONE_S = 60.0
+
+
+class Evaluator:
+    """Evaluates checkpoints as they appear.
+
+    The whole of a checkpoint's model is restored, the moving statistics of BatchNormalization included, so
+    that a result is what the model saved at that step would give.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        evaluate: Callable[[], Logs],
+        checkpoints: Checkpoints,
+        evaluations: Evaluations,
+        *,
+        directory: Path,
+        logs: Path,
+        metric: str,
+    ):
+        """Prepares.
+
+        Args:
+            model: Compiled and built; its weights will be replaced.
+            evaluate: Evaluates the validation split.
+            checkpoints: What is evaluated.
+            evaluations: Where results go.
+            directory: Of the model; best.keras goes there.
+            logs: TensorBoard's directory; results go to its run "evaluator".
+            metric: The best model is the best in this metric.
+
+        Raises:
+            SettingsError: When the model has no such metric, or it is unknown which way it improves.
+        """
+        self._model = model
+        self._evaluate = evaluate
+        self._checkpoints = checkpoints
+        self._evaluations = evaluations
+        self._best_file = directory / BEST_FILE
+        self._metric = metric
+        self._writer = tf.summary.create_file_writer(str(logs / "evaluator"))
+        self._judge = Stopping(metric, 0, list(model.get_metrics_result()))
+        self._judge.set_model(model)
+        self._judge.on_train_begin()
+        self._skipped: set[int] = set()
+
+    def run(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:
+        """Evaluates until the chief has said that a checkpoint is the last, or has gone.
+
+        Args:
+            startup_timeout: Seconds within which the chief has to show itself; 0 waits for ever.
+            gone: Seconds without a sign of life after which the chief has.
+        """
+        life, seen, alive = self._evaluations.life(), False, time.monotonic()
+        while True:
+            # Before looking for checkpoints: the last one is there when this is said.
+            finished = seen and self._evaluations.finished
+            self._evaluate_new()
+            if finished:
+                progress.say("evaluate", "training has ended, and so does the evaluator")
+                return
+            if (now := self._evaluations.life()) != life:
+                life, seen, alive = now, True, time.monotonic()
+                continue
+            limit = gone if seen else startup_timeout or math.inf
+            if time.monotonic() - alive > limit:
+                progress.say(
+                    "evaluate", f"no sign of life from the chief for {limit:g} s: the evaluator ends"
+                )
+                return
+            time.sleep(_POLL_S)
+
+    def _evaluate_new(self) -> None:
+        done = {*self._evaluations.steps(), *self._skipped}
+        for steps in self._checkpoints.steps():
+            if steps not in done:
+                try:
+                    snapshot = self._checkpoints.read(steps)
+                except RunError as error:
+                    self._skipped.add(steps)
+                    # A newer one may have taken its place meanwhile, which is nothing to worry about.
+                    if steps in self._checkpoints.steps():
+                        progress.say("evaluate", f"warning: {error}; it is not evaluated")
+                else:
+                    self._evaluate_snapshot(snapshot)
+
+    def _evaluate_snapshot(self, snapshot: Snapshot) -> None:
+        position = snapshot.position
+        restore_model(self._model, snapshot)
+        metrics = self._evaluate()
+        with self._writer.as_default():
+            for name, value in metrics.items():
+                # The name that Keras' own callback gives to evaluations by step.
+                tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=position.steps)
+        self._writer.flush()
+        self._keep_best(metrics[self._metric])
+        self._evaluations.write(position, metrics)
+        text = "  ".join(f"{name} {value:.4f}" for name, value in loss_first(metrics))
+        progress.say("evaluate", f"step {position.steps:,}, epoch {position.epoch}: {text}")
+
+    def _keep_best(self, value: float) -> None:
+        """Saves the model where none that was evaluated before, by an earlier process too, was better."""
+        before = (self._evaluations.read(steps) for steps in self._evaluations.steps())
+        values = [metrics[self._metric] for metrics in before if metrics and self._metric in metrics]
+        better = all(self._judge._is_improvement(value, other) for other in values)
+        if not math.isfinite(value) or (values and self._best_file.exists() and not better):
+            return
+        self._best_file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._best_file.with_name(f".tmp-{BEST_FILE}")
+        try:
+            self._model.save(temporary)
+            temporary.replace(self._best_file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def run(run: Run) -> None:
+    """Evaluates the checkpoints of a run until it has ended.
+
+    Raises:
+        SettingsError: When there is no such metric.
+        ModelError: When the model is not the one of the checkpoints.
+    """
+    settings = run.settings
+    feed = run.feed("validation")
+    model = assemble(run, feed, evaluate_only=True).model
+    Evaluator(
+        model,
+        Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.plan.steps),
+        Checkpoints(
+            run.dirs.checkpoints,
+            # An optimizer that was set up for training has variables that this one lacks.
+            Identity(settings.model, run.manifest.fingerprint, {}),
+            keep=settings.keep_checkpoints,
+            write=False,
+            allow_new_data=settings.allow_new_data,
+        ),
+        Evaluations(run.dirs.checkpoints),
+        directory=run.dirs.model,
+        logs=run.dirs.logs,
+        metric=settings.early_stopping.removeprefix("val_") or "loss",
+    ).run(settings.startup_timeout)
+
+
+@contextlib.contextmanager
+def watched(run: Run, position: Position) -> Iterator[None]:
+    """Lets the evaluator of a run, where there is one, know that its chief lives; for every process.
+
+    Args:
+        run: The run.
+        position: Where training begins.
+    """
+    if not (run.settings.evaluator and run.cluster.is_chief):
+        yield
+        return
+    with Evaluations(run.dirs.checkpoints).chief_alive(position.steps):
+        yield
+
+
+def wait_for_last(run: Run, position: Position) -> Logs:
+    """Tells the evaluator that training has ended, and waits for what it makes of the last checkpoint.
+
+    For the chief, whose end ends the job and the evaluator with it.
+
+    Args:
+        run: The run.
+        position: Of the last checkpoint, which must be on disk.
+
+    Returns:
+        Its metrics, as "evaluator_loss"; nothing, with a warning, when the evaluator took too long.
+    """
+    evaluations = Evaluations(run.dirs.checkpoints)
+    evaluations.finish(position.steps)
+    deadline = time.monotonic() + run.settings.evaluator_timeout
+    while (metrics := evaluations.read(position.steps)) is None:
+        if time.monotonic() > deadline:
+            progress.say(
+                "train",
+                f"warning: no evaluation of step {position.steps:,} within evaluator_timeout "
+                f"{run.settings.evaluator_timeout:g} s; look at the evaluator's log",
+            )
+            return {}
+        time.sleep(_POLL_S)
+    return {f"evaluator_{name}": value for name, value in metrics.items()}

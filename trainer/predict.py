@@ -1,0 +1,96 @@
+"""`python -m trainer.predict`: a trained model's answers for a split, over all devices of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer import files, progress, quiet
+from trainer.data import manifest as manifests
+from trainer.distribute.cluster import Cluster
+from trainer.errors import DatasetError
+from trainer.settings import TrainSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+def predict(
+    model: Path, dataset: Path, split: str = "test", *, batch_size: int = 32, cpu_devices: int = 0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Runs a model over a split, the batches shared out to all local devices.
+
+    Args:
+        model: A model.keras.
+        dataset: Dataset directory.
+        split: Name of the split.
+        batch_size: Examples per device and step.
+        cpu_devices: Logical devices into which the CPU is divided; 0 leaves it whole.
+
+    Returns:
+        Labels, int64 (examples,), and the model's outputs, float32 (examples, classes), in the order of the
+        shards.
+
+    Raises:
+        DatasetError: When the dataset or the split is missing.
+        ModelError: When the model cannot be loaded.
+    """
+    quiet.import_tensorflow()
+    import numpy as np
+
+    from trainer.data.order import EpochPlan
+    from trainer.data.pipeline import Feed
+    from trainer.distribute import strategy as strategies
+    from trainer.saving import load_model
+
+    manifest = manifests.load(dataset)
+    if split not in manifest.splits:
+        raise DatasetError(f"the dataset has no {split} split, only {sorted(manifest.splits)}")
+    settings = TrainSettings(dataset=str(dataset), model=str(model), cpu_devices=cpu_devices)
+    strategy = strategies.create(settings, Cluster())
+    with strategy.scope():
+        loaded = load_model(model)
+    # Keras shares each batch out over the replicas.
+    plan = EpochPlan(manifest.splits[split].records, 1, batch_size * strategy.num_replicas_in_sync)
+    batches = Feed(dataset, manifest, split, plan).worker_dataset(1, 0, range(1))
+    outputs = loaded.predict(batches.map(lambda x, y: x), steps=plan.steps, verbose=0)
+    labels = np.concatenate(list(batches.map(lambda x, y: y).as_numpy_iterator()))
+    return labels, outputs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.predict", description=__doc__)
+    parser.add_argument("model", type=Path, help="model.keras")
+    parser.add_argument("dataset", type=Path, help="dataset directory")
+    parser.add_argument("output", type=Path, help="CSV file: label, predicted label, probability by class")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--batch-size", type=int, default=32, help="examples per device and step")
+    parser.add_argument("--cpu-devices", type=int, default=0, help="logical devices to divide the CPU into")
+    options = parser.parse_args(arguments)
+    with progress.errors_end_the_process("predict"):
+        labels, outputs = predict(
+            options.model,
+            options.dataset,
+            options.split,
+            batch_size=options.batch_size,
+            cpu_devices=options.cpu_devices,
+        )
+        names = manifests.load(options.dataset).class_names
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["label", "predicted", *names])
+        for label, row in zip(labels, outputs, strict=True):
+            writer.writerow([names[label], names[row.argmax()], *(f"{value:.6g}" for value in row)])
+        files.write_text(options.output, text.getvalue())
+        right = float((outputs.argmax(axis=1) == labels).mean())
+        progress.say("predict", f"{len(labels):,} examples, {right:.4f} of them right: {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Identity of a run: what must not change between its beginning and its continuation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import files
+from trainer.errors import SettingsError
+from trainer.saving import SETTINGS_FILE
+
+IDENTITY_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a run this run.
+
+    Attributes:
+        model: As in the settings.
+        dataset: Fingerprint of the dataset.
+        variables: Type and shape of every variable by name, as `TrainingState.variables` has them; empty in
+            a process that has only some of them (the evaluator), where they are not compared.
+    """
+
+    model: str
+    dataset: str
+    variables: Mapping[str, str]
+
+
+def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: bool) -> None:
+    """Makes a directory of checkpoints this run's own, or finds that it is.
+
+    Args:
+        directory: The checkpoints' directory.
+        identity: Of this run.
+        allow_new_data: Whether the dataset may be another one.
+        write: Whether this process is the one that writes: the chief.
+
+    Raises:
+        SettingsError: When the directory belongs to another run.
+    """
+    path = directory / IDENTITY_FILE
+    found = _read(path)
+    if found:
+        _refuse(
+            f"{directory} holds checkpoints of another run",
+            _difference(found, asdict(identity), allow_new_data=allow_new_data),
+        )
+    if write and found != asdict(identity):
+        directory.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, asdict(identity))
+
+
+def check_model_dir(directory: Path, *, model: str, dataset: str, allow_new_data: bool) -> None:
+    """Refuses a model directory into which another run has written; needs no model yet.
+
+    Raises:
+        SettingsError: When its settings.json is of another model or another dataset.
+    """
+    found = _read(directory / SETTINGS_FILE)
+    if found:
+        before = {"model": found.get("model"), "dataset": found.get("fingerprint")}
+        _refuse(
+            f"{directory} holds the model of another run",
+            _difference(before, {"model": model, "dataset": dataset}, allow_new_data=allow_new_data),
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns a file's JSON object; empty where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SettingsError(f"cannot read {path}: {error}; choose another directory or delete it") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _refuse(what: str, difference: str) -> None:
+    if difference:
+        raise SettingsError(f"{what}: {difference}; choose another directory or delete that one")
+
+
+def _difference(found: Mapping[str, Any], given: Mapping[str, Any], *, allow_new_data: bool) -> str:
+    """Names the first thing that differs, and how; empty when nothing does."""
+    if found.get("model") != given["model"]:
+        return f"model was {found.get('model')!r}, is {given['model']!r}"
+    if found.get("dataset") != given["dataset"] and not allow_new_data:
+        return (
+            f"dataset was {found.get('dataset')!r}, is {given['dataset']!r} "
+            "(allow_new_data continues on the new one)"
+        )
+    before, now = found.get("variables", {}), given.get("variables", {})
+    for name in sorted(before.keys() | now.keys()) if now else ():
+        if before.get(name) != now.get(name):
+            return f"variable {name} was {before.get(name, 'absent')}, is {now.get(name, 'absent')}"
+    return ""

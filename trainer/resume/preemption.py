@@ -1,0 +1,87 @@
+"""Preemption: SIGTERM, with which a machine that is taken away says so some seconds before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import TracebackType
+
+from trainer import progress
+from trainer.errors import EXIT_RESTART, RestartError
+
+
+class Preemption:
+    """Notices SIGTERM in a thread of its own, and makes sure that the process ends in time.
+
+    A Python signal handler would not do: it runs in the main thread, between two calls into TensorFlow,
+    and one call may train for seconds or wait for a peer that has gone. While the context lasts the signal
+    is blocked in this thread and in those that it starts, and goes to the one that waits for it. So enter
+    it before TensorFlow is imported: a thread from before would take the signal and end the process.
+
+    SIGTERM ends the process with `EXIT_RESTART`: at once, as long as there is nothing to save (before
+    `ready`); after that when the grace period is over and the run has not saved and ended by itself.
+    """
+
+    def __init__(self, grace_period: float):
+        """Prepares.
+
+        Args:
+            grace_period: Seconds from SIGTERM until the process must have ended.
+        """
+        self._grace_period = grace_period
+        self._requested = threading.Event()
+        self._ready = threading.Event()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
+
+    @property
+    def requested(self) -> bool:
+        """Whether SIGTERM has come: save a checkpoint, and end."""
+        return self._requested.is_set()
+
+    def ready(self) -> None:
+        """Says that from now on there is something to save, and that `requested` is looked at."""
+        self._ready.set()
+
+    def __enter__(self) -> Preemption:
+        """Starts to wait for the signal; for the main thread."""
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Lets SIGTERM do again what it did before."""
+        with self._lock:
+            self._over.set()
+            if not self.requested and self._thread.ident is not None:
+                signal.pthread_kill(self._thread.ident, signal.SIGTERM)  # wakes it
+        self._thread.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _watch(self) -> None:
+        signal.sigwait({signal.SIGTERM})
+        with self._lock:
+            if self._over.is_set():
+                return
+            if not self._ready.is_set():
+                _end("asked to stop (SIGTERM) before training began; start the same command again")
+            progress.say("train", f"asked to stop (SIGTERM): saving, for at most {self._grace_period:g} s")
+            self._requested.set()
+        if not self._over.wait(self._grace_period):
+            _end(
+                f"asked to stop (SIGTERM), but nothing was saved within the grace_period of "
+                f"{self._grace_period:g} s; started again, the run goes on from the checkpoint before"
+            )
+
+
+def _end(text: str) -> None:
+    """Ends the process from any thread; the main thread may be in TensorFlow and never come back."""
+    progress.fail("train", RestartError(text))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_RESTART)

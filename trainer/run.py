@@ -1,0 +1,184 @@
+"""What is fixed before the first step: settings, cluster, data, strategy, and the arithmetic of batches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from trainer import files, progress, saving
+from trainer.data.augment import load_augmentation
+from trainer.data.class_weights import class_weights
+from trainer.data.manifest import Manifest
+from trainer.data.order import EpochPlan
+from trainer.data.pipeline import Feed
+from trainer.data.sharding import ShardPolicy, choose_policy
+from trainer.data.transform import load_transform
+from trainer.distribute.cluster import Cluster
+from trainer.environment import OutputDirs
+from trainer.errors import DatasetError, SettingsError
+from trainer.settings import TrainSettings
+
+_NAMED_SHARDS = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as one process sees it.
+
+    Attributes:
+        settings: What to do.
+        cluster: This process's place.
+        dirs: Where the chief writes.
+        manifest: The dataset's.
+        strategy: The strategy, and ...
+        strategy_name: ... its name.
+        replicas: Replicas that share each step; 1 where workers take whole steps each.
+        scratch: Where a process other than the chief writes; None on the chief.
+    """
+
+    settings: TrainSettings
+    cluster: Cluster
+    dirs: OutputDirs
+    manifest: Manifest
+    strategy: tf.distribute.Strategy
+    strategy_name: str
+    replicas: int
+    scratch: Path | None
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Names of the processes that train, in TensorFlow's order: "chief-0", "worker-0"."""
+        return tuple(self.cluster.addresses)[: self.cluster.num_workers] or (self.cluster.name,)
+
+    @property
+    def shard_policy(self) -> ShardPolicy:
+        """How the training data reaches the workers, and why."""
+        if self.strategy_name == "parameter_server":
+            return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
+        shards = len(self.manifest.splits["train"].shards)
+        return choose_policy(self.settings.shard_policy, shards, self.cluster.num_workers)
+
+    def plan(self, split: str, start: int = 0) -> EpochPlan:
+        """Returns the steps of one pass over a split, from example `start` on."""
+        return EpochPlan(
+            records=self.manifest.splits[split].records,
+            replicas=self.replicas,
+            per_replica_batch_size=self.settings.per_replica_batch_size,
+            start=start,
+        )
+
+    def feed(self, split: str) -> Feed:
+        """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
+        directory = files.local_path(self.settings.dataset)
+        transform = load_transform(self.settings.transform) if self.settings.transform else None
+        if split != "train":
+            return Feed(directory, self.manifest, split, self.plan(split), transform=transform)
+        augment = self.settings.augment
+        return Feed(
+            directory,
+            self.manifest,
+            split,
+            self.plan(split),
+            shuffle_seed=self.settings.seed,
+            shard_policy=self.settings.shard_policy,
+            augmentation=load_augmentation(augment, self.manifest.info()) if augment else None,
+            class_weights=class_weights(self.settings.class_weights, self.manifest),
+            transform=transform,
+        )
+
+    def step_shards(self, plan: EpochPlan, step: int, process: int) -> str:
+        """Names the shards that one process's examples of a step come from.
+
+        Args:
+            plan: The plan of the epoch.
+            step: Index of the step in the plan.
+            process: Number of the process among those that train.
+        """
+        files = [shard.file for shard in self.manifest.splits["train"].shards]
+        first = plan.start + sum(plan.step_sizes[:step])
+        examples = range(first, first + plan.step_sizes[step])
+        used = sorted({p % len(files) for p in examples if p % self.cluster.num_workers == process})
+        names = ", ".join(files[index] for index in used[:_NAMED_SHARDS])
+        return names + (f" and {len(used) - _NAMED_SHARDS} more shards" if len(used) > _NAMED_SHARDS else "")
+
+
+def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, evaluator: bool) -> None:
+    """Refuses a dataset that cannot be shared out.
+
+    Args:
+        settings: Of the run.
+        manifest: The dataset's.
+        workers: Processes among which each step is shared out.
+        evaluator: Whether an evaluator takes part.
+
+    Raises:
+        DatasetError: When there is no training split.
+        SettingsError: When a split has fewer examples than a step needs.
+    """
+    if "train" not in manifest.splits:
+        raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
+    records = manifest.splits["train"].records
+    if settings.per_replica_batch_size > records // workers:
+        share = f", of which each of {workers} workers has {records // workers}" if workers > 1 else ""
+        raise SettingsError(
+            f"per_replica_batch_size {settings.per_replica_batch_size} is larger than the training split of "
+            f"{records} examples{share}; choose at most {records // workers}"
+        )
+    if evaluator and "validation" not in manifest.splits:
+        raise SettingsError(
+            f"the evaluator needs a validation split; the dataset has {sorted(manifest.splits)}: "
+            "preprocess with one, or train without an evaluator"
+        )
+    for name in ("train", "validation"):
+        if name in manifest.splits and manifest.splits[name].records < workers:
+            raise SettingsError(
+                f"the {name} split has {manifest.splits[name].records} examples for {workers} "
+                "replicas, and each needs one: use fewer replicas or more data"
+            )
+
+
+def announce(run: Run) -> None:
+    """Says once what will run, with the arithmetic of batches and shards, and records it. For the chief."""
+    settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
+    updates = settings.gradient_accumulation_steps
+    progress.fact("replicas", run.cluster.num_workers, f"{run.cluster.num_workers} ({run.cluster})")
+    progress.fact("strategy", run.strategy_name)
+    progress.say(
+        "train",
+        f"{settings.model} on {run.cluster}, strategy {run.strategy_name}: global batch "
+        f"{plan.global_batch_size} = {plan.replicas} x {plan.per_replica_batch_size}"
+        + (f", {updates} of them to an update" if updates > 1 else "")
+        + f"; {plan.steps:,} steps an epoch over {plan.records:,} examples",
+    )
+    progress.say("train", f"shard policy {policy.name}: {policy.reason}")
+    if settings.scale_learning_rate or settings.warmup_steps:
+        factor = plan.replicas if settings.scale_learning_rate else 1
+        progress.say("train", f"learning rate x {factor}, reached over {settings.warmup_steps} updates")
+    if settings.deterministic and settings.checkpoint_minutes:
+        progress.say("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
+    run.dirs.model.mkdir(parents=True, exist_ok=True)
+    files.write_json(
+        run.dirs.model / saving.SETTINGS_FILE,
+        {
+            "model": settings.model,
+            "fingerprint": run.manifest.fingerprint,
+            "class_names": run.manifest.class_names,
+            "seed": settings.seed,
+            "settings": asdict(settings),
+            "strategy": run.strategy_name,
+            "cluster": str(run.cluster),
+            "replicas": plan.replicas,
+            "global_batch_size": plan.global_batch_size,
+            "examples_per_update": plan.global_batch_size * updates,
+            "steps_per_epoch": plan.steps,
+            "shard_policy": policy._asdict(),
+            "versions": {
+                "python": platform.python_version(),
+                **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")},
+            },
+        },
+    )

@@ -1,0 +1,241 @@
+"""The outer loop of a run: epochs, stops, checkpoints. All replicas go through it in step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import keras
+
+from trainer import progress
+from trainer.callbacks.report import Meter
+from trainer.data.order import EpochPlan
+from trainer.distribute.collectives import Collectives
+from trainer.errors import DivergedError, RestartError
+from trainer.loop import Engine, Logs, Stretch
+from trainer.pace import Pace
+from trainer.resume.checkpoint import Checkpoints
+from trainer.resume.preemption import Preemption
+from trainer.resume.state import Position, TrainingState
+from trainer.run import Run
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all processes have agreed on after some steps.
+
+    Attributes:
+        stop: Whether one of them has been asked to stop.
+        time_is_up: Whether the chief's clock says that the run's time is up.
+        save: Whether the chief's clock says that a checkpoint is due.
+        steps: How many steps come next, if nothing is in the way.
+        diverged: By process, the step (from 1) since which its loss is not finite; 0 where it is.
+    """
+
+    stop: bool
+    time_is_up: bool
+    save: bool
+    steps: int
+    diverged: tuple[int, ...]
+
+
+class Training:
+    """Trains one model from a position to the end of its run."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: keras.Model,
+        engine: Engine,
+        *,
+        position: Position,
+        state: TrainingState,
+        checkpoints: Checkpoints,
+        callbacks: keras.callbacks.CallbackList,
+        collectives: Collectives,
+        preemption: Preemption,
+        merge: Callable[[], None],
+        validate: Callable[[], Logs],
+        meter: Meter,
+    ):
+        """Takes everything that takes part.
+
+        Args:
+            run: What is fixed.
+            model: Compiled and built.
+            engine: Runs the steps.
+            position: Where to begin.
+            state: What a checkpoint holds.
+            checkpoints: Where they are kept.
+            callbacks: Those of this replica.
+            collectives: How the processes agree.
+            preemption: Whether this process has been asked to stop.
+            merge: Makes the replicas agree on the statistics that each keeps for itself; a collective.
+            validate: Returns the validation's metrics under their names val_*; a collective.
+            meter: Counts for the report.
+        """
+        self.position = position
+        self._run = run
+        self._model = model
+        self._engine = engine
+        self._state = state
+        self._checkpoints = checkpoints
+        self._callbacks = callbacks
+        self._collectives = collectives
+        self._preemption = preemption
+        self._merge = merge
+        self.validate = validate
+        self._meter = meter
+        self._pace = Pace(run.settings.steps_per_execution)
+        self._started = self._saved = time.monotonic()
+        self._ended = ""
+
+    def run(self) -> Logs:
+        """Trains until the epochs, a limit or a callback ends the run; returns the last metrics.
+
+        Raises:
+            DivergedError: When the loss is not finite.
+            RestartError: When a process was asked to stop; a checkpoint has been saved.
+        """
+        logs: Logs = {}
+        self._look_at_limits()
+        while not self._ended:
+            logs = self._epoch()
+            self._look_at_limits()
+        if self._run.cluster.is_chief and self._ended != "epochs":
+            progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
+        return logs
+
+    def save(self) -> None:
+        """Saves a checkpoint at this position. A collective."""
+        self._merge()
+        self._checkpoints.save(self._state.capture(self.position))
+        self._saved = time.monotonic()
+
+    def _look_at_limits(self) -> None:
+        settings = self._run.settings
+        if self.position.epoch >= settings.epochs:
+            self._ended = "epochs"
+        elif settings.max_steps and self.position.steps >= settings.max_steps:
+            self._ended = f"max_steps {settings.max_steps:,} reached"
+        elif self._model.stop_training:
+            self._ended = "a callback has stopped it"
+
+    def _epoch(self) -> Logs:
+        epoch = self.position.epoch
+        plan = self._run.plan("train", start=self.position.examples)
+        self._callbacks.on_epoch_begin(epoch)
+        if self.position.examples == 0:
+            self._model.reset_metrics()
+        logs, whole = self._steps(plan)
+        if whole:
+            self.position = Position(epoch + 1, 0, self.position.steps)
+        else:
+            self.save()  # before the validation, which uses the same metrics
+        self._merge()
+        logs |= self.validate()
+        self._callbacks.on_epoch_end(epoch, logs)
+        if whole:
+            self.save()
+        return logs
+
+    def _steps(self, plan: EpochPlan) -> tuple[Logs, bool]:
+        """Trains what is left of an epoch, or as much of it as a limit allows; returns whether it was all."""
+        sizes, done = plan.step_sizes, 0
+        logs: Logs = {}
+        while done < len(sizes) and not self._ended:
+            count = min(self._pace.steps, len(sizes) - done, self._steps_to_cut())
+            now = sizes[done : done + count]
+            self._callbacks.on_train_batch_begin(done)
+            started = time.monotonic()
+            stretch = self._engine.train(now)
+            logs = self._engine.read_metrics()
+            self._advance(now, time.monotonic() - started, stretch)
+            agreed = self._agree(stretch, count)
+            self._check_finite(agreed, plan)
+            done += count
+            self._callbacks.on_train_batch_end(done - 1, logs)
+            self._obey(agreed, last=done == len(sizes))
+        return logs, done == len(sizes)
+
+    def _steps_to_cut(self) -> int:
+        """Returns the steps until the next one after which something has to happen."""
+        settings, steps = self._run.settings, self.position.steps
+        cuts = [settings.max_steps] if settings.max_steps else []
+        if settings.checkpoint_steps:
+            cuts.append((steps // settings.checkpoint_steps + 1) * settings.checkpoint_steps)
+        if settings.profiled_steps:
+            first, last = settings.profiled_steps
+            cuts += [first - 1, last]
+        return min((cut - steps for cut in cuts if cut > steps), default=self._pace.steps)
+
+    def _advance(self, sizes: Sequence[int], seconds: float, stretch: Stretch) -> None:
+        position, examples = self.position, sum(sizes)
+        self.position = Position(position.epoch, position.examples + examples, position.steps + len(sizes))
+        self._meter.add(len(sizes), examples, seconds, stretch.waited)
+        self._pace.learn(len(sizes), seconds)
+
+    def _agree(self, stretch: Stretch, count: int) -> Agreement:
+        settings, cluster, now = self._run.settings, self._run.cluster, time.monotonic()
+        chief = cluster.is_chief
+        # Clocks differ between machines, and so would the times at which a checkpoint is due.
+        minutes = 0.0 if settings.deterministic else settings.checkpoint_minutes
+        diverged = [0.0] * cluster.num_workers
+        if stretch.diverged is not None:
+            step = self.position.steps - count + stretch.diverged + 1
+            diverged[self._run.processes.index(cluster.name)] = step
+        stop, time_is_up, save, steps, *bad = self._collectives.total(
+            [
+                self._preemption.requested,
+                chief and 0 < settings.max_time <= now - self._started,
+                chief and 0 < minutes * 60 <= now - self._saved,
+                self._pace.steps if chief else 0,
+                *diverged,
+            ]
+        )
+        self._pace.steps = int(steps)
+        return Agreement(stop > 0, time_is_up > 0, save > 0, int(steps), tuple(int(step) for step in bad))
+
+    def _check_finite(self, agreed: Agreement, plan: EpochPlan) -> None:
+        """Ends the run when the loss of a step was not finite.
+
+        Raises:
+            DivergedError: With the step, and the shards of its batch on the process that has seen it first.
+        """
+        found = [(step, process) for process, step in enumerate(agreed.diverged) if step]
+        if not found:
+            return
+        step, process = min(found)
+        shards = self._run.step_shards(plan, step - self._first_step(plan), process)
+        where = f" on {self._run.processes[process]}" if self._run.cluster.num_workers > 1 else ""
+        raise DivergedError(
+            f"the loss is not finite since step {step:,} (epoch {self.position.epoch + 1}){where}, whose "
+            f"examples lie in {shards}; lower the learning rate, clip gradients, or look for broken examples"
+        )
+
+    def _first_step(self, plan: EpochPlan) -> int:
+        """Returns the number, from 1 over the whole run, of a plan's first step."""
+        ends, done = [], plan.start
+        for size in plan.step_sizes:
+            done += size
+            ends.append(done)
+        return self.position.steps - ends.index(self.position.examples)
+
+    def _obey(self, agreed: Agreement, *, last: bool) -> None:
+        settings = self._run.settings
+        if agreed.stop:
+            self.save()
+            self._checkpoints.wait()
+            raise RestartError(
+                f"asked to stop (SIGTERM): a checkpoint was saved at step {self.position.steps:,}; "
+                "start the same command again to go on"
+            )
+        if agreed.time_is_up:
+            self._ended = f"max_time {settings.max_time:g} s is over"
+        if settings.max_steps and self.position.steps >= settings.max_steps:
+            self._ended = f"max_steps {settings.max_steps:,} reached"
+        due = settings.checkpoint_steps and self.position.steps % settings.checkpoint_steps == 0
+        # The end of an epoch saves one anyway.
+        if (agreed.save or due) and not last and not self._ended:
+            self.save()

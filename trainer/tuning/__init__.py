@@ -1,0 +1,1 @@
+"""What a run changes about a compiled model before it trains: learning rate, accumulation, frozen layers."""
