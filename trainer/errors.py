@@ -20,10 +20,6 @@ from __future__ import annotations
 #: Exit code for a mistake of the user: trying again cannot help, so a job is not restarted on it.
 EXIT_BAD_INPUT = 2
 
-#: Exit code that asks to be started again, after a preemption for which everything has been saved: the
-#: EX_TEMPFAIL of sysexits.h.
-EXIT_RESTART = 75
-
 #: Exit code for a run that failed after it had been started correctly.
 EXIT_FAILED = 1
 

@@ -162,6 +162,9 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
 def _parse_pool(index: int, pool: Mapping[str, Any]) -> WorkerPool:
     # The launcher takes zeros out of the payload, and nothing is what the API then reads as zero.
     count = pool.get("replica_count", 0)
+    # An int64 may be text in JSON, and "0" is how an empty slot gets through the launcher.
+    if isinstance(count, str) and count.isdecimal():
+        count = int(count)
     if not isinstance(count, int | float) or count != int(count):
         raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {count!r}")
     if not count:

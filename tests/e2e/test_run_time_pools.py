@@ -63,6 +63,7 @@ def run(tmp_path, pools):
             per_replica_batch_size=8,
             learning_rate=0.0,
             seed=0,
+            train_options={},
         )
         judge(model=trained.output)
 

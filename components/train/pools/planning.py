@@ -35,6 +35,7 @@ def plan_training(
     per_replica_batch_size: int,
     learning_rate: float,
     seed: int,
+    train_options: dict,  # type: ignore[type-arg]
 ) -> NamedTuple("Outputs", [("worker_pool_specs", list), ("restart", bool)]):  # type: ignore[valid-type]
     """Completes worker pools by the program that every replica runs: the trainer, with these arguments.
 
@@ -49,6 +50,7 @@ def plan_training(
         per_replica_batch_size: Examples per replica and step.
         learning_rate: Given to the model function; 0 keeps the model's own.
         seed: Of weights, dropout and shuffling.
+        train_options: Any further option of the trainer by name.
 
     Returns:
         The complete pools, and whether all replicas start again when one has.
@@ -70,6 +72,7 @@ def plan_training(
                 per_replica_batch_size=per_replica_batch_size,
                 learning_rate=learning_rate,
                 seed=seed,
+                options=train_options,
             )
         )
     return specs, cluster.is_synchronous

@@ -52,6 +52,7 @@ def custom_job_at_run_time(
         per_replica_batch_size: int,
         learning_rate: float,
         seed: int,
+        train_options: dict,  # type: ignore[type-arg]
     ) -> dsl.Model:
         """Trains on the machines of a parameter."""
         plan = plan_op(
@@ -64,6 +65,7 @@ def custom_job_at_run_time(
             per_replica_batch_size=per_replica_batch_size,
             learning_rate=learning_rate,
             seed=seed,
+            train_options=train_options,
         )
         # A plan that is cached names the model of an earlier run.
         plan.set_caching_options(False)
