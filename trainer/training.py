@@ -143,7 +143,8 @@ class Training:
     def _steps(self, plan: EpochPlan) -> tuple[Logs, bool]:
         """Trains what is left of an epoch, or as much of it as a limit allows; returns whether it was all."""
         sizes, done = plan.step_sizes, 0
-        logs: Logs = {}
+        # Of an epoch that was interrupted, perhaps after its last step.
+        logs = self._engine.read_metrics() if plan.start else {}
         while done < len(sizes) and not self._ended:
             count = min(self._pace.steps, len(sizes) - done, self._steps_to_cut())
             now = sizes[done : done + count]

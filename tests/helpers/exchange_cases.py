@@ -1,7 +1,7 @@
 """`python -m tests.helpers.exchange_cases STRATEGY DIRECTORY`: trains tiny models, one after another.
 
 STRATEGY is one, mirrored (two logical CPUs) or workers (TF_CONFIG). Every run sees the same global batches;
-two replicas divide each. Writes every case's losses, weights and state to `NAME.json` ("chief-0") in the directory.
+two replicas divide each. Every process writes its losses, weights and state to `NAME.json` ("chief-0").
 """
 
 import json

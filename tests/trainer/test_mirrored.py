@@ -92,7 +92,7 @@ def test_logical_cpu_devices_are_the_replicas(strategy):
     )
 
     assert done.returncode == 0, done.stderr[-5000:]
-    name, replicas, total = json.loads(done.stdout.splitlines()[-1])
+    name, count, total = json.loads(done.stdout.splitlines()[-1])
     assert name.lower().startswith(strategy.replace("_", ""))
-    assert replicas == 2
+    assert count == 2
     assert total == [1.0, 2.5]  # a process counts once, however many replicas it has

@@ -12,7 +12,7 @@ from tests.helpers.datasets import write_dataset
 from trainer.callbacks.history import read_history
 from trainer.data import manifest as manifests
 from trainer.data.manifest import Feature
-from trainer.errors import DatasetError, DivergedError, ModelError, SettingsError
+from trainer.errors import DatasetError, DivergedError, ModelError, RestartError, SettingsError
 from trainer.resume.preemption import Preemption
 from trainer.saving import load_model
 from trainer.settings import TrainSettings
@@ -72,6 +72,22 @@ def test_a_run_goes_on_with_another_batch_size_in_the_middle_of_an_epoch(dataset
     run(dataset, tmp_path, epochs=1, per_replica_batch_size=7)
 
     assert [row["examples"] for row in rows(tmp_path)] == ["96"]
+
+
+def test_a_run_that_was_stopped_between_the_last_step_and_the_end_of_an_epoch(dataset, tmp_path):
+    class Stopped(Preemption):
+        requested = True
+
+    settings = TrainSettings(
+        dataset=str(dataset), model_dir=str(tmp_path), model="mnist_cnn", epochs=1, steps_per_execution=6
+    )
+    with pytest.raises(RestartError, match="a checkpoint was saved at step 6; start the same command again"):
+        train(settings, {}, Stopped(1))
+    run(dataset, tmp_path, epochs=1)
+
+    (row,) = rows(tmp_path)
+    assert row["examples"] == "96"
+    assert 0 < float(row["loss"]) < 1.2
 
 
 def test_checkpoints_by_steps_are_kept_up_to_a_number(dataset, tmp_path):
