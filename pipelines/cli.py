@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pipelines.cli_check import check
+from pipelines.cli_check import check, show
 from pipelines.cli_data import dataset, preprocess
 from pipelines.cli_train import train
 from pipelines.foreground import foreground, inject_option, pairs
@@ -58,7 +58,9 @@ def compile(settings: Path, output: Path, check: bool) -> None:
         compiling.check(environment, output)
         click.echo(f"{output} is what the code compiles to")
     else:
-        changed = compiling.write(environment, output)
+        changed, warnings = compiling.write(environment, output)
+        if warnings:
+            show(str(output), warnings)
         click.echo(f"{output} {'written' if changed else 'is up to date'}")
 
 

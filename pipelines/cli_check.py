@@ -61,7 +61,7 @@ def check(
         click.echo(json.dumps(_report(findings), indent=2))
     else:
         for name, found in findings.items():
-            _show(name, found)
+            show(name, found)
     if any(finding.severity == "error" for found in findings.values() for finding in found):
         sys.exit(EXIT_FAILED)
 
@@ -79,13 +79,16 @@ def _report(findings: dict[str, list[Finding]]) -> dict[str, Any]:
     }
 
 
-def _show(name: str, found: list[Finding]) -> None:
+def show(name: str, found: list[Finding]) -> None:
+    """Prints what was found in a file, and how many of each kind."""
     alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
     for (code, severity, why, fix), group in alike:
         click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {_places(group)}: {why}")
         click.echo(f"    -> {fix}")
     counts = _counts(found)
-    summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    summary = ", ".join(
+        f"{count} {word if count > 1 else word[:-1]}" for word, count in counts.items() if count
+    )
     click.echo(f"{name}: {summary or 'nothing found'}")
 
 

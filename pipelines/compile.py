@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kfp import compiler
 
+from pipelines.check.findings import Finding
 from pipelines.check.load import parse
 from pipelines.check.run import refuse_errors
 from pipelines.retrain import retrain_pipeline
@@ -23,19 +24,22 @@ def compile_pipeline(settings: Settings) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def write(settings: Settings, output: Path) -> bool:
-    """Compiles into a file and returns whether its content changed.
+def write(settings: Settings, output: Path) -> tuple[bool, list[Finding]]:
+    """Compiles into a file.
+
+    Returns:
+        Whether its content changed, and the warnings of `shardline check`.
 
     Raises:
         PipelineError: When the pipeline has errors that `shardline check` finds.
     """
     text = compile_pipeline(settings)
-    refuse_errors(parse(text, output).spec)
+    warnings = refuse_errors(parse(text, output).spec)
     if output.is_file() and output.read_text(encoding="utf-8") == text:
-        return False
+        return False, warnings
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(output, text)
-    return True
+    return True, warnings
 
 
 def check(settings: Settings, output: Path) -> None:

@@ -10,6 +10,11 @@ import yaml
 
 from trainer.errors import PipelineError
 
+#: The parser's C code ends the process where a file is nested some 10,000 times; pipelines are 10 deep.
+_DEEPEST = 200
+#: Nodes of a file, aliases followed: some lines of YAML can stand for billions.
+_MOST_NODES = 2_000_000
+
 
 def load_pipeline(path: Path) -> dict[str, Any]:
     """Reads a compiled pipeline.
@@ -37,12 +42,44 @@ def read_pipeline(path: Path) -> bytes:
         raise PipelineError(f"cannot read the pipeline {path}: {error.strerror}") from None
 
 
-def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec in the content of the file `path`; raises as `load_pipeline` does."""
+def read_documents(content: bytes | str, path: Path) -> list[Any]:
+    """Returns the YAML documents in the content of the file `path`.
+
+    Raises:
+        PipelineError: When it is no YAML, or nested or expanded beyond any pipeline.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        documents = list(yaml.load_all(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        depth = 0
+        for event in yaml.parse(content, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise PipelineError(f"{path} is not a pipeline: it is nested more than {_DEEPEST} times")
+        documents = list(yaml.load_all(content, Loader=loader))
     except (yaml.YAMLError, ValueError) as error:
         raise PipelineError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if _nodes(documents) >= _MOST_NODES:
+        raise PipelineError(f"{path} is too large for a pipeline: more than {_MOST_NODES:,} values")
+    return documents
+
+
+def _nodes(documents: list[Any]) -> int:
+    """Counts the values in YAML documents up to `_MOST_NODES`, each alias as often as it is used."""
+    count = 0
+    waiting = list(documents)
+    while waiting and count < _MOST_NODES:
+        count += 1
+        node = waiting.pop()
+        if isinstance(node, dict):
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+    return count
+
+
+def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
+    """Returns the pipeline spec in the content of the file `path`; raises as `load_pipeline` does."""
+    documents = read_documents(content, path)
     spec = documents[0] if documents else None
     if not isinstance(spec, dict) or not _is_pipeline(spec):
         raise PipelineError(f"{path} is not a compiled pipeline; write one with 'shardline compile'")

@@ -6,19 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines.check.ir import at
 from pipelines.check.pipeline import Pipeline
-from pipelines.spec import read_pipeline
+from pipelines.spec import read_documents, read_pipeline
 from trainer.errors import PipelineError
 
 #: Larger than any pipeline that was seen (0.6 MB), and read in two seconds.
 _LARGEST = 4 * 2**20
-#: The parser's C code ends the process where a file is nested some 10,000 times; pipelines are 10 deep.
-_DEEPEST = 200
-#: Nodes of a file, aliases followed: some lines of YAML can stand for billions.
-_MOST_NODES = 2_000_000
 
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
@@ -47,7 +41,7 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
     """Reads the content of the pipeline file `path`; raises as `load` does."""
-    documents = _documents(content, path)
+    documents = read_documents(content, path)
     first = documents[0] if documents else None
     if not isinstance(first, dict):
         raise PipelineError(f"{path} is not a compiled pipeline; write one with 'shardline compile'")
@@ -76,33 +70,3 @@ def _compiled(path: Path) -> str:
     from pipelines.compile import compile_pipeline
 
     return compile_pipeline(settings.load(path))
-
-
-def _documents(content: bytes | str, path: Path) -> list[Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        depth = 0
-        for event in yaml.parse(content, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise PipelineError(f"{path} is not a pipeline: it is nested more than {_DEEPEST} times")
-        documents = list(yaml.load_all(content, Loader=loader))
-    except (yaml.YAMLError, ValueError) as error:
-        raise PipelineError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if _nodes(documents) >= _MOST_NODES:
-        raise PipelineError(f"{path} is too large for a pipeline: more than {_MOST_NODES:,} values")
-    return documents
-
-
-def _nodes(documents: list[Any]) -> int:
-    """Counts the values in YAML documents up to `_MOST_NODES`, each alias as often as it is used."""
-    count = 0
-    waiting = list(documents)
-    while waiting and count < _MOST_NODES:
-        count += 1
-        node = waiting.pop()
-        if isinstance(node, dict):
-            waiting.extend(node.values())
-        elif isinstance(node, list):
-            waiting.extend(node)
-    return count

@@ -81,7 +81,7 @@ def test_an_error_says_where_and_why_and_what_to_do(tmp_path: Path) -> None:
     )
     assert first.endswith("did you mean n1-standard-8?")
     assert second == "    -> take a machine type that Vertex AI training has"
-    assert last == f"{tmp_path / 'p.yaml'}: 1 errors"
+    assert last == f"{tmp_path / 'p.yaml'}: 1 error"
 
 
 def test_the_same_finding_in_many_places_is_one(tmp_path: Path) -> None:

@@ -164,9 +164,11 @@ class CustomJobSettings:
                 raise SettingsError(f"max_wait_duration goes with strategy FLEX_START, not {self.strategy}")
             return
         if timeout > _SEVEN_DAYS_S:
-            raise SettingsError(f"with FLEX_START timeout is at most 604800s (7 days), got {self.timeout}")
+            raise SettingsError(f"timeout is at most 604800s (7 days) with FLEX_START, got {self.timeout}")
         if len({pool.machine for pool in self.cluster.pools if pool}) > 1:
-            raise SettingsError("with FLEX_START all worker pools have the same machine and accelerators")
+            raise SettingsError(
+                "strategy FLEX_START needs the same machine and accelerators in all worker pools"
+            )
 
     def _check_connections(self) -> None:
         if self.psc_interface_config and self.network not in ("", NETWORK):
