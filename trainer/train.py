@@ -38,6 +38,7 @@ from trainer.server import run_server
 from trainer.settings import TrainSettings
 from trainer.training import Training
 from trainer.tuning.fine_tuning import Unfreeze
+from trainer.tuning.optimizer import finalize
 from trainer.workers import Workers
 
 
@@ -143,8 +144,9 @@ def _train(run: Run, preemption: Preemption) -> Logs:
         logs = training.run()
         callbacks.on_train_end(logs)
         checkpoints.wait()
-        if model.stop_training or not logs:
-            # Early stopping has put the best weights back, which are not those of the last validation.
+        averaged = finalize(model)
+        if averaged or model.stop_training or not logs:
+            # Averages, or the best weights that early stopping has put back, have not been validated.
             logs |= training.validate()
         _finish(run, model, training.position, logs)
     return logs

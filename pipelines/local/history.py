@@ -33,13 +33,24 @@ class History:
     def started(self, name: str) -> None:
         """Notes that a replica has been started."""
         self._starts[name].append(
-            {"start_s": self._now(), "end_s": None, "exit": None, "peak_memory_bytes": 0}
+            {"start_s": self._now(), "end_s": None, "exit": None, "stopped": False, "peak_memory_bytes": 0}
         )
 
-    def ended(self, name: str, code: int, peak_memory: int) -> None:
-        """Notes that it has ended, with its exit status and its peak memory in bytes."""
-        exit_ = processes.signal_name(code) or code
-        self._starts[name][-1] |= {"end_s": self._now(), "exit": exit_, "peak_memory_bytes": peak_memory}
+    def ended(self, name: str, code: int, peak_memory: int, *, stopped: bool) -> None:
+        """Notes that it has ended.
+
+        Args:
+            name: The replica.
+            code: Its exit status.
+            peak_memory: In bytes.
+            stopped: Whether it was stopped because the job needed it no longer.
+        """
+        self._starts[name][-1] |= {
+            "end_s": self._now(),
+            "exit": processes.signal_name(code) or code,
+            "stopped": stopped,
+            "peak_memory_bytes": peak_memory,
+        }
 
     def table(self) -> list[str]:
         """Returns the table, a line per replica: first start, last end and exit, largest memory."""
@@ -84,7 +95,7 @@ def _row(name: str, starts: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         name,
         f"{starts[0]['start_s']:.1f} s",
         f"{last['end_s']:.1f} s",
-        str(last["exit"]),
+        "stopped" if last["stopped"] and last["exit"] != 0 else str(last["exit"]),
         str(len(starts) - 1),
         f"{max(start['peak_memory_bytes'] for start in starts) / 2**20:,.0f} MiB",
     )

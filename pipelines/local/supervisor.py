@@ -80,7 +80,7 @@ def run_job(
             return replica
 
         def ended(replica: Replica, code: int) -> None:
-            history.ended(replica.name, code, replica.peak_memory)
+            history.ended(replica.name, code, replica.peak_memory, stopped=replica.output.muted)
 
         with _recorded(history, log_directory, topic), ForkServer(list(starts.values())) as forks:
             limits = RestartLimits(replica=0, job=0, preemption=0) if job.disable_retries else RestartLimits()

@@ -167,6 +167,15 @@ def test_accumulated_gradients_are_those_of_one_larger_batch(dataset, tmp_path):
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+def test_averaged_weights_are_what_is_saved(dataset, tmp_path):
+    """With a momentum of 1 the average stays where the first step has brought the weights."""
+    run(dataset, tmp_path / "one", model="tests.helpers.models:averaged", epochs=1, max_steps=1)
+    run(dataset, tmp_path / "all", model="tests.helpers.models:averaged", epochs=1)
+
+    for one, average in zip(weights(tmp_path / "one"), weights(tmp_path / "all"), strict=True):
+        np.testing.assert_array_equal(one, average)
+
+
 def test_the_learning_rate_warms_up(dataset, tmp_path):
     """Small learning rates at first move the weights less; the model with its schedule loads."""
     model = "tests.helpers.models:plain"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from keras.src.random.seed_generator import global_seed_generator
 
 from trainer.callbacks.state import CallbackStates
+from trainer.distribute.exchange import optimizers
 from trainer.errors import ModelError
 
 
@@ -132,7 +133,7 @@ def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
         random = global_seed_generator().state
     groups: dict[str, list[keras.Variable]] = {
         "model": model.variables,
-        "optimizer": [variable for optimizer in _optimizers(model) for variable in optimizer.variables],
+        "optimizer": [variable for optimizer in _built_optimizers(model) for variable in optimizer.variables],
         "metric": [variable for metric in model.metrics for variable in metric.variables],
         "random": [random],
     }
@@ -150,25 +151,16 @@ def _numbered(group: str, variables: Sequence[keras.Variable]) -> Iterator[tuple
         yield f"{group}/{index:04d}/{readable}", variable
 
 
-def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+def _built_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers with which the model was compiled, or that it holds as attributes."""
-    found = {id(one): one for value in vars(model).values() for one in _flatten(value)}
-    for optimizer in found.values():
+    found = optimizers(model)
+    for optimizer in found:
         if not optimizer.built:
             raise ModelError(
                 f"the model's optimizer {optimizer.name!r} has no state yet, so that training could not "
                 "resume; call its build(variables) in the model function"
             )
-    return list(found.values())
-
-
-def _flatten(value: object) -> Iterator[keras.optimizers.Optimizer]:
-    """Yields the optimizers in a value: itself, or elements of a list, tuple or dict."""
-    if isinstance(value, keras.optimizers.Optimizer):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        children: Iterable[object] = value.values() if isinstance(value, dict) else value
-        yield from (child for child in children if isinstance(child, keras.optimizers.Optimizer))
+    return found
 
 
 def _describe(variable: keras.Variable) -> str:

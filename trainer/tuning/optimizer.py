@@ -50,6 +50,18 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
         optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
 
 
+def finalize(model: keras.Model) -> bool:
+    """Gives a model the moving average of its weights, where its optimizer keeps one, as Keras' `fit` does.
+
+    Returns:
+        Whether its weights have changed.
+    """
+    if model.optimizer is None or not innermost(model.optimizer).use_ema:
+        return False
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    return True
+
+
 def _wanted(settings: TrainSettings) -> Iterator[str]:
     if settings.gradient_accumulation_steps > 1:
         yield "gradient_accumulation_steps"
