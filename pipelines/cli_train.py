@@ -40,8 +40,7 @@ def train(
     from pipelines.local.supervisor import run_job
     from trainer import task
 
-    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn"]
-    arguments += [*(["--evaluator"] if evaluator else []), *trainer_options]
+    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     task.parse(arguments)  # refuses a mistake here, before any replica starts
     job = CustomJob.with_roles(
         [sys.executable, "-m", "trainer.task", *arguments],

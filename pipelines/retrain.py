@@ -1,7 +1,8 @@
 """The retraining pipeline."""
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from kfp import dsl
 
@@ -11,7 +12,11 @@ from components.preprocess.fan_out import finish_dataset, plan_shards, write_sha
 from components.register.component import register
 from components.train.component import train
 from components.train.pools.expand import custom_job
+from components.train.pools.planning import check_worker_pools
+from components.train.pools.run_time import custom_job_at_run_time
 from pipelines.settings import Settings
+
+_F = TypeVar("_F", bound=Callable[..., None])
 
 #: Name of the pipeline, in the compiled YAML too.
 NAME = "retrain"
@@ -35,9 +40,11 @@ def retrain_pipeline(settings: Settings) -> Any:
     plan_shards_op = component(plan_shards)
     write_shards_op = component(write_shards)
     finish_dataset_op = component(finish_dataset)
+    check_worker_pools_op = component(check_worker_pools)
     train_and_register = _train_and_register(component, settings)
 
     @dsl.pipeline(name=NAME, description="From raw data to a registered model, if it is good enough.")  # type: ignore[untyped-decorator]
+    @_parameters(settings)
     def retrain(
         source: str = "digits",
         data_dir: str = "",
@@ -64,6 +71,7 @@ def retrain_pipeline(settings: Settings) -> Any:
         train_options: dict = {},  # type: ignore[type-arg]  # noqa: B006
         min_accuracy: float = 0.95,
         champion_uri: str = "",
+        worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
     ) -> None:
         """Retrains a model.
 
@@ -99,6 +107,7 @@ def retrain_pipeline(settings: Settings) -> Any:
                 {"early_stopping": "val_loss", "checkpoint_steps": 500}.
             min_accuracy: The exported model is blessed from this test accuracy on, 0..1.
             champion_uri: Where a blessed model is published; empty publishes nothing.
+            worker_pool_specs: Machines of the training job, as the CustomJob API has them.
         """
         # One by one, here and in the components: in a JSON object of parameters KFP would paste numbers as
         # text, and a quote in a value would break it.
@@ -113,7 +122,7 @@ def retrain_pipeline(settings: Settings) -> Any:
             "split": split,
             "key": key,
             "seed": seed,
-            "readers": settings.train.replica_count,
+            "readers": 1 if settings.pools_at_run_time else settings.train.replica_count,
             "shards": shards,
             "shard_size": shard_size,
             "compression": compression,
@@ -132,6 +141,11 @@ def retrain_pipeline(settings: Settings) -> Any:
             "min_accuracy": min_accuracy,
             "champion_uri": champion_uri,
         }
+        if settings.pools_at_run_time:
+            checked = check_worker_pools_op(
+                worker_pool_specs=worker_pool_specs, strategy=settings.train.strategy
+            )
+            training["worker_pool_specs"] = checked.output
         # The same source string may hold other data tomorrow: a cached result would be stale.
         with dsl.If(preprocess_tasks <= 1, name="one-task"):
             preprocessed = preprocess_op(**data).set_caching_options(False)
@@ -151,11 +165,12 @@ def retrain_pipeline(settings: Settings) -> Any:
 
 def _train_and_register(component: Callable[..., Any], settings: Settings) -> Any:
     """Builds the part of the pipeline that begins with a dataset."""
-    train_op = custom_job(component(train), settings.train, labels={"pipeline": NAME})
+    train_model = _train(component, settings)
     export_validate_op = component(export_validate)
     register_op = component(register)
 
     @dsl.pipeline(name="train-and-register")  # type: ignore[untyped-decorator]
+    @_parameters(settings)
     def train_and_register(
         dataset: dsl.Input[dsl.Dataset],
         model: str,
@@ -167,9 +182,11 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
         train_options: dict,  # type: ignore[type-arg]
         min_accuracy: float,
         champion_uri: str,
+        worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
     ) -> None:
         """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
-        trained = train_op(
+        trained = train_model(
+            worker_pool_specs=worker_pool_specs,
             dataset=dataset,
             model_function=model,
             hparams=hparams,
@@ -179,9 +196,7 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
             seed=seed,
             train_options=train_options,
         )
-        validated = export_validate_op(
-            dataset=dataset, model=trained.outputs["model"], min_accuracy=min_accuracy
-        )
+        validated = export_validate_op(dataset=dataset, model=trained, min_accuracy=min_accuracy)
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
             register_op(
                 exported=validated.outputs["exported"],
@@ -190,3 +205,30 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
             )
 
     return train_and_register
+
+
+def _train(component: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    """Returns what makes the training task and gives its model."""
+    labels = {"pipeline": NAME}
+    if settings.pools_at_run_time:
+        pipeline = custom_job_at_run_time(component, settings.image, settings.train, labels)
+        return lambda **inputs: pipeline(**inputs).output
+    job = custom_job(component(train), settings.train, labels)
+
+    def train_model(worker_pool_specs: Any, **inputs: Any) -> Any:
+        return job(**inputs).outputs["model"]
+
+    return train_model
+
+
+def _parameters(settings: Settings) -> Callable[[_F], _F]:
+    """Hides worker_pool_specs where pools are fixed: KFP makes a parameter of all that it sees."""
+
+    def decorate(function: _F) -> _F:
+        signature = inspect.signature(function)
+        shown = [p for p in signature.parameters.values() if p.name != "worker_pool_specs"]
+        if not settings.pools_at_run_time:
+            function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        return function
+
+    return decorate

@@ -46,17 +46,20 @@ class Settings:
     Attributes:
         image: Container image of all components and of the trainer.
         train: The custom job of the training step: its machines, and how the platform runs it.
+        pools_at_run_time: Whether the machines of the training step are a parameter of each run,
+            worker_pool_specs, instead.
     """
 
     image: str
     train: CustomJobSettings
+    pools_at_run_time: bool = False
 
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; give the container image that all components run in")
 
 
-_IMAGE = fields(Settings)[0]
+_OWN_KEYS = {item.name: item for item in fields(Settings) if item.name != "train"}
 
 
 def load(path: Path) -> Settings:
@@ -76,8 +79,8 @@ def load(path: Path) -> Settings:
         train = content.pop("train", {})
         if not isinstance(train, dict):
             raise SettingsError("train must be a table: [train]")
-        image = _values(content, {"image": _IMAGE}, "", also=("train",), required=("image",))
-        return Settings(**image, train=_read_job(train))
+        own = _values(content, _OWN_KEYS, "", also=("train",), required=("image",))
+        return Settings(**own, train=_read_job(train))
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -25,7 +26,7 @@ from trainer.distribute import strategy as strategies
 from trainer.distribute.cluster import Cluster, read_cluster
 from trainer.distribute.collectives import Collectives
 from trainer.distribute.peers import Peers
-from trainer.environment import output_dirs
+from trainer.environment import has_evaluator, output_dirs
 from trainer.errors import RunError, SettingsError
 from trainer.loop import Engine, Evaluation, Logs, Loop
 from trainer.models.build import model_function
@@ -58,6 +59,8 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         RestartError: After SIGTERM, when a checkpoint has been saved.
     """
     cluster = read_cluster(environ)
+    if has_evaluator(environ):
+        settings = replace(settings, evaluator=True)
     name = strategies.choose(settings, cluster)
     if name == "parameter_server" and cluster.role in ("worker", "ps"):
         run_server(cluster, settings.startup_timeout)

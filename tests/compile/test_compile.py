@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from components.train.pools.cluster import Cluster
 from components.train.pools.job import CustomJobSettings
 from components.train.pools.pool import WorkerPool
 from pipelines import cli, settings
+from pipelines.check.run import check_pipeline
 from pipelines.compile import compile_pipeline
 from pipelines.settings import Settings
 
@@ -163,3 +164,14 @@ def test_drift_is_an_error(tmp_path):
     drifted = CliRunner().invoke(cli.main, [*arguments, "--check"])
     assert drifted.exit_code == 2
     assert "differs from what the code compiles to; run 'shardline compile'" in drifted.output
+
+
+def test_machines_can_be_a_parameter_of_the_run(spec):
+    local = settings.load(ROOT / "settings" / "local.toml")
+    at_run_time = yaml.safe_load(compile_pipeline(replace(local, pools_at_run_time=True)))
+    parameters = at_run_time["root"]["inputDefinitions"]["parameters"]
+
+    assert parameters["worker_pool_specs"]["parameterType"] == "LIST"
+    assert "worker_pool_specs" not in spec["root"]["inputDefinitions"]["parameters"]
+    assert "check-worker-pools" in at_run_time["root"]["dag"]["tasks"]
+    assert check_pipeline(at_run_time) == []

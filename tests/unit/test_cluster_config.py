@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trainer.distribute.cluster import read_cluster
+from trainer.environment import has_evaluator
 from trainer.errors import ClusterError
 
 CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
@@ -115,3 +116,17 @@ def test_says_what_is_malformed(text, message):
 def test_says_what_does_not_fit(cluster, kind, index, message):
     with pytest.raises(ClusterError, match=message):
         read_cluster(environ(cluster, kind, index))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"cluster": {"workerpool0": ["a:1"], "workerpool3": ["b:1"]}}', True),
+        ('{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}}', False),
+        ("", False),
+        ("[]", False),
+        ("no JSON", False),
+    ],
+)
+def test_an_evaluator_is_known_from_cluster_spec(text, expected):
+    assert has_evaluator({"CLUSTER_SPEC": text}) is expected
