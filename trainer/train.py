@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,23 +12,19 @@ import keras
 import tensorflow as tf
 
 from trainer import evaluator, files, progress, saving
-from trainer.assembly import Assembly, assemble
-from trainer.callbacks.history import HistoryFile
-from trainer.callbacks.plugin import load_callbacks
-from trainer.callbacks.profile import Profile
-from trainer.callbacks.report import Meter, Report
-from trainer.callbacks.stopping import Stopping
-from trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
+from trainer.assembly import assemble
+from trainer.callbacks.chosen import chief_callbacks, stateful_callbacks
+from trainer.callbacks.report import Meter
 from trainer.data import faults
 from trainer.data import manifest as manifests
-from trainer.data.pipeline import Feed
 from trainer.distribute import strategy as strategies
 from trainer.distribute.cluster import Cluster, read_cluster
 from trainer.distribute.collectives import Collectives
 from trainer.distribute.peers import Peers
+from trainer.engines import make_engine
 from trainer.environment import has_evaluator, output_dirs
 from trainer.errors import RunError, SettingsError
-from trainer.loop import Engine, Evaluation, Logs, Loop
+from trainer.loop import Engine, Logs
 from trainer.models.build import model_function
 from trainer.resume.checkpoint import Checkpoints
 from trainer.resume.identity import Identity, check_model_dir
@@ -38,9 +34,7 @@ from trainer.run import Run, announce, check_splits
 from trainer.server import run_server
 from trainer.settings import TrainSettings
 from trainer.training import Training
-from trainer.tuning.fine_tuning import Unfreeze
 from trainer.tuning.optimizer import finalize
-from trainer.workers import Workers
 
 
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
@@ -116,8 +110,8 @@ def _train(run: Run, preemption: Preemption) -> Logs:
         if engine:
             engine.retrace()
 
-    own = _stateful_callbacks(run, assembly, meter, retrace)
-    chosen = [*own, *(_chief_callbacks(run, meter) if chief else [])]
+    own = stateful_callbacks(run, assembly, meter, retrace)
+    chosen = [*own, *(chief_callbacks(run, meter) if chief else [])]
     callbacks = keras.callbacks.CallbackList(chosen, model=model, epochs=settings.epochs)
     model.stop_training = False
     callbacks.on_train_begin()
@@ -125,8 +119,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     checkpoints = _checkpoints(run, state)
     together = Collectives(run.strategy)
     position = _resume(run, state, checkpoints, together)
-    engines = _asynchronous if run.strategy_name == "parameter_server" else _synchronous
-    engine, evaluate = engines(run, model, feed, position)
+    engine, evaluate = make_engine(run, model, feed, position)
     _count_steps(run, meter, position)
     preemption.ready()
     training = Training(
@@ -155,47 +148,6 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     return logs
 
 
-def _stateful_callbacks(
-    run: Run, assembly: Assembly, meter: Meter, retrace: Callable[[], None]
-) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that are part of a checkpoint; the chief keeps the history besides."""
-    settings, chief = run.settings, run.cluster.is_chief
-    callbacks = []
-    if assembly.frozen:
-
-        def changed() -> None:
-            retrace()
-            if chief:
-                progress.say(
-                    "train", f"{len(assembly.model.trainable_weights)} weights are trained from now on"
-                )
-
-        callbacks.append(
-            Unfreeze(assembly.frozen, settings.unfreeze_at_epoch, settings.fine_tuning_learning_rate, changed)
-        )
-    for reference in settings.callbacks:
-        callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
-    if settings.early_stopping:
-        names = list(assembly.model.get_metrics_result())
-        available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
-        callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
-    return [*callbacks, HistoryFile(run.dirs.model, meter)] if chief else callbacks
-
-
-def _chief_callbacks(run: Run, meter: Meter) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that only show things; none of them reads a metric."""
-    settings = run.settings
-    callbacks = [
-        Report(meter, settings.epochs),
-        keras.callbacks.TensorBoard(
-            str(run.dirs.logs), write_graph=False, histogram_freq=settings.histograms
-        ),
-    ]
-    if settings.profiled_steps:
-        callbacks.append(Profile(run.dirs.logs, meter, *settings.profiled_steps))
-    return callbacks
-
-
 def _checkpoints(run: Run, state: TrainingState) -> Checkpoints:
     return Checkpoints(
         run.dirs.checkpoints,
@@ -222,39 +174,6 @@ def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints, together: 
         within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
         progress.say("train", f"resuming after step {at.steps:,}{within}, from {run.dirs.checkpoints}")
     return at
-
-
-def _synchronous(
-    run: Run, model: keras.Model, feed: Feed, position: Position
-) -> tuple[Engine, Callable[[], Logs]]:
-    """Returns what trains and what evaluates where all replicas take each step together."""
-    settings = run.settings
-    batches = feed.distribute(run.strategy, position.epoch, settings.epochs, position.examples)
-    loop = Loop(
-        model,
-        run.strategy,
-        iter(batches),
-        jit_compile=settings.jit_compile,
-        deterministic=settings.deterministic,
-    )
-    if "validation" not in run.manifest.splits:
-        return loop, dict
-    validation = run.feed("validation")
-    split = validation.distribute(run.strategy, 0, 1)
-    return loop, Evaluation(model, run.strategy, split, validation.plan.steps)
-
-
-def _asynchronous(
-    run: Run, model: keras.Model, feed: Feed, position: Position
-) -> tuple[Engine, Callable[[], Logs]]:
-    """Returns what trains and what evaluates where each worker takes steps of its own."""
-    workers = Workers(run.strategy, run.cluster, run.settings.startup_timeout)
-    batches = feed.raw_dataset(position.epoch, run.settings.epochs, position.examples)
-    loop = CoordinatorLoop(model, workers, batches, feed.decode)
-    if "validation" not in run.manifest.splits:
-        return loop, dict
-    validation = run.feed("validation")
-    return loop, CoordinatorEvaluation(model, workers, validation.raw_dataset(0, 1), validation.decode)
 
 
 def _count_steps(run: Run, meter: Meter, position: Position) -> None:

@@ -1,0 +1,58 @@
+"""The callbacks of a run, as its settings ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+
+from trainer import progress
+from trainer.assembly import Assembly
+from trainer.callbacks.history import HistoryFile
+from trainer.callbacks.plugin import load_callbacks
+from trainer.callbacks.profile import Profile
+from trainer.callbacks.report import Meter, Report
+from trainer.callbacks.stopping import Stopping
+from trainer.run import Run
+from trainer.tuning.fine_tuning import Unfreeze
+
+
+def stateful_callbacks(
+    run: Run, assembly: Assembly, meter: Meter, retrace: Callable[[], None]
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that are part of a checkpoint; the chief keeps the history besides."""
+    settings, chief = run.settings, run.cluster.is_chief
+    callbacks = []
+    if assembly.frozen:
+
+        def changed() -> None:
+            retrace()
+            if chief:
+                progress.say(
+                    "train", f"{len(assembly.model.trainable_weights)} weights are trained from now on"
+                )
+
+        callbacks.append(
+            Unfreeze(assembly.frozen, settings.unfreeze_at_epoch, settings.fine_tuning_learning_rate, changed)
+        )
+    for reference in settings.callbacks:
+        callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
+    if settings.early_stopping:
+        names = list(assembly.model.get_metrics_result())
+        available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
+        callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
+    return [*callbacks, HistoryFile(run.dirs.model, meter)] if chief else callbacks
+
+
+def chief_callbacks(run: Run, meter: Meter) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that only show things; none of them reads a metric."""
+    settings = run.settings
+    callbacks = [
+        Report(meter, settings.epochs),
+        keras.callbacks.TensorBoard(
+            str(run.dirs.logs), write_graph=False, histogram_freq=settings.histograms
+        ),
+    ]
+    if settings.profiled_steps:
+        callbacks.append(Profile(run.dirs.logs, meter, *settings.profiled_steps))
+    return callbacks
