@@ -162,7 +162,8 @@ def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints, together: 
     """Restores the newest checkpoint and returns where it goes on; the beginning where there is none."""
     snapshot = checkpoints.restore()
     at = snapshot.position if snapshot else Position()
-    if together.total([at.steps])[0] != at.steps * run.cluster.num_workers:
+    processes, steps = together.total([1, at.steps])
+    if steps != at.steps * processes:
         raise RunError(
             f"{run.cluster.name} has found another newest checkpoint in {run.dirs.checkpoints} (of step "
             f"{at.steps:,}) than the others; all replicas must see the same directory: use a shared one (gs://)"

@@ -232,6 +232,8 @@ def _words(replica: Replica, code: int) -> str:
         return f"{replica.name} was preempted after {replica.age:.0f} s"
     if code == EXIT_RESTART:
         return f"{replica.name} asks after {replica.age:.0f} s to be started again"
+    if replica.output.error is not None:
+        return f"{replica.name} failed after {replica.age:.0f} s: {replica.output.error.text}"
     return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
 
 

@@ -1,0 +1,51 @@
+"""Jobs that lose each kind of replica on the way, as a user rehearses it: every example once all the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.datasets import write_dataset
+from trainer.callbacks.history import read_history
+
+pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
+
+SHARDLINE = str(Path(sys.executable).with_name("shardline"))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dataset")
+    write_dataset(directory, records={"train": 256, "validation": 24, "test": 8}, shards=4)
+    return directory
+
+
+def train(dataset, out, *options):
+    command = [SHARDLINE, "train", dataset, out, "--model", "tests.helpers.models:restless"]
+    command += ["--steps-per-execution", 4, "--checkpoint-steps", 8, "--epochs", 8, *options]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_job_with_a_parameter_server_survives_the_loss_of_each_replica(dataset, tmp_path):
+    kills = [("ps", 20), ("worker:1", 50), ("chief", 80)]
+    options = [text for who, step in kills for text in ("--inject", f"kill:{who}@step={step}")]
+    output = train(dataset, tmp_path, "--replicas", 3, "--ps", 1, *options)
+
+    assert "chief-0 failed after" in output
+    assert "ps-0 (127.0.0.1:" in output
+    assert "chief-0 was killed by SIGKILL" in output
+    assert output.count("resuming after step") == 2
+    assert [row["examples"] for row in read_history(tmp_path)] == ["256"] * 8
+
+
+def test_a_preempted_worker_costs_nothing_and_the_evaluator_sees_every_epoch(dataset, tmp_path):
+    output = train(dataset, tmp_path, "--replicas", 2, "--evaluator", "--inject", "preempt:worker:0@step=20")
+
+    assert "worker-0 was preempted" in output or "asks after" in output
+    assert output.count("resuming after step") == 1
+    assert [row["examples"] for row in read_history(tmp_path)] == ["256"] * 8
+    assert "evaluate: step 64, epoch 8:" in output
+    assert (tmp_path / "best.keras").is_file()
