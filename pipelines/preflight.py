@@ -38,12 +38,10 @@ def check_retrain(parameters: Mapping[str, Any]) -> None:
         | {"processes": parameters["preprocess_processes"]}
     )
     own = {name: parameters[name] for name in _TRAINING}
-    TrainSettings(
-        dataset="",
-        model=parameters["model"],
-        **own,
-        **check_options(parameters["train_options"], taken=own),
-    )
+    if own["per_replica_batch_size"] == 0:  # chosen when the data is known
+        del own["per_replica_batch_size"]
+    options = check_options(parameters["train_options"], taken=_TRAINING)
+    TrainSettings(dataset="", model=parameters["model"], **own, **options)
     import_string(parameters["model"])
     if parameters["source"].startswith("images:") or ":" not in parameters["source"]:
         open_source(settings)

@@ -65,7 +65,7 @@ def retrain_pipeline(settings: Settings) -> Any:
         model: str = "mnist_cnn",
         hparams: dict = {},  # type: ignore[type-arg]  # noqa: B006
         epochs: int = 20,
-        per_replica_batch_size: int = 16,
+        per_replica_batch_size: int = 0,
         learning_rate: float = 0.0,
         seed: int = 0,
         train_options: dict = {},  # type: ignore[type-arg]  # noqa: B006
@@ -100,7 +100,8 @@ def retrain_pipeline(settings: Settings) -> Any:
             model: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
             hparams: Further keyword arguments of the model function, a JSON object.
             epochs: Passes over the training split.
-            per_replica_batch_size: Examples per replica and step.
+            per_replica_batch_size: Examples per replica and step; 0 for 16, or what a worker has where that
+                is less.
             learning_rate: 0 keeps the model's own.
             seed: Of the split, the weights and the shuffling.
             train_options: Any further option of the trainer by name, a JSON object:

@@ -116,11 +116,12 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
         evaluator: Whether an evaluator takes part.
 
     Raises:
-        DatasetError: When there is no training split.
+        DatasetError: When there is no training split, or its shards cannot be dealt out as asked for.
         SettingsError: When a split has fewer examples than a step needs.
     """
     if "train" not in manifest.splits:
         raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
+    choose_policy(settings.shard_policy, len(manifest.splits["train"].shards), workers)
     records = manifest.splits["train"].records
     if settings.per_replica_batch_size > records // workers:
         share = f", of which each of {workers} workers has {records // workers}" if workers > 1 else ""

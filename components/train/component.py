@@ -22,7 +22,7 @@ def train(
         model_function: Built-in name (mnist_cnn, resnet50) or pkg.module:function.
         hparams: Further keyword arguments of the model function.
         epochs: Passes over the training split.
-        per_replica_batch_size: Examples per replica and step.
+        per_replica_batch_size: Examples per replica and step; 0 for 16, or less where a worker has less.
         learning_rate: Given to the model function; 0 keeps the model's own.
         seed: Of weights, dropout and shuffling.
         train_options: Any further option of `python -m trainer.task` by name: {"early_stopping": "val_loss"}.

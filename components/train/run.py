@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from kfp import dsl
 
 from trainer import task
+from trainer.data import manifest as manifests
+from trainer.distribute.cluster import read_cluster
 from trainer.errors import SettingsError
 from trainer.progress import errors_end_the_process
 from trainer.settings import TrainSettings
@@ -25,6 +29,7 @@ def run(
     model_function: str,
     hparams: Mapping[str, Any],
     options: Mapping[str, Any],
+    per_replica_batch_size: int,
     **settings: Any,
 ) -> None:
     """Trains on this replica and describes the model artifact.
@@ -35,6 +40,7 @@ def run(
         model_function: Built-in name or import string.
         hparams: Keyword arguments of the model function.
         options: Fields of `TrainSettings` that have no parameter of their own.
+        per_replica_batch_size: 0 for the usual, or what a worker has where that is less.
         **settings: Further fields of `TrainSettings`.
 
     Raises:
@@ -46,11 +52,19 @@ def run(
             model=model_function,
             model_dir=model.path,
             hparams=restore_integers(hparams),
-            **check_options(options, taken=settings),
+            per_replica_batch_size=per_replica_batch_size or _usual_batch_size(Path(dataset.path)),
+            **check_options(options, taken={*settings, "per_replica_batch_size"}),
             **settings,
         )
         metrics = task.run(chosen)
     model.metadata.update({"framework": "keras", "model_function": model_function, **metrics})
+
+
+def _usual_batch_size(dataset: Path) -> int:
+    """Returns the trainer's default, or a worker's share of the training split where that is less."""
+    split = manifests.load(dataset).splits.get("train")
+    share = split.records // read_cluster(os.environ).num_workers if split else 0
+    return max(1, min(TrainSettings.per_replica_batch_size, share))
 
 
 def check_options(options: Mapping[str, Any], *, taken: Collection[str]) -> dict[str, Any]:

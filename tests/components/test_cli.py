@@ -34,7 +34,7 @@ def assert_refused(result, message):
         ("model=resnet", "unknown model 'resnet'; built in are mnist_cnn, resnet50"),
         ("min_accuracy=1.5", "min_accuracy must be"),
         ("epochs=0", "epochs must be at least 1, got 0"),
-        ("per_replica_batch_size=0", "per_replica_batch_size must be at least 1"),
+        ("per_replica_batch_size=-1", "per_replica_batch_size must be at least 1"),
         ("image_size=2", "image_size must be 4..4096"),
         ("seed=-1", "seed must be at least 0"),
         ("epochs=many", "epochs"),

@@ -20,6 +20,7 @@ from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import BadExample, Source, open_source
 from tests.helpers.data import payload
 from tests.helpers.fake_storage import fake_storage
+from trainer import files
 from trainer.errors import SettingsError, SourceError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -229,7 +230,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
 
 
 def test_a_mounted_bucket_is_read_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.files._FUSE_ROOT", f"{tmp_path}/")
+    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
     (tmp_path / "bucket" / "data").mkdir(parents=True)
     assert storage.resolve("gs://bucket/data/x") == f"{tmp_path}/bucket/data/x"
     assert storage.resolve("gs://another/data/x") == "gs://another/data/x"
