@@ -3,7 +3,7 @@
 python -m benchmarks.start --rounds 5
 
 The same job, a chief and a worker that train the tutorial's network, is started in turn in both ways: forked
-from a process that has TensorFlow loaded, and as plain processes. A flag of Python's own (-u) keeps the runner
+from a process that has TensorFlow loaded, and plain. A flag of Python's own (-u) keeps the runner
 from recognizing a command that it could fork.
 """
 
