@@ -1,16 +1,9 @@
 """Two replicas as real processes: the same numbers as one, nothing lost at save, only the chief writes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import keras
 import numpy as np
-import psutil
 import pytest
 
 from tests.helpers import replicas
@@ -88,37 +81,3 @@ def _decode(encoded):
     import tensorflow as tf
 
     return tf.io.decode_png(encoded)
-
-
-def test_a_killed_worker_ends_the_job_which_restarts_and_resumes(dataset, tmp_path):
-    out = tmp_path / "out"
-    command = [str(Path(sys.executable).with_name("shardline")), "train", str(dataset), str(out)]
-    command += ["--replicas", "2", "--epochs", "60", "--model", "tests.helpers.models:synchronized"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
-        worker = wait_for(lambda: (out / "checkpoints" / "ckpt-3.index").exists() and worker_of(job.pid))
-        os.kill(worker, signal.SIGKILL)
-        output = job.communicate(timeout=120)[0]
-
-    assert job.returncode == 0, output
-    assert "worker-0 was killed by SIGKILL" in output
-    assert "all replicas start again" in output
-    assert "resuming after epoch" in output
-    assert [row["epoch"] for row in read_history(out)] == [str(epoch) for epoch in range(1, 61)]
-
-
-def worker_of(parent):
-    """Returns the process id of worker 0 of the job below a process."""
-    for process in psutil.Process(parent).children(recursive=True):
-        if "trainer.task" in process.cmdline() and '"type": "worker"' in process.environ().get(
-            "TF_CONFIG", ""
-        ):
-            last = process
-    return last.pid
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
