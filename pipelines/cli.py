@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from pipelines.cli_champion import champion
 from pipelines.cli_check import check, show
 from pipelines.cli_data import dataset, preprocess
 from pipelines.cli_train import train
-from pipelines.foreground import foreground, inject_option, pairs
+from pipelines.cli_validate import validate
+from pipelines.foreground import inject_option, pairs
 from trainer.errors import PipelineError, ShardlineError
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
@@ -104,23 +105,5 @@ main.add_command(check)
 main.add_command(preprocess)
 main.add_command(dataset)
 main.add_command(train)
-
-
-@main.command()
-@click.argument("model", type=_DIRECTORY)
-@click.argument("dataset", type=_DIRECTORY)
-@click.argument("out", type=_DIRECTORY)
-@click.option("--min-accuracy", type=float, default=0.95, show_default=True, help="On the test split, 0..1.")
-def validate(model: Path, dataset: Path, out: Path, min_accuracy: float) -> None:
-    """Export MODEL.keras, judge the export on DATASET's test split, and report, all in OUT.
-
-    Exits with 0 when the model is blessed, with 1 when it is not.
-    """
-    from trainer import quiet
-
-    quiet.import_tensorflow()
-    from components.export_validate import run as validation
-
-    with foreground():
-        blessing = validation.validate(model, dataset, out, min_accuracy=min_accuracy)
-    sys.exit(0 if blessing.blessed else 1)
+main.add_command(champion)
+main.add_command(validate)

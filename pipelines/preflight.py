@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from components.export_validate.gates import check_min_accuracy
+from components.export_validate.rules import check_min_accuracy
 from components.preprocess.artifact import make_settings
 from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import open_source

@@ -9,7 +9,8 @@ from kfp import dsl
 from components.export_validate.component import export_validate
 from components.preprocess.component import preprocess
 from components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
-from components.register.component import register
+from components.register.component import register, registry_evaluation, serving_model
+from components.register.model_registry import upload_task
 from components.train.component import train
 from components.train.pools.expand import custom_job
 from components.train.pools.planning import check_worker_pools
@@ -169,6 +170,8 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
     train_model = _train(component, settings)
     export_validate_op = component(export_validate)
     register_op = component(register)
+    serving_model_op = component(serving_model)
+    registry_evaluation_op = component(registry_evaluation)
 
     @dsl.pipeline(name="train-and-register")  # type: ignore[untyped-decorator]
     @_parameters(settings)
@@ -199,11 +202,21 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
         )
         validated = export_validate_op(dataset=dataset, model=trained, min_accuracy=min_accuracy)
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
-            register_op(
+            registered = register_op(
                 exported=validated.outputs["exported"],
                 accuracy=validated.outputs["accuracy"],
                 champion_uri=champion_uri,
             )
+            if settings.model_upload:
+                ready = serving_model_op(
+                    exported=validated.outputs["exported"],
+                    accuracy=validated.outputs["accuracy"],
+                    image_uri=settings.model_upload.serving_image_uri,
+                ).after(registered)
+                uploaded = upload_task(settings.model_upload, ready, labels={"pipeline": NAME})
+                registry_evaluation_op(
+                    exported=validated.outputs["exported"], model=uploaded.outputs["model"]
+                )
 
     return train_and_register
 

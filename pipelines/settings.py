@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from components.register.upload import ModelUpload
 from components.train.pools.cluster import Cluster
 from components.train.pools.job import CustomJobSettings
 from components.train.pools.pool import NfsMount, WorkerPool
@@ -22,6 +23,7 @@ _OWN_MACHINE = ("parameter_servers", "reduction_server")
 
 _POOL_KEYS = {item.name: item for item in fields(WorkerPool)}
 _JOB_KEYS = {item.name: item for item in fields(CustomJobSettings) if item.name != "cluster"}
+_UPLOAD_KEYS = {item.name: item for item in fields(ModelUpload)}
 _MOUNT_KEYS = {item.name: item for item in fields(NfsMount)}
 #: What parameter servers do not take over from [train]: they need no accelerators.
 _MACHINE_KEYS = {name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "reservation"))}
@@ -48,18 +50,21 @@ class Settings:
         train: The custom job of the training step: its machines, and how the platform runs it.
         pools_at_run_time: Whether the machines of the training step are a parameter of each run,
             worker_pool_specs, instead.
+        model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
     """
 
     image: str
     train: CustomJobSettings
     pools_at_run_time: bool = False
+    model_upload: ModelUpload | None = None
 
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; give the container image that all components run in")
 
 
-_OWN_KEYS = {item.name: item for item in fields(Settings) if item.name != "train"}
+_TABLES = ("train", "model_upload")
+_OWN_KEYS = {item.name: item for item in fields(Settings) if item.name not in _TABLES}
 
 
 def load(path: Path) -> Settings:
@@ -76,11 +81,13 @@ def load(path: Path) -> Settings:
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot read settings file {path}: {error}") from None
     try:
-        train = content.pop("train", {})
-        if not isinstance(train, dict):
-            raise SettingsError("train must be a table: [train]")
-        own = _values(content, _OWN_KEYS, "", also=("train",), required=("image",))
-        return Settings(**own, train=_read_job(train))
+        tables = {name: content.pop(name) for name in _TABLES if name in content}
+        for name, table in tables.items():
+            if not isinstance(table, dict):
+                raise SettingsError(f"{name} must be a table: [{name}]")
+        own = _values(content, _OWN_KEYS, "", also=_TABLES, required=("image",))
+        upload = _read_upload(tables["model_upload"]) if "model_upload" in tables else None
+        return Settings(**own, train=_read_job(tables.get("train", {})), model_upload=upload)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
 
@@ -121,6 +128,15 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
     if "machine_type" not in merged:
         raise SettingsError(f"{prefix if name in _OWN_MACHINE else 'train.'}machine_type is missing")
     return _named(prefix, WorkerPool, **merged)
+
+
+def _read_upload(table: dict[str, Any]) -> ModelUpload:
+    prefix = "model_upload."
+    values = _values(table, _UPLOAD_KEYS, prefix, required=("display_name", "serving_image_uri"))
+    try:
+        return ModelUpload(**values)
+    except SettingsError as error:
+        raise SettingsError(f"{prefix}{error}") from None
 
 
 def _values(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from components.export_validate import layout
 from components.export_validate.evaluation import Evaluation
+from components.export_validate.rules import accuracy_gate
 from components.export_validate.run import run
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
@@ -16,7 +19,17 @@ _LARGEST_MATRIX_BYTES = 64 * 1024
 
 
 def validate_artifacts(
-    *, dataset: Any, model: Any, exported: Any, metrics: Any, confusion: Any, report: Any, min_accuracy: float
+    *,
+    dataset: Any,
+    model: Any,
+    exported: Any,
+    metrics: Any,
+    confusion: Any,
+    report: Any,
+    min_accuracy: float,
+    rules: Sequence[str] = (),
+    champion_uri: str = "",
+    first_run: str = "block",
 ) -> tuple[bool, float]:
     """Validates the model of one task for the next.
 
@@ -24,10 +37,14 @@ def validate_artifacts(
         dataset: Input artifact, a dataset directory.
         model: Input artifact, a directory with model.keras.
         exported: Output artifact: gets the whole output directory of `run`.
-        metrics: Output artifact: gets accuracy, log loss and number of examples.
-        confusion: Output artifact: gets the confusion matrix, if it is small enough for a task's metadata.
+        metrics: Output artifact: gets every metric and the number of examples.
+        confusion: Output artifact: gets the confusion matrix, if it is small enough for a task's metadata,
+            and of two classes the ROC curve of the second.
         report: Output artifact: gets the HTML page.
         min_accuracy: Smallest accuracy that is good enough, 0..1.
+        rules: Further rules that the model must pass, "worst_slice(accuracy) >= 0.8".
+        champion_uri: Where champions are published, a directory or gs://; "" compares with none.
+        first_run: What becomes of rules about a champion that cannot be measured: "bless" or "block".
 
     Returns:
         Whether the model is blessed, and its accuracy.
@@ -36,7 +53,9 @@ def validate_artifacts(
         ShardlineError: As `validate` does.
     """
     out = Path(exported.path)
-    outcome = run(Path(model.path) / "model.keras", Path(dataset.path), out, min_accuracy=min_accuracy)
+    gate = replace(accuracy_gate(min_accuracy).with_rules(rules), first_run=first_run)
+    model_file = Path(model.path) / "model.keras"
+    outcome = run(model_file, Path(dataset.path), out, gate=gate, champion_uri=champion_uri)
     evaluation, blessed = outcome.evaluation, outcome.blessing.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(
@@ -48,13 +67,15 @@ def validate_artifacts(
 
 
 def _log(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
-    metrics.log_metric("accuracy", evaluation.accuracy)
     metrics.log_metric("examples", evaluation.examples)
-    if evaluation.log_loss is not None:
-        metrics.log_metric("log_loss", evaluation.log_loss)
+    for name, value in evaluation.metrics.items():
+        metrics.log_metric(name, value)
     matrix = [list(row) for row in evaluation.confusion]
     if len(json.dumps([evaluation.class_names, matrix])) <= _LARGEST_MATRIX_BYTES:
         confusion.log_confusion_matrix(list(evaluation.class_names), matrix)
+    if len(evaluation.class_names) == 2 and len(evaluation.roc) == 2:
+        curve = evaluation.roc[1]
+        confusion.log_roc_curve(list(curve.x), list(curve.y), list(curve.thresholds))
 
 
 def _parent_made(path: Path) -> Path:

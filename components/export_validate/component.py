@@ -13,6 +13,9 @@ def export_validate(
     confusion: dsl.Output[dsl.ClassificationMetrics],
     report: dsl.Output[dsl.HTML],
     min_accuracy: float,
+    rules: list[str] = [],  # noqa: B006  # KFP hands in a new list every time
+    champion_uri: str = "",
+    first_run: str = "block",
 ) -> NamedTuple("Outputs", [("blessed", bool), ("accuracy", float)]):  # type: ignore[valid-type]
     """Exports a model and judges the export on the test split.
 
@@ -20,10 +23,13 @@ def export_validate(
         dataset: Dataset directory.
         model: Directory with model.keras.
         exported: SavedModel with its evaluation, report and verdict.
-        metrics: Accuracy, log loss and number of examples.
-        confusion: Confusion matrix.
+        metrics: Every metric and the number of examples.
+        confusion: Confusion matrix, and of two classes the ROC curve.
         report: HTML page for a person.
         min_accuracy: The model is blessed from this test accuracy on, 0..1.
+        rules: Further rules that it must pass, "worst_slice(accuracy) >= 0.8".
+        champion_uri: Where champions are published; "" compares with none.
+        first_run: What becomes of rules about a champion that cannot be measured: "bless" or "block".
 
     Returns:
         Whether the model is blessed, and its test accuracy.
@@ -41,4 +47,7 @@ def export_validate(
             confusion=confusion,
             report=report,
             min_accuracy=min_accuracy,
+            rules=rules,
+            champion_uri=champion_uri,
+            first_run=first_run,
         )

@@ -1,142 +1,125 @@
-"""Evaluation of an exported model: every example of a split, once, as raw bytes."""
+"""Evaluation of an exported model: every example of a split, once, as it is stored."""
 
 from __future__ import annotations
 
-import heapq
-import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from sklearn import metrics
 
-from components.export_validate.evaluation import ClassScore, Evaluation, Mistake
-from components.export_validate.examples import Batch, find_split, read_batches
-from components.export_validate.served import Predictions, ServedModel
+from components.export_validate.bootstrap import intervals, leads, share_interval
+from components.export_validate.calibration import calibrate
+from components.export_validate.curves import precision_recall_curves, roc_curves, worst
+from components.export_validate.evaluation import MIN_SLICE, Evaluation
+from components.export_validate.examples import find_split, read_batches
+from components.export_validate.gathering import gather
+from components.export_validate.latency import measure_latency, peak_memory_mb, size_mb
+from components.export_validate.outcomes import Outcomes
+from components.export_validate.scores import mean_area, score, score_classes
+from components.export_validate.served import ServedModel
+from components.export_validate.slices import slice_outcomes
+from components.export_validate.stability import batch_difference, flips
 from trainer.data import manifest as manifests
-from trainer.errors import DatasetError
-from trainer.progress import advance
+from trainer.data.manifest import Manifest
 
-MOST_MISTAKES = 24
-
-_SECONDS_BETWEEN_REPORTS = 1.0
+_REQUESTS = 32
 
 
-def evaluate(saved_model: Path, dataset: Path, split: str = "test", *, batch_size: int = 64) -> Evaluation:
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation, and the single predictions that it is made from."""
+
+    evaluation: Evaluation
+    outcomes: Outcomes
+
+
+def evaluate(
+    saved_model: Path, dataset: Path, split: str = "test", *, batch_size: int = 64, min_slice: int = MIN_SLICE
+) -> Evaluation:
+    """Returns the evaluation of `measure`; arguments and errors are the same."""
+    return measure(saved_model, dataset, split, batch_size=batch_size, min_slice=min_slice).evaluation
+
+
+def compare(challenger: Measured, champion: Measured) -> Evaluation:
+    """Returns the challenger's evaluation with that of the champion on the same examples."""
+    ours, theirs = challenger.outcomes, champion.outcomes
+    metrics_of_theirs = dict(champion.evaluation.metrics)
+    # The process has had both models in memory by then.
+    del metrics_of_theirs["peak_memory_mb"]
+    return replace(
+        challenger.evaluation,
+        champion=replace(champion.evaluation, mistakes=(), metrics=metrics_of_theirs),
+        leads=leads(ours.labels, ours.predicted, theirs.predicted, ours.class_names),
+    )
+
+
+def measure(
+    saved_model: Path, dataset: Path, split: str = "test", *, batch_size: int = 64, min_slice: int = MIN_SLICE
+) -> Measured:
     """Evaluates an exported model on a split of a dataset.
 
-    The stored bytes of every example go once through the model's own `serving_default`.
+    Every example goes once through the model's own signature: images as files through
+    `serving_default`, rows of a table through `serving_example`.
 
     Args:
         saved_model: Directory of the SavedModel.
         dataset: Dataset directory.
         split: Name of the split.
-        batch_size: Images per call.
+        batch_size: Examples per call.
+        min_slice: Smallest slice that a rule may be judged on.
 
     Raises:
-        ModelError: When there is no SavedModel with the signature that Shardline exports.
+        ModelError: When there is no SavedModel with the signatures that Shardline exports.
         DatasetError: When the dataset or the split cannot be used.
     """
     manifest = manifests.load(dataset)
-    chosen = find_split(manifest, dataset, split)
-    classes = len(manifest.class_names)
-    model = ServedModel(saved_model, classes)
-    tally = _Tally(manifest.class_names)
-    reported = time.monotonic()
-    for batch in read_batches(manifest, chosen, dataset, batch_size):
-        tally.add(batch, _predict(model, batch))
-        if time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS or tally.seen == chosen.records:
-            advance("validate", tally.seen, chosen.records, "examples")
-            reported = time.monotonic()
-    return tally.evaluation(manifest.fingerprint, split)
-
-
-def _predict(model: ServedModel, batch: Batch) -> Predictions:
-    try:
-        return model.predict(batch.images)
-    except tf.errors.InvalidArgumentError as error:
-        reason = str(error.message).strip().partition("\n")[0]
-        raise DatasetError(
-            f"an image between {batch.keys[0]!r} and {batch.keys[-1]!r} cannot be served: {reason}; "
-            "preprocess the data again"
-        ) from None
-
-
-class _Tally:
-    """Gathers labels and predictions, and the worst mistakes among them."""
-
-    def __init__(self, class_names: tuple[str, ...]) -> None:
-        self.seen = 0
-        self._names = class_names
-        self._labels: list[npt.NDArray[np.int64]] = []
-        self._predicted: list[npt.NDArray[np.int64]] = []
-        self._probabilities: list[npt.NDArray[np.float32]] = []
-        # A heap: the mistake of which the model was least sure comes first; of equal ones, the later one.
-        self._mistakes: list[tuple[float, int, Mistake]] = []
-
-    def add(self, batch: Batch, predictions: Predictions) -> None:
-        self._labels.append(batch.labels)
-        self._predicted.append(predictions.labels)
-        self._probabilities.append(predictions.probabilities)
-        for index in np.flatnonzero(predictions.labels != batch.labels):
-            self._keep(batch, predictions, int(index))
-        self.seen += len(batch.keys)
-
-    def _keep(self, batch: Batch, predictions: Predictions, index: int) -> None:
-        predicted, row = int(predictions.labels[index]), predictions.probabilities[index]
-        probability, finite = float(row[predicted]), bool(np.isfinite(row).all())
-        sureness, order = (probability if finite else np.inf), -(self.seen + index)
-        if len(self._mistakes) == MOST_MISTAKES and (sureness, order) < self._mistakes[0][:2]:
-            return
-        mistake = Mistake(
-            key=batch.keys[index],
-            true=self._names[batch.labels[index]],
-            predicted=self._names[predicted],
-            probability=probability if finite else None,
-            image=batch.images[index].numpy(),
-        )
-        heapq.heappush(self._mistakes, (sureness, order, mistake))
-        if len(self._mistakes) > MOST_MISTAKES:
-            heapq.heappop(self._mistakes)
-
-    def evaluation(self, fingerprint: str, split: str) -> Evaluation:
-        labels, predicted = np.concatenate(self._labels), np.concatenate(self._predicted)
-        probabilities = np.concatenate(self._probabilities)
-        finite = np.isfinite(probabilities).all(axis=1)
-        classes = list(range(len(self._names)))
-        confusion = metrics.confusion_matrix(labels, predicted, labels=classes)
-        return Evaluation(
-            fingerprint=fingerprint,
-            split=split,
-            examples=len(labels),
-            accuracy=float(metrics.accuracy_score(labels, predicted)),
-            log_loss=_log_loss(labels[finite], probabilities[finite], classes),
-            non_finite=int((~finite).sum()),
-            class_names=self._names,
-            classes=_class_scores(labels, predicted, self._names),
-            confusion=tuple(tuple(row) for row in confusion.tolist()),
-            mistakes=tuple(mistake for *_, mistake in sorted(self._mistakes, reverse=True)),
-        )
-
-
-def _log_loss(
-    labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], classes: list[int]
-) -> float | None:
-    if not len(labels):
-        return None
-    # A softmax in 16 bits does not sum to one as exactly as scikit-learn expects.
-    exact = probabilities.astype(np.float64)
-    return float(metrics.log_loss(labels, exact / exact.sum(axis=1, keepdims=True), labels=classes))
-
-
-def _class_scores(
-    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], names: tuple[str, ...]
-) -> tuple[ClassScore, ...]:
-    precision, recall, f1, support = metrics.precision_recall_fscore_support(
-        labels, predicted, labels=list(range(len(names))), zero_division=0.0
+    find_split(manifest, dataset, split)
+    model = ServedModel(saved_model, len(manifest.class_names))
+    outcomes, mistakes = gather(model, manifest, dataset, split, batch_size)
+    labels, predicted, names = outcomes.labels, outcomes.predicted, outcomes.class_names
+    bins = calibrate(outcomes)
+    roc, precision_recall = roc_curves(outcomes), precision_recall_curves(outcomes)
+    measured = score(outcomes, bins)
+    if roc:
+        measured |= {"roc_auc": mean_area(roc), "pr_auc": mean_area(precision_recall)}
+    found = dict(intervals(labels, predicted, names))
+    if "top5_accuracy" in measured:
+        found["top5_accuracy"] = share_interval(round(measured["top5_accuracy"] * len(labels)), len(labels))
+    measured |= _cost(model, manifest, dataset, split) | {"size_mb": size_mb(saved_model)}
+    evaluation = Evaluation(
+        fingerprint=manifest.fingerprint,
+        split=split,
+        examples=len(labels),
+        accuracy=measured["accuracy"],
+        log_loss=measured.get("log_loss"),
+        non_finite=int((~outcomes.finite).sum()),
+        class_names=names,
+        classes=score_classes(outcomes),
+        confusion=tuple(
+            tuple(row)
+            for row in metrics.confusion_matrix(labels, predicted, labels=list(range(len(names)))).tolist()
+        ),
+        mistakes=mistakes,
+        metrics=measured,
+        intervals=found,
+        slices=slice_outcomes(outcomes, min_slice),
+        calibration=bins,
+        roc=worst(roc),
+        precision_recall=worst(precision_recall),
     )
-    return tuple(
-        ClassScore(name, int(support[i]), float(precision[i]), float(recall[i]), float(f1[i]))
-        for i, name in enumerate(names)
-    )
+    return Measured(evaluation, outcomes)
+
+
+def _cost(model: ServedModel, manifest: Manifest, dataset: Path, split: str) -> dict[str, float]:
+    """Returns what the model costs and how stable it is, on the first examples."""
+    batch = next(read_batches(manifest, manifest.splits[split], dataset, _REQUESTS))
+    is_table = batch.images is None
+    serve = model.predict_examples if is_table else model.predict
+    requests: tf.Tensor = batch.records if is_table else batch.images
+    return {
+        **measure_latency(serve, requests),
+        "batch_difference": batch_difference(serve, requests),
+        **({} if is_table else flips(model.predict, requests)),
+        "peak_memory_mb": peak_memory_mb(),
+    }

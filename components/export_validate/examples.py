@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.data.decode import encode_stored
-from trainer.data.manifest import Feature, Manifest, Split
+from trainer.data.manifest import Manifest, Split
 from trainer.errors import DatasetError
+
+# What a feature is stored as, where it is no text and no image.
+_STORED = {"int64": tf.int64, "float32": tf.float32}
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,18 @@ class Batch:
     """Some examples, as they are stored.
 
     Attributes:
-        images: Encoded images, a string tensor of shape [n]; raw pixels were made a PNG.
+        images: Encoded images, a string tensor of shape [n]; raw pixels were made a PNG. None for a table.
         labels: int64 [n].
         keys: One per example.
+        records: Serialized tf.train.Example, a string tensor of shape [n].
+        columns: Every further feature of one value, by name, each [n]; text as str.
     """
 
-    images: tf.Tensor
+    images: tf.Tensor | None
     labels: npt.NDArray[np.int64]
     keys: tuple[str, ...]
+    records: tf.Tensor
+    columns: Mapping[str, npt.NDArray[np.generic]]
 
 
 def find_split(manifest: Manifest, directory: Path, name: str) -> Split:
@@ -68,14 +75,16 @@ def read_batches(manifest: Manifest, split: Split, directory: Path, batch_size: 
     """
     paths = [str(directory / shard.file) for shard in split.shards]
     records = tf.data.TFRecordDataset(paths, compression_type=manifest.compression.upper())
-    batches = records.batch(batch_size).map(lambda some: _parse(some, manifest.image)).prefetch(2)
+    batches = records.batch(batch_size).map(lambda some: (some, _parse(some, manifest))).prefetch(2)
     seen = 0
     try:
-        for parsed in batches:
+        for serialized, parsed in batches:
             batch = Batch(
-                images=parsed["image"],
-                labels=parsed["label"].numpy(),
-                keys=tuple(key.decode("utf-8", "replace") for key in parsed["key"].numpy()),
+                images=parsed.pop("image", None),
+                labels=parsed.pop("label").numpy(),
+                keys=tuple(_text(parsed.pop("key").numpy()).tolist()),
+                records=serialized,
+                columns={name: _text(column.numpy()) for name, column in parsed.items()},
             )
             _check_labels(batch, len(manifest.class_names))
             seen += len(batch.keys)
@@ -92,20 +101,26 @@ def read_batches(manifest: Manifest, split: Split, directory: Path, batch_size: 
         )
 
 
-def _parse(records: tf.Tensor, image: Feature) -> Any:
+def _parse(records: tf.Tensor, manifest: Manifest) -> Any:
+    single = [feature for feature in manifest.features if feature.name == "image" or not feature.shape]
     parsed = tf.io.parse_example(
         records,
-        {
-            "image": tf.io.FixedLenFeature([], tf.string),
-            "label": tf.io.FixedLenFeature([], tf.int64),
-            "key": tf.io.FixedLenFeature([], tf.string),
-        },
+        {item.name: tf.io.FixedLenFeature([], _STORED.get(item.dtype, tf.string)) for item in single},
     )
-    if image.encoding == "raw":  # the model is served files
+    if "image" in parsed and manifest.image.encoding == "raw":  # the model is served files
         parsed["image"] = tf.map_fn(
-            lambda stored: encode_stored(stored, image), parsed["image"], fn_output_signature=tf.string
+            lambda stored: encode_stored(stored, manifest.image),
+            parsed["image"],
+            fn_output_signature=tf.string,
         )
     return parsed
+
+
+def _text(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns a column with text in place of bytes."""
+    if column.dtype != object:
+        return column
+    return np.array([value.decode("utf-8", "replace") for value in column], dtype=np.str_)
 
 
 def _check_labels(batch: Batch, classes: int) -> None:

@@ -1,9 +1,12 @@
 """The output directory of a validation: names of its parts, and what must be gone before it is redone.
 
 OUT/saved_model/      the exported model
-OUT/export.json       what was exported; written when saved_model/ is complete
+OUT/model.keras       the trained model that it was made of
+OUT/model.tflite      the exported model for LiteRT, and model.onnx for ONNX; where they were asked for
+OUT/export.json       what was exported; written when all of these are complete
 OUT/evaluation.json   what was measured
 OUT/report.html       both, for a person
+OUT/model_card.html   what the model is for, takes, gives and is worth, for its users; model_card.md likewise
 OUT/blessing.json     the verdict; written last: where it is missing, nothing was decided
 """
 
@@ -15,10 +18,27 @@ from pathlib import Path
 from trainer.errors import SettingsError
 
 SAVED_MODEL = "saved_model"
+MODEL_FILE = "model.keras"
+TFLITE_FILE = "model.tflite"
+ONNX_FILE = "model.onnx"
 EXPORT_FILE = "export.json"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
+CARD_FILE = "model_card.html"
+CARD_TEXT_FILE = "model_card.md"
 BLESSING_FILE = "blessing.json"
+
+# The model file is not among them: it may be the one that is being validated.
+_EARLIER = (
+    BLESSING_FILE,
+    REPORT_FILE,
+    CARD_FILE,
+    CARD_TEXT_FILE,
+    EVALUATION_FILE,
+    EXPORT_FILE,
+    ONNX_FILE,
+    TFLITE_FILE,
+)
 
 
 def clear(out: Path) -> None:
@@ -31,7 +51,7 @@ def clear(out: Path) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (BLESSING_FILE, REPORT_FILE, EVALUATION_FILE, EXPORT_FILE):
+        for name in _EARLIER:
             (out / name).unlink(missing_ok=True)
         if (out / SAVED_MODEL).exists():
             shutil.rmtree(out / SAVED_MODEL)

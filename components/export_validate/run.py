@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from components.export_validate import gates, layout, training_record
-from components.export_validate.evaluate import evaluate
+from components.export_validate import layout, training_record
+from components.export_validate.champion import challenge
+from components.export_validate.evaluate import measure
 from components.export_validate.evaluation import Evaluation
 from components.export_validate.examples import find_split
 from components.export_validate.export import export_model
-from components.export_validate.gates import Blessing
+from components.export_validate.model_card import make_card
 from components.export_validate.report import render_report
+from components.export_validate.rules import Blessing, Gate, judge
+from components.export_validate.samples import take_samples
 from trainer import files
 from trainer.data import manifest as manifests
+from trainer.data.manifest import Manifest
 from trainer.progress import fact, say
 from trainer.saving import load_model
 
@@ -29,7 +33,7 @@ class Validation:
     blessing: Blessing
 
 
-def validate(model_file: Path, dataset: Path, out: Path, *, min_accuracy: float) -> Blessing:
+def validate(model_file: Path, dataset: Path, out: Path, *, gate: Gate, champion_uri: str = "") -> Blessing:
     """Exports a model, measures the export on the test split, and decides whether it may be published.
 
     All input is checked before anything is written, but for the examples themselves: where one of them
@@ -39,35 +43,71 @@ def validate(model_file: Path, dataset: Path, out: Path, *, min_accuracy: float)
         model_file: A model.keras; history.csv and settings.json of its training are used when beside it.
         dataset: Dataset directory.
         out: Output directory; `layout` says what it holds afterwards. An earlier validation is replaced.
-        min_accuracy: Smallest accuracy that is good enough, 0..1.
+        gate: Rules that the model must pass.
+        champion_uri: Where champions are published, a directory or gs://, for rules that compare with the
+            champion; "" where there are none.
 
     Raises:
-        SettingsError: When `min_accuracy` is not within 0..1 or `out` cannot be written to.
+        SettingsError: When a rule is about a class or feature that the dataset does not have, or about a
+            champion without `champion_uri`, or `out` cannot be written to.
         DatasetError: When the dataset or its test split cannot be used.
         ModelError: When the model cannot be loaded or does not fit the dataset.
     """
-    return run(model_file, dataset, out, min_accuracy=min_accuracy).blessing
+    return run(model_file, dataset, out, gate=gate, champion_uri=champion_uri).blessing
 
 
-def run(model_file: Path, dataset: Path, out: Path, *, min_accuracy: float) -> Validation:
+def run(model_file: Path, dataset: Path, out: Path, *, gate: Gate, champion_uri: str = "") -> Validation:
     """Does what `validate` says, and returns the evaluation as well."""
-    gates.check_min_accuracy(min_accuracy)
     manifest = manifests.load(dataset)
     find_split(manifest, dataset, SPLIT)
+    gate.check(manifest, champion_uri)
     training = training_record.read(model_file)
     model = load_model(model_file)
     say("validate", "exporting the model")
-    export_model(model, manifest, out)
+    samples = take_samples(manifest, dataset)
+    export_model(model, manifest, out, model_file=model_file, samples=samples, settings=training.settings)
     say("validate", f"evaluating the export on {manifest.splits[SPLIT].records:,} {SPLIT} examples")
-    evaluation = evaluate(out / layout.SAVED_MODEL, dataset, SPLIT)
-    blessing = gates.judge(evaluation, min_accuracy)
+    evaluation, no_champion = _measure(out, dataset, gate, champion_uri)
+    blessing = judge(evaluation, gate, no_champion=no_champion, warnings=_warnings(manifest, no_champion))
     files.write_json(out / layout.EVALUATION_FILE, evaluation.to_json())
     export = json.loads((out / layout.EXPORT_FILE).read_text(encoding="utf-8"))
     report = render_report(evaluation, blessing, manifest, export, training)
     files.write_text(out / layout.REPORT_FILE, report)
+    verdict = f"{'Blessed' if blessing.blessed else 'Not blessed'}: {blessing.reason}"
+    card = make_card(manifest, export, training, evaluation, verdict)
+    files.write_text(out / layout.CARD_TEXT_FILE, card.to_markdown())
+    files.write_text(out / layout.CARD_FILE, card.to_html())
     files.write_json(out / layout.BLESSING_FILE, blessing.to_json())
     _tell(evaluation, blessing, out)
     return Validation(evaluation, blessing)
+
+
+def _measure(out: Path, dataset: Path, gate: Gate, champion_uri: str) -> tuple[Evaluation, str]:
+    """Returns what was measured, and why there is no champion in it."""
+    challenger = measure(out / layout.SAVED_MODEL, dataset, SPLIT, min_slice=gate.min_slice)
+    export = json.loads((out / layout.EXPORT_FILE).read_text(encoding="utf-8"))
+    if "max_difference" in export:
+        metrics = {**challenger.evaluation.metrics, "max_difference": float(export["max_difference"])}
+        challenger = replace(challenger, evaluation=replace(challenger.evaluation, metrics=metrics))
+    if not champion_uri:
+        return challenger.evaluation, ""
+    say("validate", f"measuring the champion in {champion_uri} on the same examples")
+    return challenge(challenger, champion_uri, dataset, SPLIT, min_slice=gate.min_slice)
+
+
+def _warnings(manifest: Manifest, no_champion: str) -> tuple[str, ...]:
+    """Returns what a person should know beside the rules."""
+    warnings = [f"Not compared with a champion: {no_champion}"] if no_champion else []
+    if "train" in manifest.splits:
+        trained, tested = (manifest.splits[split].class_counts for split in ("train", SPLIT))
+        unseen = [
+            name
+            for name, before, now in zip(manifest.class_names, trained, tested, strict=True)
+            if now and not before
+        ]
+        if unseen:
+            warnings.append(f"Without examples in training: {', '.join(unseen)}")
+    return tuple(warnings)
 
 
 def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
@@ -75,5 +115,7 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
     accuracy = evaluation.accuracy
     fact("test accuracy", accuracy, f"{accuracy:.4f} on {evaluation.examples:,} examples")
     fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.reason}")
+    for warning in blessing.warnings:
+        say("validate", f"warning: {warning}")
     fact("report", str(out / layout.REPORT_FILE))
     fact("exported model", str(out / layout.SAVED_MODEL))

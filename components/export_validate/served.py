@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from components.export_validate.export import SIGNATURE
+from components.export_validate.signatures import DEFAULT, EXAMPLE, OUTPUTS
 from trainer.errors import ModelError
-
-_OUTPUTS = ("probabilities", "label", "label_name")
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,13 @@ class ServedModel:
             self._loaded = tf.saved_model.load(str(path))
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise ModelError(f"cannot load the exported model {path}: {error}; export it again") from None
-        self._serve = self._loaded.signatures.get(SIGNATURE)
+        self._serve = self._loaded.signatures.get(DEFAULT)
         if self._serve is None:
-            raise ModelError(f"the SavedModel {path} has no signature {SIGNATURE!r}; export it again")
+            raise ModelError(f"the SavedModel {path} has no signature {DEFAULT!r}; export it again")
         outputs = self._serve.structured_outputs
-        if missing := [name for name in _OUTPUTS if name not in outputs]:
+        if missing := [name for name in OUTPUTS if name not in outputs]:
             raise ModelError(
-                f"the signature {SIGNATURE!r} of {path} has no output {', '.join(missing)}; export it again"
+                f"the signature {DEFAULT!r} of {path} has no output {', '.join(missing)}; export it again"
             )
         if (found := outputs["probabilities"].shape[-1]) not in (None, classes):
             raise ModelError(
@@ -71,4 +69,20 @@ class ServedModel:
             tf.errors.InvalidArgumentError: When one of them cannot be decoded.
         """
         outputs = self._serve(images=images)
+        return Predictions(outputs["probabilities"].numpy(), outputs["label"].numpy())
+
+    def predict_examples(self, serialized: tf.Tensor) -> Predictions:
+        """Predicts a batch of examples as a dataset holds them: of images or of tables.
+
+        Args:
+            serialized: tf.train.Example, a string tensor of shape [n].
+
+        Raises:
+            ModelError: When the model was exported without that signature.
+            tf.errors.InvalidArgumentError: When one of them lacks a column or cannot be decoded.
+        """
+        serve = self._loaded.signatures.get(EXAMPLE)
+        if serve is None:
+            raise ModelError(f"the SavedModel {self._path} has no signature {EXAMPLE!r}; export it again")
+        outputs = serve(examples=serialized)
         return Predictions(outputs["probabilities"].numpy(), outputs["label"].numpy())

@@ -1,4 +1,4 @@
-"""The champion: the model that is in use, and where it is published.
+"""The champion: the model that is in use, where it is published, and how the one before comes back.
 
     CHAMPION/champion.json             which version is the champion; replaced atomically
     CHAMPION/versions/<version>/       an exported model with its evaluation, report and verdict
@@ -17,37 +17,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from components.export_validate import layout
+from components.register.version import VERSION_FILE, VERSIONS, Version, complete_versions, read_record
 from trainer import files
 from trainer.errors import ModelError, RunError, SettingsError
 
 CHAMPION_FILE = "champion.json"
-VERSION_FILE = "version.json"
-VERSIONS = "versions"
 
-
-@dataclass(frozen=True)
-class Champion:
-    """One published version.
-
-    Attributes:
-        version: Time of publication and a short digest, unique; versions sort by time.
-        path: Of the version's directory, relative to the champion's.
-        accuracy: On the test split, 0..1.
-        fingerprint: Of the dataset that it was judged on.
-        created: Time of publication, ISO 8601, UTC.
-    """
-
-    version: str
-    path: str
-    accuracy: float
-    fingerprint: str
-    created: str
+_REMEDY = "repair it, or remove it to start anew"
 
 
 def champion_directory(uri: str) -> Path:
@@ -68,7 +50,7 @@ def champion_directory(uri: str) -> Path:
     return path
 
 
-def current(champion: Path) -> Champion | None:
+def current(champion: Path) -> Version | None:
     """Returns the present champion, or None where nothing has been published yet.
 
     Raises:
@@ -77,22 +59,13 @@ def current(champion: Path) -> Champion | None:
     path = champion / CHAMPION_FILE
     if not path.exists():
         return None
-    try:
-        found = Champion(**json.loads(path.read_text(encoding="utf-8")))
-        inside = (
-            Path(found.path) == Path(VERSIONS, found.version) and Path(found.version).name == found.version
-        )
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{path} is damaged: {error}; repair it, or remove it to start anew") from None
-    if not inside or not (champion / found.path / VERSION_FILE).is_file():
-        raise ModelError(
-            f"{path} names {found.path!r}, which is no complete version; repair it, or remove it to start "
-            "anew"
-        )
+    found = read_record(path, _REMEDY)
+    if not (champion / found.path / VERSION_FILE).is_file():
+        raise ModelError(f"{path} names {found.path!r}, which is no complete version; {_REMEDY}")
     return found
 
 
-def publish(exported: Path, champion: Path, *, accuracy: float) -> Champion:
+def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
     """Makes an exported model the champion; the previous version is kept.
 
     The version is copied under a name of its own, file by file, each forced to disk; version.json
@@ -105,37 +78,77 @@ def publish(exported: Path, champion: Path, *, accuracy: float) -> Champion:
         accuracy: On the test split, 0..1.
 
     Raises:
-        ModelError: When `exported` is not a complete validation, or its model is not blessed.
+        ModelError: When `exported` is not a complete validation, its model is not blessed, or the
+            present champion is damaged.
         SettingsError: When `champion` cannot be written to.
         RunError: When writing fails on the way.
     """
     fingerprint = _check_blessed(exported)
     _make_directory(champion / VERSIONS)
     created = datetime.now(UTC)
-    version = f"{created:%Y%m%dT%H%M%S}-{_digest(exported, created)[:8]}"
-    published = Champion(
-        version, f"{VERSIONS}/{version}", accuracy, fingerprint, created.isoformat(timespec="seconds")
+    name = f"{created:%Y%m%dT%H%M%S}-{_digest(exported, created)[:8]}"
+    path = f"{VERSIONS}/{name}"
+    _copy(exported, champion / path)
+    # Only now: another publisher may have been faster.
+    replaced = current(champion)
+    published = Version(
+        version=name,
+        path=path,
+        accuracy=accuracy,
+        fingerprint=fingerprint,
+        created=created.isoformat(timespec="seconds"),
+        previous=replaced.version if replaced else "",
     )
-    _copy(exported, champion / published.path)
-    try:
-        files.write_json(champion / published.path / VERSION_FILE, asdict(published))
-        files.write_json(champion / CHAMPION_FILE, asdict(published))
-    except OSError as error:
-        raise RunError(f"cannot write to {champion}: {error.strerror}; publish the model again") from error
+    _write(champion / path / VERSION_FILE, published)
+    _write(champion / CHAMPION_FILE, published)
     return published
+
+
+def rollback(champion: Path, version: str = "") -> Version:
+    """Makes an earlier version the champion again; none is removed, and nothing is copied.
+
+    Args:
+        champion: Directory of the champion.
+        version: The version to go to; "" for the one that the present champion replaced.
+
+    Raises:
+        ModelError: When there is no champion or no such version, or a record is damaged.
+        RunError: When writing fails; the champion is unchanged then.
+    """
+    present = current(champion)
+    if present is None:
+        raise ModelError(f"nothing has been published in {champion}; give the directory of a champion")
+    wanted = version or present.previous
+    if not wanted:
+        raise ModelError(
+            f"{present.version} replaced no version; name the one to go to, 'shardline champion show "
+            f"{champion}' lists them"
+        )
+    if wanted == present.version:
+        raise ModelError(f"{wanted} is the champion already; name another version")
+    known = {item.version: item for item in complete_versions(champion)}
+    if wanted not in known:
+        raise ModelError(f"no version {wanted} in {champion}; there are {', '.join(known)}")
+    _write(champion / CHAMPION_FILE, known[wanted])
+    return known[wanted]
 
 
 def _check_blessed(exported: Path) -> str:
     """Returns the fingerprint of the dataset that an exported model was judged on."""
-    blessing = _read_part(exported, layout.BLESSING_FILE)
+    blessing = read_part(exported, layout.BLESSING_FILE)
     if blessing.get("blessed") is not True:
         raise ModelError(
             f"the model in {exported} is not blessed ({blessing.get('reason')}); it is not published"
         )
-    return str(_read_part(exported, layout.EXPORT_FILE).get("fingerprint"))
+    return str(read_part(exported, layout.EXPORT_FILE).get("fingerprint"))
 
 
-def _read_part(exported: Path, name: str) -> dict[str, Any]:
+def read_part(exported: Path, name: str) -> dict[str, Any]:
+    """Reads one of the JSON files of a validation.
+
+    Raises:
+        ModelError: When it is missing, damaged or no JSON object.
+    """
     try:
         content = json.loads((exported / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -145,6 +158,13 @@ def _read_part(exported: Path, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"no {name} in {exported}: validation did not finish; validate the model again")
     return content
+
+
+def _write(path: Path, record: Version) -> None:
+    try:
+        files.write_json(path, asdict(record))
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; the champion is unchanged") from error
 
 
 def _make_directory(path: Path) -> None:

@@ -1,5 +1,6 @@
-"""The registration component. KFP embeds the source text of the function alone, so it imports inside."""
+"""The registration components. KFP embeds the source text of a function alone, so it imports inside."""
 
+from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel, VertexModel
 from kfp import dsl
 
 
@@ -18,3 +19,50 @@ def register(exported: dsl.Input[dsl.Model], accuracy: float, champion_uri: str)
 
     with errors_end_the_process("register"):
         register_model(Path(exported.path), accuracy, champion_uri)
+
+
+def serving_model(
+    exported: dsl.Input[dsl.Model],
+    serving: dsl.Output[UnmanagedContainerModel],
+    accuracy: float,
+    image_uri: str,
+) -> str:
+    """Makes a blessed model ready to be uploaded to the Model Registry.
+
+    Args:
+        exported: SavedModel with its evaluation, report and verdict.
+        serving: Base path of the model for TensorFlow Serving, with the container that serves it.
+        accuracy: On the test split, 0..1.
+        image_uri: TensorFlow Serving.
+
+    Returns:
+        The model's description.
+    """
+    from pathlib import Path
+
+    from components.register.serving import container_spec, describe, lay_out
+    from trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("register"):
+        lay_out(Path(exported.path), Path(serving.path))
+        serving.metadata["containerSpec"] = container_spec(image_uri)
+        return describe(Path(exported.path), accuracy)
+
+
+def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexModel]) -> str:
+    """Imports a model's evaluation into the Model Registry.
+
+    Args:
+        exported: SavedModel with its evaluation, report and verdict.
+        model: The uploaded model.
+
+    Returns:
+        The evaluation's resource name; "" in a local run.
+    """
+    from pathlib import Path
+
+    from components.register.registry_evaluation import import_evaluation
+    from trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("register"):
+        return import_evaluation(Path(exported.path), model.metadata.get("resourceName", ""))

@@ -2,7 +2,7 @@
 
 Four things change, and only where they stand:
 
-* An executor that runs the GCPC custom-job launcher runs `pipelines.local.custom_job` instead.
+* An executor that runs GCPC's launcher of custom jobs or of model uploads runs our own stand-in for it.
 * Placeholders that only the platform can resolve become local values.
 * A condition on a task's named output is written so that kfp.local finds the output.
 * Optional pipeline parameters without default and without value are taken from the tasks that would
@@ -21,17 +21,11 @@ from pipelines.local.job import EXECUTOR_INPUT_MARKER
 from trainer.errors import PipelineError
 
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
+_UPLOAD_LAUNCHER = "google_cloud_pipeline_components.container.v1.model.upload_model.launcher"
+_STAND_INS = {_LAUNCHER: "pipelines.local.custom_job", _UPLOAD_LAUNCHER: "pipelines.local.model_upload"}
 _PYTHON_COMPONENT = "kfp.dsl.executor_main"
-_RUNNER_COMMAND = (
-    "python3",
-    "-u",
-    "-m",
-    "pipelines.local.custom_job",
-    # kfp.local's SubprocessRunner takes any command that contains this word.
-    f"--marker={_PYTHON_COMPONENT}",
-    "--executor_input",
-    "{{$}}",
-)
+# kfp.local's SubprocessRunner takes any command that contains this word.
+_OPTIONS = (f"--marker={_PYTHON_COMPONENT}", "--executor_input", "{{$}}")
 
 _LOCAL_VALUES = {
     "json_escape[1]": EXECUTOR_INPUT_MARKER,
@@ -68,8 +62,8 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         created: Time at which the run was created and scheduled (RFC 3339, UTC).
 
     Raises:
-        PipelineError: When a task runs a container that is no custom job, or a placeholder has no
-            meaning on this machine.
+        PipelineError: When a task runs a container that has no stand-in, or a placeholder has no meaning
+            on this machine.
     """
     local: dict[str, Any] = _localize_values_in(copy.deepcopy(spec), created)
     for label, executor in local["deploymentSpec"]["executors"].items():
@@ -77,8 +71,9 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         if container is None:
             continue
         command = container.get("command", [])
-        if _LAUNCHER in command:
-            container["command"] = list(_RUNNER_COMMAND)
+        stand_in = next((_STAND_INS[part] for part in command if part in _STAND_INS), None)
+        if stand_in:
+            container["command"] = ["python3", "-u", "-m", stand_in, *_OPTIONS]
         elif not any(_PYTHON_COMPONENT in part for part in [*command, *container.get("args", [])]):
             raise PipelineError(
                 f"task {_task_of(local, label)!r} runs the container {container.get('image', '')!r}; on this "

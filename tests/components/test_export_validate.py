@@ -23,11 +23,12 @@ from sklearn import metrics
 
 from components.export_validate import layout
 from components.export_validate.component import export_validate
-from components.export_validate.evaluate import MOST_MISTAKES, evaluate
+from components.export_validate.evaluate import evaluate
 from components.export_validate.evaluation import ClassScore, Evaluation, Mistake
 from components.export_validate.export import export_model
-from components.export_validate.gates import judge
+from components.export_validate.gathering import MOST_MISTAKES
 from components.export_validate.report import render_report
+from components.export_validate.rules import accuracy_gate, judge
 from components.export_validate.run import validate
 from components.export_validate.served import ServedModel
 from components.export_validate.training_record import TrainingRecord
@@ -465,7 +466,9 @@ def test_a_label_that_is_no_class_is_refused(exported, dataset, tmp_path, exampl
 def test_an_image_that_cannot_be_decoded_is_refused(exported, dataset, tmp_path):
     copy = with_test_examples(dataset, tmp_path, [make_example("broken", b"no image", 0)])
 
-    with pytest.raises(DatasetError, match="an image between 'broken' and 'broken' cannot be served"):
+    with pytest.raises(
+        DatasetError, match=r"an example between 'broken' and 'broken' cannot be served: .*image file format"
+    ):
         evaluate(exported[1] / layout.SAVED_MODEL, copy)
 
 
@@ -521,13 +524,16 @@ def test_what_is_no_exported_model_is_refused(dataset, tmp_path):
 def test_a_good_model_is_blessed(dataset, tmp_path, events):
     model_file = save(band_model(), tmp_path / "model")
 
-    blessing = validate(model_file, dataset, tmp_path / "out", min_accuracy=0.95)
+    blessing = validate(model_file, dataset, tmp_path / "out", gate=accuracy_gate(0.95))
 
     assert blessing.blessed
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "blessing.json",
         "evaluation.json",
         "export.json",
+        "model.keras",
+        "model_card.html",
+        "model_card.md",
         "report.html",
         "saved_model",
     ]
@@ -547,7 +553,7 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
 def test_a_weak_model_is_not_blessed(dataset, tmp_path, events):
     model_file = save(sometimes_wrong(), tmp_path / "model")
 
-    blessing = validate(model_file, dataset, tmp_path / "out", min_accuracy=0.95)
+    blessing = validate(model_file, dataset, tmp_path / "out", gate=accuracy_gate(0.95))
 
     accuracy = json.loads((tmp_path / "out/evaluation.json").read_text())["accuracy"]
     assert not blessing.blessed
@@ -558,7 +564,7 @@ def test_a_weak_model_is_not_blessed(dataset, tmp_path, events):
 def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
     model = band_model(bias=(float("nan"), 0.0, 0.0))
 
-    blessing = validate(save(model, tmp_path / "model"), dataset, tmp_path / "out", min_accuracy=0.0)
+    blessing = validate(save(model, tmp_path / "model"), dataset, tmp_path / "out", gate=accuracy_gate(0.0))
 
     assert not blessing.blessed
     assert blessing.reason == "examples with non-finite output 90 is not == 0"
@@ -575,7 +581,7 @@ def test_training_history_and_settings_reach_the_report(dataset, tmp_path, event
     settings = {"model": "mnist_cnn", "settings": {"hparams": {"width": 8}}, "versions": {"keras": "3.15.0"}}
     (tmp_path / "model/settings.json").write_text(json.dumps(settings))
 
-    validate(model_file, dataset, tmp_path / "out", min_accuracy=0.5)
+    validate(model_file, dataset, tmp_path / "out", gate=accuracy_gate(0.5))
 
     page = (tmp_path / "out/report.html").read_text()
     assert "loss per epoch: training from 1.5 to 0.5" in page
@@ -587,7 +593,16 @@ def test_training_history_and_settings_reach_the_report(dataset, tmp_path, event
 @pytest.mark.parametrize(
     ("prepare", "error", "message"),
     [
-        (lambda a: a.update(min_accuracy=95.0), SettingsError, r"min_accuracy must be within 0\.\.1, got 95"),
+        (
+            lambda a: a.update(gate=a["gate"].with_rules(["accuracy > champion"])),
+            SettingsError,
+            "say where champions are published",
+        ),
+        (
+            lambda a: a.update(gate=a["gate"].with_rules(["recall[class=tip] > 0"])),
+            SettingsError,
+            "about class 'tip'; the dataset has top, middle, bottom",
+        ),
         (lambda a: a.update(model_file=Path("/nowhere/model.keras")), ModelError, "no model file"),
         (lambda a: a["model_file"].write_bytes(b"no model"), ModelError, "cannot load"),
         (lambda a: (a["dataset"] / "manifest.json").unlink(), DatasetError, "no manifest.json"),
@@ -620,7 +635,7 @@ def test_bad_input_is_refused_before_anything_is_written(prepare, error, message
     arguments = {
         "model_file": save(band_model(), tmp_path / "model"),
         "dataset": copied(dataset, tmp_path),
-        "min_accuracy": 0.9,
+        "gate": accuracy_gate(0.9),
     }
     prepare(arguments)
 
@@ -642,29 +657,31 @@ def test_an_output_directory_that_is_a_file_is_refused(dataset, tmp_path, events
     (tmp_path / "out").write_text("mine")
 
     with pytest.raises(SettingsError, match="cannot write to the output directory"):
-        validate(save(band_model(), tmp_path / "model"), dataset, tmp_path / "out", min_accuracy=0.9)
+        validate(save(band_model(), tmp_path / "model"), dataset, tmp_path / "out", gate=accuracy_gate(0.9))
     assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_a_verdict_never_outlives_the_model_it_was_reached_on(dataset, tmp_path, events):
     model_file, out = save(band_model(), tmp_path / "model"), tmp_path / "out"
-    validate(model_file, dataset, out, min_accuracy=0.9)
+    validate(model_file, dataset, out, gate=accuracy_gate(0.9))
     broken = with_test_examples(dataset, tmp_path, [make_example("broken", b"no image", 0)])
 
     with pytest.raises(DatasetError):
-        validate(model_file, broken, out, min_accuracy=0.9)
+        validate(model_file, broken, out, gate=accuracy_gate(0.9))
 
     assert not (out / layout.BLESSING_FILE).exists()
     assert not (out / layout.EVALUATION_FILE).exists()
 
 
-def test_validating_again_gives_the_same_verdict_and_report(dataset, tmp_path, events):
+def test_validating_again_gives_the_same_verdict_and_numbers(dataset, tmp_path, events):
     model_file, out = save(sometimes_wrong(), tmp_path / "model"), tmp_path / "out"
-    names = (layout.BLESSING_FILE, layout.EVALUATION_FILE, layout.REPORT_FILE)
     runs = []
     for _ in range(2):
-        validate(model_file, dataset, out, min_accuracy=0.9)
-        runs.append([(out / name).read_bytes() for name in names])
+        validate(model_file, dataset, out, gate=accuracy_gate(0.9))
+        evaluation = json.loads((out / layout.EVALUATION_FILE).read_text())
+        for cost in [name for name in evaluation["metrics"] if re.search("latency|throughput|memory", name)]:
+            del evaluation["metrics"][cost]
+        runs.append((evaluation, (out / layout.BLESSING_FILE).read_bytes()))
 
     assert runs[0] == runs[1]
 
@@ -764,7 +781,7 @@ def a_report(names, manifest, *, mistakes=()):
     export = {"parameters": 1234, "bytes": 5678, "versions": {"keras": "3.15.1"}}
     history = {"epoch": (1.0, 2.0), "loss": (1.0, 0.5), "val_loss": (1.1, 0.7), "accuracy": (0.5, 0.9)}
     training = TrainingRecord({"model": "mnist_cnn", "seed": 0}, history)
-    return render_report(evaluation, judge(evaluation, 0.95), manifest, export, training)
+    return render_report(evaluation, judge(evaluation, accuracy_gate(0.95)), manifest, export, training)
 
 
 def test_the_report_needs_nothing_but_itself(manifest):

@@ -65,6 +65,6 @@ def check_pasted_text(name: str, text: str) -> None:
     check_text(name, text)
     if found := _BREAKS_JSON.search(text):
         raise SettingsError(
-            f"{name} holds {found.group()!r}, which breaks the payload of the custom job: {text!r}; "
+            f"{name} holds {found.group()!r}, which breaks the payload of the launcher: {text!r}; "
             "leave it out"
         )

@@ -12,10 +12,13 @@ import sys
 
 from pipelines.local.job import EXECUTOR_INPUT_MARKER
 from tests.contract.fake.services import PROJECT
-from tests.contract.fake.vertex import LOCATION
+from tests.contract.fake.vertex import BUCKET, LOCATION
 from tests.helpers.payloads import whole
 
-_LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
+#: Launchers by the --type that GCPC gives them, and what they take beside what all take.
+_LAUNCHERS = {"CustomJob": ("custom_job", ()), "UploadModel": ("model.upload_model", ("--executor_input",))}
+_PASSED = ("--type", "--payload", "--project", "--location", "--gcp_resources")
+_OPTIONAL = ("--parent_model_name",)
 
 
 def main(arguments: list[str]) -> None:
@@ -27,14 +30,27 @@ def main(arguments: list[str]) -> None:
     # Protobuf's numbers are doubles; the backend writes whole ones without a point.
     payload = json.dumps(whole(json.loads(options["--payload"])))
     options |= {
+        "--executor_input": _stored(options["--executor_input"]),
         "--payload": payload.replace(EXECUTOR_INPUT_MARKER, executor_input),
         "--project": PROJECT,
         "--location": LOCATION,
     }
-    passed = ("--type", "--payload", "--project", "--location", "--gcp_resources")
-    command = [sys.executable, "-u", "-m", _LAUNCHER]
+    launcher, own = _LAUNCHERS[options["--type"]]
+    passed = [*_PASSED, *own, *(name for name in _OPTIONAL if name in options)]
+    module = f"google_cloud_pipeline_components.container.v1.{launcher}.launcher"
+    command = [sys.executable, "-u", "-m", module]
     os.makedirs(os.path.dirname(options["--gcp_resources"]), exist_ok=True)
     os.execv(sys.executable, [*command, *(item for name in passed for item in (name, options[name]))])
+
+
+def _stored(executor_input: str) -> str:
+    """Returns a task's executor input with its input artifacts in Cloud Storage instead of here."""
+    content = json.loads(executor_input)
+    for artifacts in content.get("inputs", {}).get("artifacts", {}).values():
+        for artifact in artifacts["artifacts"]:
+            if artifact["uri"].startswith("/"):
+                artifact["uri"] = f"gs://{BUCKET}{artifact['uri']}"
+    return json.dumps(content)
 
 
 if __name__ == "__main__":

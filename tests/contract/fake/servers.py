@@ -6,14 +6,16 @@ import contextlib
 import json
 import socket
 import socketserver
+import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import grpc
+from google.protobuf import json_format
 from google.rpc import code_pb2
 
 from tests.contract.fake.certificates import Certificates
@@ -63,8 +65,13 @@ def serve_grpc(services: FakeServices, rpcs: Mapping[str, Rpc], files: Certifica
 
 
 @contextlib.contextmanager
-def serve_rest(services: FakeServices, rpcs: Mapping[str, Rpc]) -> Iterator[int]:
-    """Serves the same calls as JSON over HTTP, and tokens under /token, and gives the port."""
+def serve_rest(
+    services: FakeServices, rpcs: Mapping[str, Rpc], files: Certificates | None = None
+) -> Iterator[int]:
+    """Serves the same calls as JSON over HTTP, and tokens under /token, and gives the port.
+
+    With certificates it is HTTPS.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -95,7 +102,7 @@ def serve_rest(services: FakeServices, rpcs: Mapping[str, Rpc]) -> Iterator[int]
                     if match:
                         request = _request(match.groupdict(), route.body, query, body)
                         message = rpc.request.from_json(json.dumps(request))
-                        return json.loads(rpc.response.to_json(services.call(rpc.method, message)))
+                        return _json(rpc, services.call(rpc.method, message))
             raise ApiError(code_pb2.NOT_FOUND, f"no route {self.command} {path}")
 
         def _answer(self, status: int, content: Any) -> None:
@@ -109,8 +116,21 @@ def serve_rest(services: FakeServices, rpcs: Mapping[str, Rpc]) -> Iterator[int]
         def log_message(self, *_: object) -> None:
             pass
 
-    with _running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if files is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files.certificate, files.key)
+        # The handshake is left to the thread of the connection.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    with _running(server) as port:
         yield port
+
+
+def _json(rpc: Rpc, response: Any) -> Any:
+    """Returns a response, proto-plus or plain protobuf (google.longrunning), as JSON."""
+    if hasattr(rpc.response, "to_json"):
+        return json.loads(rpc.response.to_json(response))
+    return json_format.MessageToDict(response)
 
 
 def _request(groups: Mapping[str, str], body_field: str, query: str, body: bytes) -> dict[str, Any]:
@@ -128,8 +148,8 @@ def _request(groups: Mapping[str, str], body_field: str, query: str, body: bytes
 
 
 @contextlib.contextmanager
-def serve_proxy(hosts: Mapping[str, int]) -> Iterator[tuple[int, list[str]]]:
-    """Serves HTTP CONNECT for these hosts, each at a port of this machine, and for nobody else.
+def serve_proxy(hosts: Collection[str], grpc_port: int, https_port: int) -> Iterator[tuple[int, list[str]]]:
+    """Serves HTTP CONNECT for these hosts, at two ports of this machine, and for nobody else.
 
     Gives the proxy's port and the list of the hosts that it has refused.
     """
@@ -145,8 +165,11 @@ def serve_proxy(hosts: Mapping[str, int]) -> Iterator[tuple[int, list[str]]]:
                 refused.append(" ".join(request[:2]))
                 self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
                 return
-            with socket.create_connection(("127.0.0.1", hosts[host])) as server:
-                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            # One host speaks both; the first message of TLS (ALPN) says which of them a client wants.
+            hello = self.connection.recv(1 << 14, socket.MSG_PEEK)
+            port = https_port if b"http/1.1" in hello else grpc_port
+            with socket.create_connection(("127.0.0.1", port)) as server:
                 back = threading.Thread(target=_pump, args=(server, self.connection), daemon=True)
                 back.start()
                 _pump(self.connection, server)

@@ -11,6 +11,8 @@ from pathlib import Path
 from gcp_storage_emulator.server import create_server
 from google.cloud.aiplatform_v1.services.job_service.transports import grpc as jobs_grpc
 from google.cloud.aiplatform_v1.services.job_service.transports import rest_base as jobs_rest
+from google.cloud.aiplatform_v1.services.model_service.transports import grpc as models_grpc
+from google.cloud.aiplatform_v1.services.model_service.transports import rest_base as models_rest
 from google.cloud.aiplatform_v1.types import CustomJob
 from google.cloud.resourcemanager_v3.services.projects.transports import grpc as projects_grpc
 from google.cloud.resourcemanager_v3.services.projects.transports import rest_base as projects_rest
@@ -60,12 +62,14 @@ def fake_vertex(
     """
     services = FakeServices(run)
     rpcs = rpcs_of(jobs_grpc.JobServiceGrpcTransport, jobs_rest)
+    rpcs |= rpcs_of(models_grpc.ModelServiceGrpcTransport, models_rest)
     rpcs |= rpcs_of(projects_grpc.ProjectsGrpcTransport, projects_rest)
     files = write_certificates(directory, _HOSTS)
     with contextlib.ExitStack() as stack:
         grpc_port = stack.enter_context(serve_grpc(services, rpcs, files))
         rest_port = stack.enter_context(serve_rest(services, rpcs))
-        proxy_port, refused = stack.enter_context(serve_proxy(dict.fromkeys(_HOSTS, grpc_port)))
+        https_port = stack.enter_context(serve_rest(services, rpcs, files))
+        proxy_port, refused = stack.enter_context(serve_proxy(_HOSTS, grpc_port, https_port))
         rest = f"http://127.0.0.1:{rest_port}"
         account = write_service_account(directory / "account.json", f"{rest}/token")
         environment = {

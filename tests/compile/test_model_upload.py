@@ -1,0 +1,95 @@
+"""The upload to the Model Registry in the compiled retraining pipeline."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.register.upload import ModelUpload
+from components.train.pools.cluster import Cluster
+from components.train.pools.job import CustomJobSettings
+from components.train.pools.pool import WorkerPool
+from pipelines.check.load import parse
+from pipelines.check.run import check
+from pipelines.compile import compile_pipeline
+from pipelines.settings import Settings
+
+PARENT = "projects/my-project/locations/europe-west4/models/7"
+JOB = CustomJobSettings(cluster=Cluster.of(WorkerPool(replica_count=1, machine_type="n1-standard-8")))
+
+
+def compiled(upload: ModelUpload | None, *, pools_at_run_time: bool = False) -> str:
+    return compile_pipeline(
+        Settings(image="i:1", train=JOB, model_upload=upload, pools_at_run_time=pools_at_run_time)
+    )
+
+
+def blessed_tasks(text: str) -> dict[str, dict]:
+    spec = yaml.safe_load(text)
+    (tasks,) = (
+        item["dag"]["tasks"]
+        for name, item in spec["components"].items()
+        if "register" in item.get("dag", {}).get("tasks", {}) and name.count("-") == 2
+    )
+    return tasks
+
+
+@pytest.mark.parametrize("pools_at_run_time", [False, True])
+def test_a_blessed_model_is_uploaded_after_it_was_published(pools_at_run_time):
+    upload = ModelUpload(display_name="digits", serving_image_uri="s:1", parent_model=PARENT)
+    text = compiled(upload, pools_at_run_time=pools_at_run_time)
+    tasks = blessed_tasks(text)
+
+    assert {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()} == {
+        "register": [],
+        "serving-model": ["register"],
+        "importer": [],
+        "model-upload": ["importer", "serving-model"],
+        "registry-evaluation": ["model-upload"],
+    }
+    assert check(parse(text, Path("p.yaml"))) == []
+
+
+def test_the_upload_goes_where_the_pipeline_runs():
+    """GCPC's own default is us-central1."""
+    tasks = blessed_tasks(compiled(ModelUpload(display_name="digits", serving_image_uri="s:1")))
+    given = {
+        name: item["runtimeValue"]["constant"]
+        for name, item in tasks["model-upload"]["inputs"]["parameters"].items()
+        if "runtimeValue" in item
+    }
+
+    assert given == {
+        "location": "{{$.pipeline_google_cloud_location}}",
+        "encryption_spec_key_name": "{{$.pipeline_encryption_key_name}}",
+        "display_name": "digits",
+        "labels": {"pipeline": "retrain"},
+        "version_aliases": [],
+    }
+
+
+def test_no_upload_unless_it_is_asked_for():
+    text = compiled(None)
+
+    assert set(blessed_tasks(text)) == {"register"}
+    assert "serving" not in text
+
+
+def test_compiling_an_upload_loads_neither_tensorflow_nor_the_vertex_client(tmp_path):
+    table = '[model_upload]\ndisplay_name = "d"\nserving_image_uri = "s:1"\n'
+    (tmp_path / "s.toml").write_text(
+        'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n' + table
+    )
+    program = (
+        "import sys; from pathlib import Path; from pipelines import compile, settings\n"
+        "compile.compile_pipeline(settings.load(Path(sys.argv[1])))\n"
+        "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'sklearn', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "s.toml")], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr

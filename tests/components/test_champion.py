@@ -1,0 +1,168 @@
+"""What was published is listed, and an earlier version comes back."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from components.register.champion import current, publish, rollback
+from components.register.version import complete_versions
+from pipelines import cli
+from tests.components.test_register import write_export
+from trainer.errors import ModelError, RunError
+
+
+@pytest.fixture
+def champion(tmp_path):
+    return tmp_path / "store" / "champion"
+
+
+@pytest.fixture
+def versions(champion, tmp_path):
+    """Three versions, the last of which is the champion."""
+    return [
+        publish(write_export(tmp_path / f"model-{index}"), champion, accuracy=accuracy)
+        for index, accuracy in enumerate((0.95, 0.96, 0.97))
+    ]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.main, ["champion", *map(str, arguments)])
+
+
+def test_each_version_names_the_one_that_it_replaced(champion, versions):
+    assert [version.previous for version in versions] == ["", versions[0].version, versions[1].version]
+    assert complete_versions(champion) == sorted(versions, key=lambda version: version.version)
+
+
+def test_one_goes_back_step_by_step_and_forward_by_name(champion, versions):
+    first, second, third = versions
+
+    assert rollback(champion) == second == current(champion)
+    assert rollback(champion) == first == current(champion)
+    assert rollback(champion, third.version) == third == current(champion)
+    assert set(complete_versions(champion)) == {first, second, third}
+
+
+def test_what_is_published_after_a_rollback_goes_back_to_what_it_replaced(champion, versions, tmp_path):
+    rollback(champion)
+    fourth = publish(write_export(tmp_path / "fourth"), champion, accuracy=0.98)
+
+    assert fourth.previous == versions[1].version
+    assert rollback(champion) == versions[1]
+
+
+def test_the_first_version_has_none_to_go_back_to(champion, tmp_path):
+    first = publish(write_export(tmp_path / "model"), champion, accuracy=0.9)
+
+    with pytest.raises(ModelError, match=f"{first.version} replaced no version; name the one to go to"):
+        rollback(champion)
+    with pytest.raises(ModelError, match=f"{first.version} is the champion already"):
+        rollback(champion, first.version)
+    assert current(champion) == first
+
+
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(champion, versions):
+    (champion / versions[1].path / "version.json").unlink()  # its publisher was killed
+
+    with pytest.raises(ModelError, match=f"no version {versions[1].version} in .*; there are .*-"):
+        rollback(champion)
+    assert current(champion) == versions[2]
+
+
+def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, versions, monkeypatch):
+    def full(path, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("components.register.champion.files.write_json", full)
+    with pytest.raises(RunError, match="No space left on device; the champion is unchanged"):
+        rollback(champion)
+    assert current(champion) == versions[2]
+
+
+READER = """
+import pathlib, sys
+from components.register.champion import current
+
+reads, seen = 0, set()
+while reads < 500 or len(seen) < 2:
+    seen.add(current(pathlib.Path(sys.argv[1])).version)
+    reads += 1
+"""
+
+
+def test_a_reader_sees_one_champion_or_the_other(champion, versions):
+    reader = subprocess.Popen([sys.executable, "-c", READER, str(champion)])
+    while reader.poll() is None:
+        rollback(champion)
+        rollback(champion, versions[2].version)
+
+    assert reader.returncode == 0
+
+
+def test_show_says_what_is_in_use_and_what_one_can_go_back_to(champion, versions):
+    rollback(champion)
+    done = invoke("show", champion)
+
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == f"champion    {versions[1].version}"
+    assert f"path        {champion / versions[1].path}" in lines
+    assert f"replaced    {versions[0].version}" in lines
+    marked = {line[2:].split()[0]: line[0] for line in lines if "  accuracy " in line}
+    assert marked == {version.version: " *"[version == versions[1]] for version in versions}
+
+
+def test_show_takes_the_models_facts_from_its_export(champion, versions):
+    export = {
+        "fingerprint": "sha256:abc",
+        "parameters": 1234,
+        "bytes": 2_500_000,
+        "versions": {"keras": "3.15.1"},
+        "git_revision": "abc123",
+    }
+    (champion / versions[2].path / "export.json").write_text(json.dumps(export))
+
+    lines = invoke("show", champion).output.splitlines()
+
+    assert {
+        "parameters  1,234",
+        "size        2.5 MB",
+        "revision    abc123",
+        "made with   keras 3.15.1",
+    } <= set(lines)
+
+
+def test_rollback_says_which_version_is_the_champion_now(champion, versions):
+    done = invoke("rollback", champion)
+
+    assert (done.exit_code, current(champion)) == (0, versions[1])
+    assert done.output == f"version {versions[1].version} is the champion (accuracy 0.9600)\n"
+
+    done = invoke("rollback", champion, "--to", versions[2].version)
+
+    assert (done.exit_code, current(champion)) == (0, versions[2])
+
+
+@pytest.mark.parametrize("command", ["show", "rollback"])
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("nothing-here", "nothing has been published in"), ("gs://no-such-bucket/x", "is not mounted here")],
+)
+def test_a_place_without_a_champion_is_one_line(command, place, message, tmp_path):
+    done = invoke(command, place if place.startswith("gs:") else tmp_path / place)
+
+    assert done.exit_code == 2
+    assert message in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+def test_a_damaged_record_of_a_version_is_said(champion, versions):
+    (champion / versions[0].path / "version.json").write_text("{")
+
+    done = invoke("show", champion)
+
+    assert done.exit_code == 2
+    assert "version.json is damaged" in done.output

@@ -1,0 +1,401 @@
+"""The exported model: signatures, agreement with the trained model, golden set, what export.json says."""
+
+import base64
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from components.export_validate import layout, provenance, samples, signatures
+from components.export_validate.agreement import largest_difference
+from components.export_validate.export import export_model
+from components.export_validate.operations import check_operations
+from components.export_validate.served import ServedModel
+from tests.helpers import clean_server
+from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
+from trainer.data.decode import parse_batch
+from trainer.errors import DatasetError, ModelError
+from trainer.models.build import build
+
+RECORDS = {"train": 12, "validation": 6, "test": samples.MOST + 4}
+SHAPE = (12, 12, 3)
+
+
+def image_model(*, bias=0.0):
+    """Returns a small model with random weights."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input(SHAPE, dtype="uint8"),
+            keras.layers.Rescaling(1 / 64),
+            keras.layers.Conv2D(4, 3, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3, "softmax", bias_initializer=keras.initializers.Constant(bias)),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A model, its dataset, and its export."""
+
+    model: keras.Model
+    manifest: object
+    dataset: Path
+    out: Path
+
+    @property
+    def content(self):
+        return json.loads((self.out / layout.EXPORT_FILE).read_text())
+
+    @property
+    def taken(self):
+        return samples.take_samples(self.manifest, self.dataset)
+
+    def expected(self):
+        """Returns what the model gives for the samples, and what it takes for them."""
+        inputs, _ = parse_batch(tf.constant(self.taken), self.manifest.inputs)
+        return np.asarray(self.model(inputs, training=False)), inputs
+
+    def stored(self, name):
+        """Returns a feature of the samples as it is stored."""
+        features = [tf.train.Example.FromString(one).features.feature[name] for one in self.taken]
+        return [getattr(feature, feature.WhichOneof("kind")).value[0] for feature in features]
+
+
+def export(model, manifest, dataset, out, **options):
+    taken = samples.take_samples(manifest, dataset)
+    export_model(model, manifest, out, samples=taken, **options)
+    return Exported(model, manifest, dataset, out)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("images")
+    manifest = write_dataset(directory, shape=SHAPE, records=RECORDS)
+    return export(image_model(), manifest, directory, tmp_path_factory.mktemp("image_export"))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("table")
+    manifest = write_table(directory, records=RECORDS)
+    keras.utils.set_random_seed(7)
+    model = build("mlp", manifest.info(), {"units": 8, "buckets": 16, "embedding": 2})
+    return export(model, manifest, directory, tmp_path_factory.mktemp("table_export"))
+
+
+def b64(values):
+    return [{"b64": base64.b64encode(value).decode()} for value in values]
+
+
+def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, table):
+    """Requests and answers are JSON, as TensorFlow Serving's REST interface has them."""
+    pixels = images.expected()[1].numpy().tolist()
+    rows = [
+        {"year": year, "income": income, "city": city.decode()}
+        for year, income, city in zip(*map(table.stored, ("year", "income", "city")), strict=True)
+    ]
+    asked = [
+        (images, {"instances": b64(images.stored("image"))}),
+        (images, {"signature_name": "serving_tensor", "instances": pixels}),
+        (images, {"signature_name": "serving_example", "instances": b64(images.taken)}),
+        (table, {"instances": rows}),
+        (table, {"signature_name": "serving_example", "instances": b64(table.taken)}),
+        (images, images.content["golden"]),
+        (table, table.content["golden"]),
+    ]
+    process = subprocess.run(
+        [sys.executable, clean_server.__file__],
+        input=json.dumps([(str(one.out / layout.SAVED_MODEL), body) for one, body in asked]),
+        capture_output=True,
+        text=True,
+        cwd=images.out,
+        check=False,
+        timeout=200,
+    )
+
+    assert process.returncode == 0, process.stderr
+    answers = [answer["predictions"] for answer in json.loads(process.stdout.splitlines()[-1])]
+    for (one, _), answer in zip(asked[:5], answers[:5], strict=True):
+        expected, _ = one.expected()
+        assert len(answer) == samples.MOST
+        np.testing.assert_allclose([row["probabilities"] for row in answer], expected, rtol=0, atol=1e-5)
+        assert [row["label"] for row in answer] == expected.argmax(axis=1).tolist()
+        assert all(row["label_name"] == CLASS_NAMES[row["label"]] for row in answer)
+    for one, answer in zip((images, table), answers[5:], strict=True):
+        golden = one.content["golden"]["predictions"]
+        assert len(golden) == 16
+        assert [row["label_name"] for row in answer] == [row["label_name"] for row in golden]
+        for found, said in zip(answer, golden, strict=True):
+            np.testing.assert_allclose(found["probabilities"], said["probabilities"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["images", "table"])
+def test_export_json_says_how_far_the_export_is_from_the_model(name, request):
+    content = request.getfixturevalue(name).content
+
+    assert content["compared_examples"] == samples.MOST
+    assert 0.0 <= content["max_difference"] <= 1e-5
+
+
+def test_export_json_names_the_signatures_of_images(images):
+    found = images.content["signatures"]
+
+    assert {name: one["inputs"] for name, one in found.items()} == {
+        "serving_default": {"images": {"dtype": "string", "shape": [None]}},
+        "serving_tensor": {"pixels": {"dtype": "uint8", "shape": [None, 12, 12, 3]}},
+        "serving_example": {"examples": {"dtype": "string", "shape": [None]}},
+    }
+    assert {tuple(one["outputs"]) for one in found.values()} == {("probabilities", "label", "label_name")}
+
+
+def test_export_json_names_the_columns_of_a_table(table):
+    found = table.content["signatures"]
+
+    assert found["serving_default"]["inputs"] == {
+        "year": {"dtype": "int64", "shape": [None]},
+        "income": {"dtype": "float32", "shape": [None]},
+        "city": {"dtype": "string", "shape": [None]},
+    }
+    assert set(found) == {"serving_default", "serving_example"}
+
+
+@pytest.mark.parametrize("name", ["images", "table"])
+def test_stored_examples_are_predicted_as_they_are(name, request):
+    one = request.getfixturevalue(name)
+
+    found = ServedModel(one.out / layout.SAVED_MODEL, 3).predict_examples(tf.constant(one.taken))
+
+    expected, _ = one.expected()
+    np.testing.assert_allclose(found.probabilities, expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(found.labels, expected.argmax(axis=1))
+
+
+def test_an_example_without_a_column_is_refused(table):
+    served = ServedModel(table.out / layout.SAVED_MODEL, 3)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"city.*is required but could not be found"):
+        served.predict_examples(tf.constant([without(table.taken[0], "city")]))
+    assert len(served.predict_examples(tf.constant([without(table.taken[0], "label")])).labels) == 1
+
+
+def without(example, name):
+    parsed = tf.train.Example.FromString(example)
+    del parsed.features.feature[name]
+    return parsed.SerializeToString()
+
+
+def test_a_model_exported_without_that_signature_is_named(images, tmp_path):
+    archive = keras.export.ExportArchive()
+    functions = signatures.make_signatures(images.model, images.manifest, "probabilities")
+    archive.add_endpoint("serving_default", functions["serving_default"])
+    archive.write_out(tmp_path / "old", verbose=False)
+
+    with pytest.raises(ModelError, match="has no signature 'serving_example'; export it again"):
+        ServedModel(tmp_path / "old", 3).predict_examples(tf.constant(images.taken[:1]))
+
+
+def test_images_stored_as_raw_values_are_served_too(tmp_path):
+    manifest = write_dataset(tmp_path / "data", shape=SHAPE, records={"test": 8}, encoding="raw")
+
+    one = export(image_model(), manifest, tmp_path / "data", tmp_path / "out")
+
+    assert one.content["max_difference"] <= 1e-5
+    assert base64.b64decode(one.content["golden"]["instances"][0]["b64"]).startswith(b"\x89PNG")
+
+
+def test_logits_are_compared_behind_their_softmax(tmp_path):
+    manifest = write_dataset(tmp_path / "data", shape=SHAPE, records={"test": 8})
+    layers = [keras.Input(SHAPE, dtype="uint8"), keras.layers.Rescaling(1 / 64), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    content = export(model, manifest, tmp_path / "data", tmp_path / "out").content
+
+    assert content["max_difference"] <= 1e-5
+    sums = [sum(row["probabilities"]) for row in content["golden"]["predictions"]]
+    assert sums == pytest.approx([1.0] * 8, abs=1e-5)
+
+
+def test_an_export_that_is_not_the_model_shows(images):
+    loaded = tf.saved_model.load(str(images.out / layout.SAVED_MODEL))
+    other = image_model(bias=[4.0, 0.0, 0.0])
+
+    found = largest_difference(other, "probabilities", images.manifest, loaded, images.taken[:9])
+
+    assert found > 0.01
+
+
+@pytest.mark.parametrize(("bias", "difference"), [(float("nan"), 1.0), (0.0, 1e-5)])
+def test_an_output_that_is_not_a_number_differs_from_a_number(bias, difference, images):
+    loaded = tf.saved_model.load(str(images.out / layout.SAVED_MODEL))
+    other = image_model(bias=bias)
+
+    found = largest_difference(other, "probabilities", images.manifest, loaded, images.taken[:9])
+
+    assert found == pytest.approx(difference, abs=1e-5)
+
+
+def test_a_model_of_nan_agrees_with_itself_and_its_golden_set_is_empty_of_numbers(images, tmp_path):
+    one = export(image_model(bias=float("nan")), images.manifest, images.dataset, tmp_path)
+
+    assert one.content["max_difference"] == 0.0
+    assert one.content["golden"]["predictions"][0]["probabilities"] == [None, None, None]
+
+
+@keras.saving.register_keras_serializable("tests")
+class InPython(keras.layers.Layer):
+    """A layer whose graph calls back into this process."""
+
+    def call(self, inputs):
+        return tf.ensure_shape(tf.numpy_function(lambda x: x, [inputs], tf.float32), inputs.shape)
+
+
+def test_a_model_that_calls_python_is_refused_and_nothing_written(images, tmp_path):
+    base = image_model()
+    model = keras.Sequential([*base.layers[:1], InPython(), *base.layers[1:]])
+    model.build((None, *SHAPE))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+
+    with pytest.raises(
+        ModelError, match=r"calls Python while it predicts \(.*PyFunc.*replace tf.py_function"
+    ):
+        export_model(model, images.manifest, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_model_file_lies_beside_the_export_even_where_it_lay_before(images, tmp_path):
+    (tmp_path / "trained").mkdir()
+    images.model.save(tmp_path / "trained/model.keras")
+    trained = (tmp_path / "trained/model.keras").read_bytes()
+
+    for out in ("out", "trained"):
+        export_model(
+            images.model,
+            images.manifest,
+            tmp_path / out,
+            model_file=tmp_path / "trained/model.keras",
+            settings={"model": "mine"},
+        )
+        assert (tmp_path / out / layout.MODEL_FILE).read_bytes() == trained
+        assert json.loads((tmp_path / out / layout.EXPORT_FILE).read_text())["settings"] == {"model": "mine"}
+
+
+def test_samples_are_test_examples_first(tmp_path):
+    manifest = write_dataset(tmp_path, records={"train": 5, "validation": 4, "test": 3})
+
+    keys = [
+        tf.train.Example.FromString(one).features.feature["key"].bytes_list.value[0].decode().split("/")[0]
+        for one in samples.take_samples(manifest, tmp_path, 10)
+    ]
+
+    assert keys == ["test"] * 3 + ["validation"] * 4 + ["train"] * 3
+
+
+def test_a_damaged_sample_is_refused(images, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(images.dataset, copy)
+    shard = copy / images.manifest.splits["test"].shards[0].file
+    shard.write_bytes(shard.read_bytes()[:-5] + b"12345")
+
+    with pytest.raises(DatasetError, match=r"is damaged: .*; preprocess the data again"):
+        samples.take_samples(images.manifest, copy, 1000)
+
+    with pytest.raises(DatasetError, match="one of the first 1 examples cannot be served"):
+        export_model(
+            images.model, images.manifest, tmp_path / "out", samples=[without(images.taken[0], "image")]
+        )
+    assert not (tmp_path / "out" / layout.EXPORT_FILE).exists()
+
+
+def test_columns_keep_names_that_can_be_arguments():
+    columns = ["year", "petal width (cm)", "Größe", "a b", "a_b", "a-b", "self", "1st", "猫", "犬"]
+
+    names = signatures.argument_names(columns)
+
+    assert names == {
+        "year": "year",
+        "petal width (cm)": "petal_width_cm",
+        "Größe": "Gr_e",
+        "a b": "a_b_",
+        "a_b": "a_b",
+        "a-b": "a_b__",
+        "self": "column_self",
+        "1st": "column_1st",
+        "猫": "column",
+        "犬": "column_",
+    }
+
+
+def test_columns_of_any_name_are_served(table, tmp_path):
+    renamed = {"year": "self", "income": "income (€)", "city": "1st city"}
+    features = tuple(
+        dataclasses.replace(one, name=renamed.get(one.name, one.name)) for one in table.manifest.features
+    )
+    manifest = dataclasses.replace(table.manifest, features=features)
+    given = []
+    for example in table.taken[:5]:
+        parsed = tf.train.Example.FromString(example)
+        for old, new in renamed.items():
+            parsed.features.feature[new].CopyFrom(parsed.features.feature.pop(old))
+        given.append(parsed.SerializeToString())
+
+    # The names of Keras' inputs are free; it finds the columns by the keys of the dict.
+    by_old_name = table.model
+
+    class Renamed(keras.Model):
+        def call(self, columns, training=False):
+            return by_old_name({old: columns[new] for old, new in renamed.items()}, training=training)
+
+    model = Renamed()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.loss = by_old_name.loss
+    export_model(model, manifest, tmp_path, samples=given)
+
+    content = json.loads((tmp_path / layout.EXPORT_FILE).read_text())
+    arguments = {name: column["argument"] for name, column in content["inputs"].items()}
+    assert arguments == {"self": "column_self", "income (€)": "income", "1st city": "column_1st_city"}
+    assert set(content["signatures"]["serving_default"]["inputs"]) == set(arguments.values())
+    assert content["max_difference"] <= 1e-5
+
+
+def test_the_git_revision_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.read_revision() is None
+
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *command], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert provenance.read_revision() == head.stdout.strip()
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.read_revision() is None
+
+
+@pytest.mark.parametrize(("operation", "refused"), [("SentencepieceOp", True), ("XlaCallModule", False)])
+def test_operations_of_other_libraries_are_refused(operation, refused):
+    graph = tf.compat.v1.GraphDef()
+    graph.node.add(op="Identity", name="x")
+    graph.library.function.add().node_def.add(op=operation, name="y")
+
+    concrete = SimpleNamespace(graph=SimpleNamespace(as_graph_def=lambda: graph))
+
+    if refused:
+        with pytest.raises(ModelError, match=r"not TensorFlow's own \(SentencepieceOp\)"):
+            check_operations(concrete)
+    else:
+        check_operations(concrete)

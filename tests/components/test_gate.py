@@ -1,0 +1,360 @@
+"""Verdicts on real small models: what is measured of them, and what a gate makes of it.
+
+A model here has weights set by hand: it scores how much brighter each band of the image is.
+"""
+
+import dataclasses
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+from sklearn import metrics
+
+from components.export_validate import layout
+from components.export_validate.champion import challenge
+from components.export_validate.evaluate import compare, evaluate, measure
+from components.export_validate.export import export_model
+from components.export_validate.rules import Gate, accuracy_gate, judge, parse_rules
+from components.export_validate.run import run
+from components.register.champion import publish
+from pipelines.cli import main
+from tests.helpers.datasets import write_dataset, write_table
+from trainer.data import manifest as manifests
+
+SHAPE = (12, 12, 3)
+TEST_RECORDS = 90
+
+
+@keras.saving.register_keras_serializable("tests")
+class Slow(keras.layers.Layer):
+    """Takes a while, and changes nothing."""
+
+    def call(self, inputs):
+        matrix = tf.random.uniform((700, 700))
+        for _ in range(8):
+            matrix = tf.matmul(matrix, matrix) / 1e4
+        return inputs + 0.0 * tf.reduce_sum(tf.clip_by_value(matrix, 0.0, 1.0))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Large(keras.layers.Layer):
+    """Has 1.2 MB of weights that do nothing."""
+
+    def build(self, shape):
+        self.ballast = self.add_weight(shape=(300, 1000), initializer="zeros")
+
+    def call(self, inputs):
+        return inputs + self.ballast[0, 0]
+
+
+def band_model(*, bias=(0.0, 0.0, 0.0), order=(0, 1, 2), layers=(), nan=False):
+    """Returns a compiled model that is right on every image, or, with a bias, sometimes wrong."""
+    outputs = keras.layers.Dense(3, "softmax")
+    model = keras.Sequential(
+        [
+            keras.Input(SHAPE, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            *layers,
+            outputs,
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    kernel = np.zeros((*SHAPE, 3), np.float32)
+    for label in range(3):
+        kernel[4 * label : 4 * (label + 1), :, :, order[label]] = 30 / np.prod(SHAPE)
+    if nan:
+        kernel[0, 0, 0, 0] = np.nan
+    outputs.set_weights([kernel.reshape(-1, 3), np.asarray(bias, np.float32)])
+    return model
+
+
+PRESENT = {"bias": (4.7, 0.0, 0.0)}  # right on about two thirds
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dataset")
+    write_dataset(directory, shape=SHAPE, shards=2, records={"train": 12, "test": TEST_RECORDS})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def champion(dataset, tmp_path_factory):
+    """A directory with a published champion that is right on about two thirds."""
+    work = tmp_path_factory.mktemp("champion")
+    outcome = run(save(band_model(**PRESENT), work), dataset, work / "out", gate=accuracy_gate(0.3))
+    publish(work / "out", work / "champions", accuracy=outcome.evaluation.accuracy)
+    return work / "champions"
+
+
+@pytest.fixture(scope="module")
+def measured(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp("measured")
+    export_model(band_model(**PRESENT), manifests.load(dataset), out)
+    return measure(out / layout.SAVED_MODEL, dataset)
+
+
+def save(model, directory):
+    model.save(directory / "model.keras")
+    return directory / "model.keras"
+
+
+# What is measured
+
+
+def test_the_numbers_are_those_of_scikit_learn(measured):
+    labels, predicted = measured.outcomes.labels, measured.outcomes.predicted
+    probabilities = measured.outcomes.probabilities.astype(np.float64)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    found = measured.evaluation.metrics
+
+    average = {"average": "macro", "zero_division": 0.0}
+    expected = {
+        "accuracy": metrics.accuracy_score(labels, predicted),
+        "macro_precision": metrics.precision_score(labels, predicted, **average),
+        "macro_recall": metrics.recall_score(labels, predicted, **average),
+        "macro_f1": metrics.f1_score(labels, predicted, **average),
+        "weighted_f1": metrics.f1_score(labels, predicted, average="weighted"),
+        "log_loss": metrics.log_loss(labels, probabilities),
+        "roc_auc": metrics.roc_auc_score(labels, probabilities, multi_class="ovr"),
+        "pr_auc": metrics.average_precision_score(np.eye(3)[labels], probabilities, average="macro"),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    assert "top5_accuracy" not in found  # of three classes it would always be 1
+    assert 0.3 < found["accuracy"] < 0.95
+
+
+def test_what_it_costs_is_measured(measured):
+    found = measured.evaluation.metrics
+
+    assert 0 < found["latency_p50_ms"] <= found["latency_p95_ms"]
+    assert 0 < found["latency_batch32_p50_ms"] <= found["latency_batch32_p95_ms"]
+    assert found["throughput"] > 0
+    assert 0 < found["size_mb"] < 1
+    assert found["peak_memory_mb"] > 100
+    assert found["batch_difference"] < 1e-5
+    assert 0 <= found["jpeg_flips"] <= 1
+    assert 0 <= found["shift_flips"] <= 1
+
+
+def test_calibration_is_that_of_every_example(measured):
+    bins, outcomes = measured.evaluation.calibration, measured.outcomes
+    confidence = outcomes.probabilities.max(axis=1)
+
+    assert sum(item.examples for item in bins) == TEST_RECORDS
+    for item in bins:
+        inside = (confidence > item.lower) & (confidence <= item.upper)
+        assert item.examples == inside.sum()
+        assert item.accuracy == pytest.approx(outcomes.right[inside].mean())
+    by_hand = sum(item.examples * abs(item.accuracy - item.confidence) for item in bins) / TEST_RECORDS
+    assert measured.evaluation.metrics["ece"] == pytest.approx(by_hand)
+
+
+def test_intervals_hold_their_value(measured):
+    evaluation = measured.evaluation
+
+    assert set(evaluation.intervals) >= {"accuracy", "macro_f1", "recall[class=top]", "f1[class=bottom]"}
+    for name in ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1"):
+        lower, upper = evaluation.intervals[name]
+        assert lower < evaluation.metrics[name] < upper
+    # The normal approximation of a share's interval.
+    half = 1.96 * np.sqrt(evaluation.accuracy * (1 - evaluation.accuracy) / TEST_RECORDS)
+    lower, upper = evaluation.intervals["accuracy"]
+    assert upper - lower == pytest.approx(2 * half, rel=0.15)
+
+
+def test_slices_by_class(measured):
+    by_name = {item.name: item for item in measured.evaluation.slices}
+
+    for score in measured.evaluation.classes:
+        assert by_name[f"class={score.name}"].accuracy == pytest.approx(score.recall)
+        assert by_name[f"class={score.name}"].examples == score.examples
+        assert by_name[f"class={score.name}"].decided
+
+
+def test_curves_lie_between_their_corners(measured):
+    for curve in (*measured.evaluation.roc, *measured.evaluation.precision_recall):
+        assert len(curve.x) == len(curve.y) == len(curve.thresholds) <= 62
+        assert np.isfinite([*curve.x, *curve.y, *curve.thresholds]).all()
+    for curve in measured.evaluation.roc:
+        assert (curve.x[0], curve.y[0], curve.x[-1], curve.y[-1]) == (0, 0, 1, 1)
+        assert curve.area == pytest.approx(metrics.auc(curve.x, curve.y), abs=0.01)
+
+
+def test_a_model_is_not_ahead_of_itself(measured):
+    evaluation = compare(measured, measured)
+
+    assert evaluation.champion.accuracy == evaluation.accuracy
+    assert evaluation.leads["accuracy"].interval == (0.0, 0.0)
+    assert evaluation.leads["accuracy"].p == 1.0
+
+
+def test_the_evaluation_can_be_written(measured):
+    content = json.loads(json.dumps(compare(measured, measured).to_json(), allow_nan=False))
+
+    assert content["champion"]["metrics"]["accuracy"] == content["accuracy"]
+    assert content["champion"]["champion"] is None
+
+
+def test_a_table_is_sliced_by_its_columns(tmp_path):
+    manifest = write_table(tmp_path / "data", records={"train": 12, "test": 60})
+    columns = {
+        name: keras.Input((), dtype=feature.dtype, name=name) for name, feature in manifest.inputs.items()
+    }
+    year = keras.ops.cast(columns["year"], "float32")
+    outputs = keras.layers.Dense(3, "softmax")(keras.ops.expand_dims(year - 2005.0, -1))
+    model = keras.Model(columns, outputs)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    export_model(model, manifest, tmp_path / "out")
+
+    evaluation = evaluate(tmp_path / "out" / layout.SAVED_MODEL, tmp_path / "data", min_slice=20)
+
+    names = {item.name.partition("=")[0] for item in evaluation.slices}
+    assert names == {"class", "year", "income", "city"}
+    cities = [item for item in evaluation.slices if item.name.startswith("city=")]
+    assert [item.name for item in cities] == ["city=Bern", "city=Rom", "city=Ulm"]
+    assert sum(item.examples for item in cities) == 60
+    assert [item.decided for item in cities] == [item.examples >= 20 for item in cities]
+    incomes = [item for item in evaluation.slices if item.name.startswith("income=")]
+    assert [item.examples for item in incomes] == [15, 15, 15, 15]
+
+
+# The verdicts
+
+
+NOT_WORSE = ["accuracy >= champion - 0.005"]
+AHEAD = ["accuracy > champion (p < 0.05)"]
+BETTER = band_model
+
+
+@pytest.mark.parametrize(
+    ("build", "rules", "blessed", "reason"),
+    [
+        (lambda: band_model(bias=(5.5, 0, 0)), NOT_WORSE, False, "is not >="),  # worse
+        (lambda: band_model(**PRESENT), NOT_WORSE, True, "accuracy"),  # equal
+        (
+            lambda: band_model(**PRESENT),
+            AHEAD,
+            False,
+            "accuracy 0.6222 is not significantly > 0.622222 (p = 1.000",
+        ),
+        (BETTER, [*NOT_WORSE, *AHEAD, "worst_slice(accuracy) >= 0.9"], True, "accuracy"),
+        # Better overall, and blind to one class.
+        (
+            lambda: band_model(bias=(0, 0, -9.0)),
+            ["accuracy >= champion", "recall[class=bottom] >= champion - 0.01"],
+            False,
+            "recall[class=bottom] 0.0000 is not >=",
+        ),
+        (lambda: band_model(bias=(0, 0, -9.0)), ["worst_slice(recall) >= 0.5"], False, "class=bottom"),
+        (lambda: band_model(order=(1, 2, 0)), NOT_WORSE, False, "accuracy 0.0000 is not >="),  # other labels
+        (
+            lambda: band_model(nan=True),
+            ["accuracy >= 0"],
+            False,
+            "examples with non-finite output 90 is not == 0",
+        ),
+        (lambda: band_model(layers=[Large()]), ["size_mb <= 1"], False, "size_mb 1."),  # too large
+        (BETTER, ["size_mb <= 1"], True, "size_mb"),
+        (lambda: band_model(layers=[Slow()]), ["latency_p50_ms <= 5"], False, "latency_p50_ms"),  # too slow
+    ],
+)
+def test_each_model_gets_the_verdict_that_it_deserves(
+    build, rules, blessed, reason, dataset, champion, tmp_path
+):
+    gate = Gate(parse_rules(rules))
+    export_model(build(), manifests.load(dataset), tmp_path)
+    challenger = measure(tmp_path / layout.SAVED_MODEL, dataset)
+
+    evaluation, no_champion = challenger.evaluation, ""
+    if any(rule.champion for rule in gate.rules):
+        evaluation, no_champion = challenge(challenger, str(champion), dataset, "test", min_slice=10)
+    blessing = judge(evaluation, gate, no_champion=no_champion)
+
+    assert blessing.blessed == blessed, blessing.reason
+    assert reason in blessing.reason
+
+
+@pytest.mark.parametrize(
+    ("damage", "because"),
+    [
+        (lambda place, _: None, "there is no champion in"),
+        (lambda place, _: (place / "champion.json").write_text("{"), "champion.json is damaged"),
+        (lambda place, publish_into: publish_into(place, class_names=["a", "b", "c"]), "has other classes"),
+        (lambda place, publish_into: publish_into(place, inputs={"year": {}}), "has other inputs (year)"),
+        (lambda place, publish_into: publish_into(place, without=True), "cannot load the exported model"),
+    ],
+)
+def test_a_champion_that_cannot_be_measured_is_never_ignored(
+    damage, because, dataset, champion, tmp_path, measured
+):
+    def publish_into(place, *, without=False, **changes):
+        shutil.copytree(champion, place, dirs_exist_ok=True)
+        (version,) = (place / "versions").iterdir()
+        content = json.loads((version / "export.json").read_text())
+        (version / "export.json").write_text(json.dumps(content | changes))
+        if without:
+            shutil.rmtree(version / "saved_model")
+
+    place = tmp_path / "champions"
+    place.mkdir()
+    damage(place, publish_into)
+    rules = parse_rules(["accuracy >= 0.3", "accuracy >= champion"])
+
+    evaluation, no_champion = challenge(measured, str(place), dataset, "test", min_slice=10)
+
+    assert because in no_champion
+    for first_run, verdict in (("bless", "skipped"), ("block", "failed")):
+        blessing = judge(evaluation, Gate(rules, first_run), no_champion=no_champion)
+        assert (blessing.blessed, blessing.rules[1].verdict) == (first_run == "bless", verdict)
+        assert because in blessing.reason
+
+
+def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
+    copy = tmp_path / "data"
+    copy.mkdir()
+    for path in dataset.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    manifest = manifests.load(copy)
+    train = dataclasses.replace(manifest.splits["train"], class_counts=(6, 6, 0))
+    manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "train": train}), copy)
+
+    blessing = run(
+        save(band_model(), tmp_path),
+        copy,
+        tmp_path / "out",
+        gate=Gate(parse_rules(["max_difference <= 1e-5"])),
+        champion_uri=str(tmp_path / "champions"),
+    ).blessing
+
+    assert blessing.blessed
+    assert blessing.warnings[:2] == (
+        f"Not compared with a champion: there is no champion in {tmp_path / 'champions'} yet",
+        "Without examples in training: bottom",
+    )
+    assert json.loads((tmp_path / "out/blessing.json").read_text())["reason"] == blessing.reason
+
+
+# The command
+
+
+def test_the_command_ends_with_the_verdict(dataset, champion, tmp_path):
+    model = save(band_model(), tmp_path)
+    (tmp_path / "gate.toml").write_text('rules = ["accuracy >= champion"]\n')
+
+    def invoke(*options):
+        arguments = ["validate", str(model), str(dataset), str(tmp_path / "out"), *map(str, options)]
+        return CliRunner().invoke(main, arguments)
+
+    blessed = invoke("--rules", tmp_path / "gate.toml", "--rule", "ece <= 0.9", "--champion", champion)
+    assert blessed.exit_code == 0, blessed.output
+    content = json.loads((tmp_path / "out/blessing.json").read_text())
+    assert [rule["rule"] for rule in content["rules"][:2]] == ["accuracy >= champion", "ece <= 0.9"]
+    mistyped = invoke("--rule", "acuracy >= 0.9")
+    assert (mistyped.exit_code, mistyped.output.count("\n")) == (2, 1)
+    assert "there is no metric 'acuracy'" in mistyped.output

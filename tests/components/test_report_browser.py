@@ -1,0 +1,119 @@
+"""The report in a real browser: opened from disk, and framed as the console's artifact viewer does it."""
+
+import html
+import io
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from PIL import Image
+
+from components.export_validate.evaluation import Mistake
+from tests.helpers.reports import make_evaluation, make_report, with_champion
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the PATH")
+
+DARK = "--blink-settings=preferredColorScheme=0"
+
+# The viewer's frame: the page may neither run scripts nor load anything.
+FRAME = """<!DOCTYPE html><meta charset="utf-8">
+<iframe sandbox="allow-same-origin" style="width:WIDTHpx;height:800px;border:0" srcdoc="PAGE"></iframe>
+<pre></pre>
+<script>
+onload = () => {
+  const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+  const style = getComputedStyle(page.body);
+  const label = page.querySelector("svg text");
+  document.querySelector("pre").textContent = JSON.stringify({
+    width: root.clientWidth,
+    needs: root.scrollWidth,
+    broken: [...page.images].filter(one => !one.complete || !one.naturalWidth).length,
+    pictures: page.images.length,
+    flat: [...page.querySelectorAll("svg")].filter(one => one.getBoundingClientRect().height < 100).length,
+    back: style.backgroundColor,
+    ink: style.color,
+    label: getComputedStyle(label).fill,
+  });
+};
+</script>"""
+
+
+def browse(path, directory, *options):
+    """Opens a page; returns what it became, and what the browser wrote on its console."""
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--enable-logging=stderr",
+            f"--user-data-dir={directory / 'profile'}",
+            *options,
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture(scope="module")
+def report():
+    Image.effect_noise((640, 480), 60).save(photo := io.BytesIO(), "JPEG")
+    Image.new("L", (8, 8), 99).save(digit := io.BytesIO(), "PNG")
+    names = [f"a class with the long name {i}" for i in range(60)]
+    mistakes = [
+        Mistake("a", names[0], names[1], 0.9, photo.getvalue()),
+        Mistake("b", *names[:2], None, digit.getvalue()),
+    ]
+    return make_report(with_champion(make_evaluation(names, mistakes=mistakes)))
+
+
+def test_it_opens_from_disk_without_a_word_on_the_console(report, tmp_path):
+    (tmp_path / "report.html").write_text(report, encoding="utf-8")
+
+    content, console = browse(tmp_path / "report.html", tmp_path)
+
+    assert console == []
+    assert "✗ Not blessed" in content
+
+
+def test_the_console_would_tell_of_what_is_missing(report, tmp_path):
+    damaged = report.replace("</main>", '<img src="nowhere.png"><script>nothing()</script></main>')
+    (tmp_path / "report.html").write_text(damaged, encoding="utf-8")
+
+    _, console = browse(tmp_path / "report.html", tmp_path)
+
+    assert any("nothing is not defined" in line for line in console)
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+@pytest.mark.parametrize("options", [(), (DARK,)], ids=["light", "dark"])
+def test_framed_it_fits_a_phone_and_a_desk_in_light_and_dark(width, options, report, tmp_path):
+    frame = FRAME.replace("WIDTH", str(width)).replace("PAGE", html.escape(report))
+    (tmp_path / "frame.html").write_text(frame, encoding="utf-8")
+
+    content, console = browse(tmp_path / "frame.html", tmp_path, *options)
+
+    assert console == []
+    found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", content, re.DOTALL)[1]))
+    assert found["needs"] <= found["width"] <= width
+    assert (found["pictures"], found["broken"], found["flat"]) == (2, 0, 0)
+    assert found["label"] == found["ink"]
+    assert (brightness(found["back"]) < brightness(found["ink"])) == bool(options)
+
+
+def brightness(colour):
+    return sum(map(int, re.findall(r"\d+", colour)[:3]))

@@ -1,0 +1,147 @@
+"""A blessed model is uploaded: our component, kfp.local, the real launcher, the fake registry, and back."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.cloud.aiplatform_v1.types import Model, ModelEvaluation
+from kfp import compiler, dsl
+
+from components.register.component import registry_evaluation, serving_model
+from components.register.model_registry import upload_task
+from components.register.registry_evaluation import registry_metrics
+from components.register.upload import ModelUpload
+from pipelines.local.localize import localize
+from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
+from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
+from tests.helpers.evaluations import EVALUATION
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.e2e]
+
+IMAGE = "europe-west4-docker.pkg.dev/my-project/images/serving:2.19"
+OLD = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/models/7"
+UPLOAD = ModelUpload(
+    display_name="digits 'näïve' ☃",
+    serving_image_uri=IMAGE,
+    parent_model=f"projects/{PROJECT}/locations/{LOCATION}/models/7",
+    version_aliases=("candidate", "default"),
+    labels={"team": "vision"},
+)
+
+
+@dsl.component(base_image="image:1", install_kfp_package=False)
+def export(exported: dsl.Output[dsl.Model]) -> None:
+    """Writes what a validation leaves."""
+    import json
+    from pathlib import Path
+
+    from tests.components.test_register import write_export
+    from tests.helpers.evaluations import EVALUATION
+
+    write_export(Path(exported.path))
+    Path(exported.path, "evaluation.json").write_text(json.dumps(EVALUATION))
+
+
+@dsl.component(base_image="image:1", install_kfp_package=False)
+def look(model: dsl.Input[dsl.Artifact], serving: dsl.Input[dsl.Artifact], result: str) -> None:
+    """Writes down what the next step sees."""
+    import json
+    from pathlib import Path
+
+    files = sorted(str(p.relative_to(serving.path)) for p in Path(serving.path).rglob("*") if p.is_file())
+    seen = {"uri": model.uri, "metadata": model.metadata, "files": files}
+    Path(result).write_text(json.dumps(seen))
+
+
+def compile_upload(path: Path, upload: ModelUpload) -> dict[str, Any]:
+    """Compiles a pipeline that uploads a model, with the launcher where kfp.local will start it."""
+    component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
+    serving_model_op, evaluation_op = component()(serving_model), component()(registry_evaluation)
+
+    @dsl.pipeline(name="upload")
+    def pipeline(result: str) -> None:
+        exported = export().outputs["exported"]
+        ready = serving_model_op(exported=exported, accuracy=0.9712, image_uri=upload.serving_image_uri)
+        uploaded = upload_task(upload, ready, labels={"pipeline": "retrain"})
+        evaluation_op(exported=exported, model=uploaded.outputs["model"])
+        look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)
+
+    compiler.Compiler().compile(pipeline, str(path))
+    spec = yaml.safe_load(path.read_text())
+    container = spec["deploymentSpec"]["executors"]["exec-model-upload"]["container"]
+    launcher = "google_cloud_pipeline_components.container.v1.model.upload_model.launcher"
+    assert container["command"] == ["python3", "-u", "-m", launcher]
+    container["command"][3:] = ["tests.contract.fake.launch", "--marker=kfp.dsl.executor_main"]
+    return spec
+
+
+def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str]:
+    given = {"result": str(directory / "result.json")}
+    spec = compile_upload(directory / "upload.yaml", upload)
+    (directory / "local.yaml").write_text(yaml.safe_dump(localize(spec, given)))
+    (directory / "given.json").write_text(json.dumps(given))
+    (directory / "scratch").mkdir()
+    paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
+    return subprocess.run(
+        [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+        env={**vertex.environment, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path) -> None:
+    vertex.services.models[OLD] = [Model()]
+    done = run(vertex, tmp_path, UPLOAD)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(vertex.services.models) == [OLD]
+    _, model = vertex.services.models[OLD]
+    assert model.display_name == UPLOAD.display_name
+    assert model.description == "test accuracy 0.9712, 0 parameters, dataset sha256:abc"
+    assert list(model.version_aliases) == ["candidate", "default"]
+    assert {"pipeline": "retrain", "team": "vision"}.items() <= dict(model.labels).items()
+    assert model.artifact_uri.startswith(f"gs://{BUCKET}/")
+    seen = json.loads((tmp_path / "result.json").read_text())
+    assert seen["uri"] == f"https://{LOCATION}-aiplatform.googleapis.com/v1/{OLD}@2"
+    assert seen["metadata"] == {"resourceName": f"{OLD}@2"}
+    ((parent, evaluation),) = vertex.services.evaluations.items()
+    assert (parent, evaluation.display_name) == (f"{OLD}@2", "test split")
+    content = json.loads(ModelEvaluation.to_json(evaluation))
+    assert content["metrics"] == registry_metrics(EVALUATION)
+    assert content["metadata"]["fingerprint"] == "sha256:abc"
+
+
+def test_a_new_model_that_tensorflow_serving_finds(vertex: FakeVertex, tmp_path: Path) -> None:
+    done = run(vertex, tmp_path, ModelUpload(display_name="digits", serving_image_uri=IMAGE))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((model,),) = vertex.services.models.values()
+    container = model.container_spec
+    assert container.image_uri == IMAGE
+    assert list(container.command) == ["/usr/bin/tensorflow_model_server"]
+    assert {"--rest_api_port=8080", "--model_name=model", "--model_base_path=$(AIP_STORAGE_URI)"} <= set(
+        container.args
+    )
+    assert (container.predict_route, container.health_route) == (
+        "/v1/models/model:predict",
+        "/v1/models/model",
+    )
+    seen = json.loads((tmp_path / "result.json").read_text())
+    assert seen["files"] == ["1/saved_model.pb", "1/variables/variables.index"]
+
+
+def test_a_parent_that_is_not_there_fails_the_step(vertex: FakeVertex, tmp_path: Path) -> None:
+    done = run(vertex, tmp_path, UPLOAD)
+
+    assert done.returncode == 1
+    assert "parent_model: no model" in done.stdout
+    assert not vertex.services.models
+    assert not (tmp_path / "result.json").exists()

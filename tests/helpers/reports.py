@@ -1,0 +1,117 @@
+"""Reports on evaluations that are made up, without a model: every part of a report has something to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from components.export_validate.evaluation import Bin, ClassScore, Curve, Evaluation, Lead, Mistake, Slice
+from components.export_validate.report import render_report
+from components.export_validate.rules.blessing import Blessing, JudgedRule
+from components.export_validate.training_record import TrainingRecord
+from trainer.data.manifest import Feature, Manifest, Shard, Split
+
+IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))
+
+EXPORT: Mapping[str, Any] = {
+    "format": "shardline.export",
+    "signatures": {
+        "serving_default": {
+            "inputs": {"images": {"dtype": "string", "shape": [None]}},
+            "outputs": {"probabilities": {"dtype": "float32", "shape": [None, 3]}},
+        }
+    },
+    "git_revision": "4ccda76",
+    "parameters": 1234,
+    "bytes": 5678,
+    "versions": {"keras": "3.15.1"},
+}
+
+TRAINING = TrainingRecord(
+    {"model": "mnist_cnn", "seed": 0},
+    {"epoch": (1.0, 2.0), "loss": (1.0, 0.5), "val_loss": (1.1, 0.7), "accuracy": (0.5, 0.9)},
+)
+
+RULES = (
+    JudgedRule("accuracy >= 0.9", "accuracy", 0.9, ">=", 0.9, "passed", interval=(0.85, 0.94)),
+    JudgedRule(
+        "accuracy > champion (p < 0.05)",
+        "accuracy",
+        0.9,
+        ">",
+        0.88,
+        "failed",
+        champion=0.88,
+        difference=(-0.01, 0.05),
+        p=0.124,
+        note="p = 0.124, must be below 0.05",
+    ),
+    JudgedRule(
+        "recall[x=1] >= 0.9", "recall[x=1]", None, ">=", 0.9, "undecided", note="4 examples, needs 20"
+    ),
+    JudgedRule("f1 >= champion", "f1", 0.9, ">=", None, "skipped", note="there is no champion yet"),
+)
+
+
+def make_evaluation(
+    names: Sequence[str], *, slices: Sequence[Slice] = (), mistakes: Sequence[Mistake] = ()
+) -> Evaluation:
+    """Returns an evaluation of 9 right examples of each class, and one more of the first that is wrong."""
+    confusion = np.eye(len(names), dtype=int) * 9
+    confusion[0, -1] += 1
+    line = (0.0, 0.1, 1.0)
+    return Evaluation(
+        fingerprint="sha256:0",
+        split="test",
+        examples=int(confusion.sum()),
+        accuracy=0.9,
+        log_loss=0.25,
+        non_finite=0,
+        class_names=tuple(names),
+        classes=tuple(ClassScore(name, 9, 0.9, 1.0, 0.95) for name in names),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        mistakes=tuple(mistakes),
+        metrics={"accuracy": 0.9, "macro_f1": 0.89, "log_loss": 0.25, "latency_p95_ms": 12.5, "size_mb": 1.5},
+        intervals={"accuracy": (0.85, 0.94)},
+        slices=tuple(slices)
+        or (Slice("camera=left", 40, 0.8, True, (0.7, 0.9)), Slice("x=1", 4, 0.5, False)),
+        calibration=(Bin(0.4, 0.5, 10, 0.45, 0.5), Bin(0.9, 1.0, 90, 0.97, 0.99)),
+        roc=tuple(Curve(name, 0.9, line, (0.0, 0.8, 1.0), (1.0, 0.5, 0.0)) for name in names[:20]),
+        precision_recall=tuple(Curve(name, 0.8, line, (1.0, 0.9, 0.3), line) for name in names[:20]),
+    )
+
+
+def with_champion(evaluation: Evaluation) -> Evaluation:
+    """Returns the evaluation beside that of a champion: a little less accurate, slower, better on a slice."""
+    champion = replace(
+        evaluation,
+        metrics={**evaluation.metrics, "accuracy": 0.88, "log_loss": 0.2, "latency_p95_ms": 20.0},
+        slices=tuple(replace(one, accuracy=one.accuracy + 0.1) for one in evaluation.slices),
+    )
+    leads = {"accuracy": Lead(0.02, (-0.01, 0.05), 0.124)}
+    return replace(evaluation, leads=leads, champion=champion)
+
+
+def make_manifest(names: Sequence[str], features: tuple[Feature, ...] = IMAGE) -> Manifest:
+    """Returns the manifest of a dataset that is nowhere."""
+    split = Split((Shard("test-00000-of-00001.tfrecord", 100, 1, "00000000"),), (100,))
+    return Manifest("sha256:0", "bands", {"seed": 0}, tuple(names), features, {"test": split})
+
+
+def make_report(evaluation: Evaluation, **changes: Any) -> str:
+    """Renders a report on an evaluation.
+
+    Args:
+        evaluation: What it is about.
+        changes: Other arguments of `render_report` than usual.
+    """
+    given: dict[str, Any] = {
+        "blessing": Blessing(False, RULES, "accuracy is not above the champion's"),
+        "manifest": make_manifest(evaluation.class_names),
+        "export": EXPORT,
+        "training": TRAINING,
+    }
+    return render_report(evaluation, **{**given, **changes})

@@ -1,0 +1,144 @@
+"""The upload to the Model Registry: its settings, the directory that is served, the evaluation."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.register.registry_evaluation import import_evaluation, registry_metrics
+from components.register.serving import container_spec, describe, lay_out
+from components.register.upload import ModelUpload
+from pipelines import settings
+from tests.components.test_register import contents, write_export
+from tests.helpers.evaluations import EVALUATION
+from trainer import progress
+from trainer.errors import ModelError, RunError, SettingsError
+
+PARENT = "projects/my-project/locations/europe-west4/models/7"
+BASE = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+TABLE = '[model_upload]\ndisplay_name = "digits"\nserving_image_uri = "s:1"\n'
+
+
+def load(tmp_path: Path, text: str) -> ModelUpload | None:
+    (tmp_path / "s.toml").write_text(BASE + text)
+    return settings.load(tmp_path / "s.toml").model_upload
+
+
+def test_no_table_no_upload(tmp_path):
+    assert load(tmp_path, "") is None
+
+
+def test_all_keys_are_read(tmp_path):
+    more = f'parent_model = "{PARENT}"\nversion_aliases = ["candidate"]\nlabels = {{ team = "vision" }}\n'
+
+    assert load(tmp_path, TABLE) == ModelUpload(display_name="digits", serving_image_uri="s:1")
+    assert load(tmp_path, TABLE + more) == ModelUpload(
+        display_name="digits",
+        serving_image_uri="s:1",
+        parent_model=PARENT,
+        version_aliases=("candidate",),
+        labels={"team": "vision"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('[model_upload]\ndisplay_name = "a"\n', "model_upload.serving_image_uri is missing"),
+        ('[model_upload]\nserving_image_uri = "a"\n', "model_upload.display_name is missing"),
+        (TABLE + 'parent = "a"\n', "unknown key model_upload.parent; did you mean model_upload.parent_model"),
+        (TABLE + "labels = 1\n", "model_upload.labels must be of type a table of str, got 1"),
+        (TABLE + 'parent_model = "7"\n', "model_upload.parent_model must be projects/P/locations/L/models"),
+        (TABLE + f'parent_model = "{PARENT}@2"\n', "without a version, got"),
+        (TABLE + 'version_aliases = ["v1", "2"]\n', "an alias is .*, got '2'"),
+        (TABLE + 'labels = { Team = "a" }\n', "model_upload.labels: a key is .*, got 'Team'"),
+        (TABLE.replace('"digits"', "'a\"b'"), "model_upload.display_name holds '\"', which breaks"),
+        (TABLE.replace("digits", ""), "model_upload.display_name must have 1 to 128 characters, got 0"),
+        (TABLE.replace("digits", "d" * 129), "must have 1 to 128 characters, got 129"),
+        (TABLE.replace("s:1", ""), "model_upload.serving_image_uri is empty"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, table, message):
+    with pytest.raises(SettingsError, match=message):
+        load(tmp_path, table)
+
+
+def test_a_value_that_is_no_table_is_refused(tmp_path):
+    (tmp_path / "s.toml").write_text("model_upload = 1\n" + BASE)
+
+    with pytest.raises(SettingsError, match=r"model_upload must be a table: \[model_upload\]"):
+        settings.load(tmp_path / "s.toml")
+
+
+def test_the_model_is_the_first_version_of_its_base_path(tmp_path):
+    exported = write_export(tmp_path / "exported")
+    lay_out(exported, tmp_path / "serving")
+    lay_out(exported, tmp_path / "serving")  # the task is tried again
+
+    assert [path.name for path in (tmp_path / "serving").iterdir()] == ["1"]
+    assert contents(tmp_path / "serving" / "1") == contents(exported / "saved_model")
+
+
+@pytest.mark.parametrize("missing", ["export.json", "saved_model"])
+def test_half_an_export_is_not_uploaded(tmp_path, missing):
+    exported = write_export(tmp_path / "exported")
+    (exported / missing).rename(tmp_path / "elsewhere")
+
+    with pytest.raises(ModelError, match=f"no {missing} in .*; validate the model again"):
+        lay_out(exported, tmp_path / "serving")
+    assert not (tmp_path / "serving").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(RunError, match=r"cannot copy to .*: Not a directory; upload the model again"):
+        lay_out(write_export(tmp_path / "exported"), tmp_path / "file" / "serving")
+
+
+def test_the_server_is_asked_where_it_listens():
+    spec = container_spec("image:1")
+
+    name = spec["healthRoute"].removeprefix("/v1/models/")
+    assert spec["predictRoute"] == f"/v1/models/{name}:predict"
+    assert f"--model_name={name}" in spec["args"]
+    # The port to which the platform sends requests unless it is told another one.
+    assert "--rest_api_port=8080" in spec["args"]
+
+
+def test_the_description_says_what_was_measured(tmp_path):
+    exported = write_export(tmp_path / "exported")
+    (exported / "export.json").write_text('{"fingerprint": "sha256:abc", "parameters": 12345}')
+
+    assert describe(exported, 0.97) == "test accuracy 0.9700, 12,345 parameters, dataset sha256:abc"
+
+
+def test_the_evaluation_in_the_registrys_words():
+    metrics = registry_metrics(EVALUATION)
+
+    assert metrics["logLoss"] == 0.25
+    assert metrics["confusionMatrix"] == {
+        "annotationSpecs": [{"id": "0", "displayName": "healthy"}, {"id": "1", "displayName": "sick"}],
+        "rows": [[5, 1], [0, 4]],
+    }
+    (at_zero,) = metrics["confidenceMetrics"]
+    assert (at_zero["precisionAt1"], at_zero["recallAt1"]) == (0.9, 0.9)
+
+
+def test_a_loss_that_could_not_be_measured_is_left_out():
+    assert "logLoss" not in registry_metrics({**EVALUATION, "log_loss": None})
+
+
+def test_the_confusion_of_a_thousand_classes_is_left_out():
+    names = [f"class {label}" for label in range(1000)]
+
+    assert "confusionMatrix" not in registry_metrics({**EVALUATION, "class_names": names})
+
+
+def test_where_nothing_was_uploaded_no_evaluation_is_imported(tmp_path):
+    (tmp_path / "evaluation.json").write_text(json.dumps(EVALUATION))
+    seen = []
+    with progress.sink(seen.append):
+        assert import_evaluation(tmp_path, "") == ""
+
+    assert [event.text for event in seen] == ["nothing was uploaded: the evaluation is not imported"]

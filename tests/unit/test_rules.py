@@ -1,0 +1,304 @@
+"""Rules: how they are read, and the verdict on every kind of them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from components.export_validate.evaluation import ClassScore, Evaluation, Lead, Slice
+from components.export_validate.rules import Gate, accuracy_gate, judge, parse_rule, parse_rules, read_gate
+from tests.helpers.datasets import CLASS_NAMES
+from trainer.data.manifest import Feature, Manifest
+from trainer.errors import SettingsError
+
+
+def evaluation(accuracy=0.95, non_finite=0, *, champion=None, lead=None, **metrics):
+    return Evaluation(
+        fingerprint="sha256:0",
+        split="test",
+        examples=180,
+        accuracy=accuracy,
+        log_loss=0.1,
+        non_finite=non_finite,
+        class_names=("healthy", "ill"),
+        classes=(ClassScore("healthy", 170, 0.9, 0.97, 0.93), ClassScore("ill", 10, 0.7, 0.6, 0.65)),
+        confusion=((165, 5), (4, 6)),
+        mistakes=(),
+        metrics={"accuracy": accuracy, **metrics},
+        intervals={"accuracy": (accuracy - 0.02, accuracy + 0.02), "recall[class=healthy]": (0.95, 0.99)},
+        slices=(
+            Slice("class=healthy", 170, 0.97, True, (0.95, 0.99)),
+            Slice("class=ill", 10, 0.6, True, (0.3, 0.9)),
+            Slice("camera=left", 4, 0.25, False),
+        ),
+        champion=evaluation(champion) if champion is not None else None,
+        leads={"accuracy": lead} if lead else {},
+    )
+
+
+def judge_rule(text, evaluated, **policy):
+    blessing = judge(evaluated, Gate(parse_rules([text]), **policy))
+    return blessing.rules[0].verdict, blessing
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accuracy >= 0.95", ("accuracy", ">=", 0.95, "", False, False, None)),
+        ("  latency_p95_ms<=50 ", ("latency_p95_ms", "<=", 50, "", False, False, None)),
+        ("max_difference <= 1e-5", ("max_difference", "<=", 1e-5, "", False, False, None)),
+        ("recall[class=healthy] >= .9", ("recall", ">=", 0.9, "class=healthy", False, False, None)),
+        # A class may be called anything, a closing bracket and an operator included.
+        ("f1[class=a] >= b] > 0.5", ("f1", ">", 0.5, "class=a] >= b", False, False, None)),
+        (
+            "accuracy[ camera = left eye ] > 0.5",
+            ("accuracy", ">", 0.5, "camera=left eye", False, False, None),
+        ),
+        ("worst_slice( accuracy ) >= 0.8", ("accuracy", ">=", 0.8, "", True, False, None)),
+        ("accuracy >= champion - 0.005", ("accuracy", ">=", -0.005, "", False, True, None)),
+        ("latency_p95_ms <= champion + 2", ("latency_p95_ms", "<=", 2, "", False, True, None)),
+        ("accuracy > champion (p < 0.05)", ("accuracy", ">", 0, "", False, True, 0.05)),
+        ("recall[class=x] > champion (p<0.01)", ("recall", ">", 0, "class=x", False, True, 0.01)),
+    ],
+)
+def test_a_rule_is_read(text, expected):
+    rule = parse_rule(text)
+
+    found = (rule.metric, rule.operator, rule.limit, rule.slice, rule.worst, rule.champion, rule.p)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot read the rule ''; write it like 'accuracy >= 0.95'"),
+        ("accuracy", "cannot read the rule"),
+        ("accuracy >= ", "cannot read the rule"),
+        ("accuracy >= nan", "cannot read the rule"),
+        ("accuracy => 0.9", "cannot read the rule"),
+        ("0.9 <= accuracy", "cannot read the rule"),
+        ("accuracy >= 0.9 and recall >= 0.9", "cannot read the rule"),
+        ("accuracy >= __import__('os')", "cannot read the rule"),
+        ("accuracy >= champion * 2", "cannot read the rule"),
+        (
+            "acuracy >= 0.9",
+            "there is no metric 'acuracy' (in the rule 'acuracy >= 0.9'); there are: accuracy",
+        ),
+        # Of a single class only; over all classes it is macro_recall.
+        ("recall >= 0.9", "there is no metric 'recall' (in"),
+        ("log_loss[class=a] <= 1", "of the slice 'class=a' (in the rule"),
+        ("recall[camera=left] >= 0.9", "there are: accuracy"),
+        ("worst_slice(size_mb) <= 1", "there is no metric 'size_mb' of slices"),
+        ("accuracy >= 0.9 (p < 0.05)", "belongs to a rule like 'accuracy > champion (p < 0.05)'"),
+        ("size_mb > champion (p < 0.05)", "belongs to a rule like"),
+        ("accuracy > champion (p < 2)", "p must be between 0 and 1, got 2.0"),
+    ],
+)
+def test_what_is_no_rule_is_refused(text, message):
+    with pytest.raises(SettingsError) as refused:
+        parse_rule(text)
+
+    assert message in str(refused.value)
+
+
+# A file
+
+
+def test_a_gate_is_read_from_a_file(tmp_path):
+    toml, content = tmp_path / "gate.toml", {"rules": ["accuracy >= 0.9", "ece <= 0.1"], "first_run": "bless"}
+    toml.write_text('rules = ["accuracy >= 0.9", "ece <= 0.1"]\nfirst_run = "bless"\n')
+    (tmp_path / "gate.json").write_text(json.dumps(content))
+
+    gate = read_gate(toml)
+
+    assert gate == read_gate(tmp_path / "gate.json")
+    assert ([rule.text for rule in gate.rules], gate.first_run) == (content["rules"], "bless")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rules = [", "cannot read the rules"),
+        ("rulez = []", "has unknown 'rulez'; it may have rules, first_run, min_slice, allow_undecided"),
+        ("", "must have rules"),
+        ("rules = 'accuracy >= 0.9'", "must have rules"),
+        ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
+        ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be bless or block, got 'ask'"),
+        ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be a whole number from 1 on, got 0"),
+        ("rules = ['accuracy >= 0.9']\nallow_undecided = 1", "allow_undecided must be true or false"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused(text, message, tmp_path):
+    (tmp_path / "gate.toml").write_text(text)
+
+    with pytest.raises(SettingsError, match=r"gate\.toml") as refused:
+        read_gate(tmp_path / "gate.toml")
+    assert message in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match=r"cannot read the rules in .*No such file"):
+        read_gate(tmp_path / "gate.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recall[class=tip] >= 0.9", "about class 'tip'; the dataset has top, middle, bottom"),
+        ("accuracy[lens=wide] >= 0.9", "about feature 'lens'; the dataset can be sliced by class, camera"),
+        ("accuracy >= champion", "say where champions are published"),
+    ],
+)
+def test_a_rule_about_what_is_not_there_is_refused(text, message):
+    features = tuple(Feature(name, "string") for name in ("image", "label", "key", "camera"))
+    manifest = Manifest("sha256:0", "source", {}, CLASS_NAMES, features, {})
+
+    with pytest.raises(SettingsError, match=message):
+        Gate(parse_rules([text])).check(manifest, "")
+    Gate(parse_rules(["recall[class=top] >= 0.9", "accuracy[camera=left] >= 0.9"])).check(manifest, "")
+
+
+@pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, 95.0, float("nan")])
+def test_min_accuracy_out_of_range_is_refused(min_accuracy):
+    with pytest.raises(SettingsError, match=r"within 0\.\.1, got"):
+        accuracy_gate(min_accuracy)
+
+
+# Judging
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "non_finite", "min_accuracy", "blessed", "reason"),
+    [
+        (0.9778, 0, 0.95, True, "accuracy 0.9778 >= 0.95"),
+        (0.95, 0, 0.95, True, "accuracy 0.9500 >= 0.95"),  # the limit itself is good enough
+        (0.9, 0, 0.95, False, "accuracy 0.9000 is not >= 0.95"),
+        # Rounded to four digits it would read "0.9500 is not >= 0.95".
+        (0.949996, 0, 0.95, False, "accuracy 0.949996 is not >= 0.95"),
+        (0.99, 3, 0.95, False, "examples with non-finite output 3 is not == 0"),
+        (
+            0.5,
+            1800,
+            0.95,
+            False,
+            "accuracy 0.5000 is not >= 0.95; examples with non-finite output 1,800 is not == 0",
+        ),
+        (0.0, 0, 0.0, True, "accuracy 0.0000 >= 0"),  # a threshold of zero lets everything through
+        (1.0, 0, 1.0, True, "accuracy 1.0000 >= 1"),
+    ],
+)
+def test_judge(accuracy, non_finite, min_accuracy, blessed, reason):
+    verdict = judge(evaluation(accuracy, non_finite), accuracy_gate(min_accuracy))
+
+    assert (verdict.blessed, verdict.reason) == (blessed, reason)
+
+
+AHEAD = Lead(0.01, (0.002, 0.018), 0.01)
+LEVEL = Lead(0.01, (-0.01, 0.03), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "evaluated", "verdict"),
+    [
+        ("recall[class=healthy] >= 0.9", evaluation(), "passed"),
+        ("precision[class=healthy] >= 0.95", evaluation(), "failed"),
+        ("accuracy[class=ill] >= 0.5", evaluation(), "passed"),
+        ("accuracy[camera=left] >= 0.1", evaluation(), "undecided"),  # four examples
+        ("accuracy[camera=right] >= 0.1", evaluation(), "undecided"),  # none at all
+        ("worst_slice(accuracy) >= 0.6", evaluation(), "passed"),  # of those with enough examples
+        ("worst_slice(f1) >= 0.7", evaluation(), "failed"),
+        ("latency_p95_ms <= 50", evaluation(latency_p95_ms=49.0), "passed"),
+        ("latency_p95_ms <= 50", evaluation(latency_p95_ms=51.0), "failed"),
+        ("latency_p95_ms <= 50", evaluation(), "undecided"),
+        ("log_loss <= 1", evaluation(log_loss=float("nan")), "failed"),
+        ("accuracy >= champion - 0.005", evaluation(0.95, champion=0.955), "passed"),
+        ("accuracy >= champion - 0.005", evaluation(0.95, champion=0.956), "failed"),
+        ("accuracy > champion", evaluation(0.95, champion=0.95), "failed"),
+        ("accuracy > champion (p < 0.05)", evaluation(0.95, champion=0.94, lead=AHEAD), "passed"),
+        ("accuracy > champion (p < 0.05)", evaluation(0.95, champion=0.94, lead=LEVEL), "failed"),
+        ("recall[class=ill] > champion (p < 0.05)", evaluation(champion=0.9), "undecided"),
+        ("ece <= champion", evaluation(champion=0.9, ece=0.1), "undecided"),  # the champion's is not known
+    ],
+)
+def test_every_kind_of_rule(text, evaluated, verdict):
+    found, blessing = judge_rule(text, evaluated)
+
+    assert found == verdict
+    assert blessing.blessed == (verdict == "passed")
+
+
+def test_undecided_blocks_unless_it_is_allowed():
+    _, blocked = judge_rule("accuracy[camera=left] >= 0.1", evaluation())
+    _, allowed = judge_rule("accuracy[camera=left] >= 0.1", evaluation(), allow_undecided=True)
+
+    assert (blocked.blessed, allowed.blessed) == (False, True)
+    assert blocked.reason == "accuracy[camera=left] >= 0.1 is undecided (4 examples are too few)"
+
+
+@pytest.mark.parametrize(("first_run", "verdict"), [("bless", "skipped"), ("block", "failed")])
+def test_the_policy_decides_where_there_is_no_champion(first_run, verdict):
+    gate = Gate(parse_rules(["accuracy >= 0.9", "accuracy >= champion"]), first_run, allow_undecided=True)
+
+    blessing = judge(evaluation(), gate, no_champion="there is no champion in champions yet")
+
+    assert blessing.rules[1].verdict == verdict
+    assert blessing.blessed == (first_run == "bless")
+    assert f"there is no champion in champions yet; first_run is {first_run}" in blessing.reason
+
+
+def test_the_champion_does_not_soften_the_other_rules():
+    gate = Gate(parse_rules(["accuracy >= champion", "worst_slice(accuracy) >= 0.8"]))
+
+    blessing = judge(evaluation(0.97, champion=0.9), gate)
+
+    assert (
+        blessing.reason
+        == "worst_slice(accuracy) 0.6000 is not >= 0.8 (class=ill; 1 slice has too few examples)"
+    )
+
+
+def test_a_model_whose_answers_depend_on_the_batch_is_blocked():
+    blessing = judge(evaluation(batch_difference=0.3), accuracy_gate(0.5))
+
+    assert blessing.reason == "batch_difference 0.3000 is not <= 0.02"
+    assert judge(evaluation(batch_difference=1e-7), accuracy_gate(0.5)).blessed
+
+
+def test_unstable_predictions_are_a_warning_only():
+    blessing = judge(evaluation(jpeg_flips=0.25, shift_flips=0.05), accuracy_gate(0.5), warnings=("first",))
+
+    assert blessing.blessed
+    assert blessing.warnings == (
+        "first",
+        "Encoding as JPEG changes the predicted class of 25% of the images that were tried",
+    )
+
+
+def test_every_rule_is_listed_with_both_sides_and_verdict():
+    gate = Gate(parse_rules(["accuracy > champion (p < 0.05)"]))
+
+    content = json.loads(json.dumps(judge(evaluation(0.95, 2, champion=0.94, lead=AHEAD), gate).to_json()))
+
+    assert content["rules"][0] == {
+        "rule": "accuracy > champion (p < 0.05)",
+        "name": "accuracy",
+        "left": 0.95,
+        "operator": ">",
+        "right": 0.94,
+        "verdict": "passed",
+        "interval": [pytest.approx(0.93), pytest.approx(0.97)],
+        "champion": 0.94,
+        "difference": [0.002, 0.018],
+        "p": 0.01,
+        "note": "p = 0.010, must be below 0.05",
+    }
+    assert (content["rules"][1]["left"], content["rules"][1]["verdict"]) == (2, "failed")
+    assert content["blessed"] is False
+
+
+def test_a_verdict_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        judge(evaluation(), accuracy_gate(0.99)).blessed = True
