@@ -1,6 +1,7 @@
 """The output directory of a validation: names of its parts, and what must be gone before it is redone.
 
 OUT/saved_model/      the exported model
+OUT/model.keras       the model that it was made of, with the settings.json of its training
 OUT/export.json       what was exported; written when saved_model/ is complete
 OUT/evaluation.json   what was measured
 OUT/report.html       both, for a person
@@ -19,6 +20,8 @@ EXPORT_FILE = "export.json"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
 BLESSING_FILE = "blessing.json"
+MODEL_FILE = "model.keras"
+SETTINGS_FILE = "settings.json"
 
 
 def clear(out: Path) -> None:
@@ -31,7 +34,7 @@ def clear(out: Path) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (BLESSING_FILE, REPORT_FILE, EVALUATION_FILE, EXPORT_FILE):
+        for name in (BLESSING_FILE, REPORT_FILE, EVALUATION_FILE, EXPORT_FILE, MODEL_FILE, SETTINGS_FILE):
             (out / name).unlink(missing_ok=True)
         if (out / SAVED_MODEL).exists():
             shutil.rmtree(out / SAVED_MODEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def run(model_file: Path, dataset: Path, out: Path, *, min_accuracy: float) -> V
     model = load_model(model_file)
     say("validate", "exporting the model")
     export_model(model, manifest, out)
+    shutil.copyfile(model_file, out / layout.MODEL_FILE)
+    if (settings := model_file.with_name(layout.SETTINGS_FILE)).is_file():
+        shutil.copyfile(settings, out / layout.SETTINGS_FILE)
     say("validate", f"evaluating the export on {manifest.splits[SPLIT].records:,} {SPLIT} examples")
     evaluation = evaluate(out / layout.SAVED_MODEL, dataset, SPLIT)
     blessing = gates.judge(evaluation, min_accuracy)

@@ -528,6 +528,7 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
         "blessing.json",
         "evaluation.json",
         "export.json",
+        "model.keras",
         "report.html",
         "saved_model",
     ]
