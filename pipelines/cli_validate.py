@@ -32,6 +32,7 @@ _MIN_ACCURACY = 0.95
     type=click.Choice(FIRST_RUNS),
     help="Rules about a champion that cannot be measured: skip them, or do not let the model pass (default).",
 )
+@click.option("--also", "formats", multiple=True, metavar="FORMAT", help="Convert as well: onnx, tflite.")
 def validate(
     model: Path,
     dataset: Path,
@@ -41,6 +42,7 @@ def validate(
     min_accuracy: float | None,
     champion: str,
     first_run: str | None,
+    formats: tuple[str, ...],
 ) -> None:
     """Export MODEL.keras, judge the export on DATASET's test split, and report, all in OUT.
 
@@ -64,7 +66,7 @@ def validate(
     from components.export_validate import run as validation
 
     with foreground():
-        blessing = validation.validate(model, dataset, out, gate=gate, champion_uri=champion)
+        blessing = validation.validate(model, dataset, out, gate=gate, champion_uri=champion, formats=formats)
     sys.exit(0 if blessing.blessed else 1)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from components.export_validate.rules import check_min_accuracy
+from components.export_validate.rules import Gate, check_min_accuracy, parse_rules
 from components.preprocess.artifact import make_settings
 from components.preprocess.settings import PreprocessSettings
 from components.preprocess.sources import open_source
@@ -32,6 +32,7 @@ def check_retrain(parameters: Mapping[str, Any]) -> None:
         ModelError: When there is no such model.
     """
     check_min_accuracy(parameters["min_accuracy"])
+    Gate(parse_rules(parameters["rules"]), first_run=parameters["first_run"])
     known = {field.name for field in fields(PreprocessSettings)}
     settings = make_settings(
         {name: value for name, value in parameters.items() if name in known}

@@ -71,6 +71,8 @@ def retrain_pipeline(settings: Settings) -> Any:
         seed: int = 0,
         train_options: dict = {},  # type: ignore[type-arg]  # noqa: B006
         min_accuracy: float = 0.95,
+        rules: list = [],  # type: ignore[type-arg]  # noqa: B006
+        first_run: str = "bless",
         champion_uri: str = "",
         worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
     ) -> None:
@@ -108,6 +110,9 @@ def retrain_pipeline(settings: Settings) -> Any:
             train_options: Any further option of the trainer by name, a JSON object:
                 {"early_stopping": "val_loss", "checkpoint_steps": 500}.
             min_accuracy: The exported model is blessed from this test accuracy on, 0..1.
+            rules: Further rules that it must pass: ["worst_slice(accuracy) >= 0.8",
+                "accuracy >= champion - 0.005"].
+            first_run: What becomes of rules about a champion that cannot be measured: bless or block.
             champion_uri: Where a blessed model is published; empty publishes nothing.
             worker_pool_specs: Machines of the training job, as the CustomJob API has them.
         """
@@ -141,6 +146,8 @@ def retrain_pipeline(settings: Settings) -> Any:
             "seed": seed,
             "train_options": train_options,
             "min_accuracy": min_accuracy,
+            "rules": rules,
+            "first_run": first_run,
             "champion_uri": champion_uri,
         }
         if settings.pools_at_run_time:
@@ -185,6 +192,8 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
         seed: int,
         train_options: dict,  # type: ignore[type-arg]
         min_accuracy: float,
+        rules: list,  # type: ignore[type-arg]
+        first_run: str,
         champion_uri: str,
         worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
     ) -> None:
@@ -200,7 +209,14 @@ def _train_and_register(component: Callable[..., Any], settings: Settings) -> An
             seed=seed,
             train_options=train_options,
         )
-        validated = export_validate_op(dataset=dataset, model=trained, min_accuracy=min_accuracy)
+        validated = export_validate_op(
+            dataset=dataset,
+            model=trained,
+            min_accuracy=min_accuracy,
+            rules=rules,
+            champion_uri=champion_uri,
+            first_run=first_run,
+        )
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
             registered = register_op(
                 exported=validated.outputs["exported"],

@@ -46,6 +46,11 @@ def load_model(path: Path) -> keras.Model:
     try:
         return keras.models.load_model(path, safe_mode=True)
     except Exception as error:  # Keras raises many kinds: of zip files, of HDF5, of deserialisation
+        if "Lambda" in str(error):
+            raise ModelError(
+                f"{path} has a Lambda layer, whose code is not run from a file; make it a registered layer "
+                "and train again"
+            ) from error
         raise ModelError(f"cannot load {path}: {str(error).splitlines()[0]}") from error
 
 

@@ -50,7 +50,8 @@ class TrainSettings:
         checkpoint_dir: "" means AIP_CHECKPOINT_DIR, else `model_dir`/checkpoints.
         tensorboard_log_dir: "" means AIP_TENSORBOARD_LOG_DIR, else `model_dir`/logs.
         hparams: Keyword arguments of the model function.
-        initial_model: model.keras whose weights a new run starts with, or a directory that holds one.
+        initial_model: model.keras whose weights a new run starts with, or a directory that holds one, also
+            a champion's.
         epochs: Passes over the training split.
         max_steps: Steps after which training ends, whatever the epochs; 0 for no such limit.
         max_time: Seconds after which training ends, whatever the epochs; 0 for no such limit.

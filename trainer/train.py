@@ -93,6 +93,8 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             raise faults.explain(error) or peers.explain(error) or error from error
         # A peer that leaves early would look like a failure to those that still write.
         Collectives(strategy).barrier()
+        if name == "multi_worker_mirrored":
+            peers.leave()
     return logs
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import zip_longest
+from pathlib import Path
 
 import keras
 
@@ -10,21 +12,22 @@ from trainer import files
 from trainer.errors import ModelError
 from trainer.saving import MODEL_FILE, load_model
 
+_CHAMPION_FILE = "champion.json"
+
 
 def warm_start(model: keras.Model, path: str) -> None:
     """Gives a model the weights of a saved one; its optimizer starts anew.
 
     Args:
         model: Built; under a strategy in its cross-replica context.
-        path: A .keras file, or a directory that holds model.keras; a path or gs://.
+        path: A .keras file, a directory that holds model.keras, or a champion's directory, whose
+            champion.json names the one in force; a path or gs://.
 
     Raises:
         ModelError: When there is no such file, it cannot be loaded, or its weights are not those of the
             model in number, name and shape; the message names the first that differs.
     """
-    file = files.local_path(path)
-    if file.is_dir():
-        file = file / MODEL_FILE
+    file = _model_file(files.local_path(path))
     source = load_model(file)
     pairs = list(zip_longest(source.weights, model.weights))
     for number, (theirs, ours) in enumerate(pairs, start=1):
@@ -36,6 +39,21 @@ def warm_start(model: keras.Model, path: str) -> None:
             )
     for theirs, ours in pairs:
         ours.assign(keras.ops.convert_to_numpy(theirs))
+
+
+def _model_file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    champion = path / _CHAMPION_FILE
+    if not champion.is_file():
+        return path / MODEL_FILE
+    try:
+        version = Path(json.loads(champion.read_text(encoding="utf-8"))["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot read {champion}: {error!r}; register a model again") from None
+    if version.is_absolute() or ".." in version.parts:
+        raise ModelError(f"{champion} names a version outside its directory: {version}")
+    return path / version / MODEL_FILE
 
 
 def _describe(weight: keras.Variable | None) -> str:

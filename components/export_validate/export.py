@@ -81,6 +81,8 @@ def export_model(
     archive.write_out(out / layout.SAVED_MODEL, verbose=False)
     if model_file is not None:
         _copy(model_file, out / layout.MODEL_FILE)
+        if (beside := model_file.with_name(layout.SETTINGS_FILE)).is_file():  # it names the model's module
+            _copy(beside, out / layout.SETTINGS_FILE)
     loaded = tf.saved_model.load(str(out / layout.SAVED_MODEL))
     content = _describe(model, manifest, head, loaded, out) | {"settings": dict(settings or {})}
     if samples:

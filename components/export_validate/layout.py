@@ -1,7 +1,7 @@
 """The output directory of a validation: names of its parts, and what must be gone before it is redone.
 
 OUT/saved_model/      the exported model
-OUT/model.keras       the trained model that it was made of
+OUT/model.keras       the trained model that it was made of, with the settings.json of its training
 OUT/model.tflite      the exported model for LiteRT, and model.onnx for ONNX; where they were asked for
 OUT/export.json       what was exported; written when all of these are complete
 OUT/evaluation.json   what was measured
@@ -19,6 +19,7 @@ from trainer.errors import SettingsError
 
 SAVED_MODEL = "saved_model"
 MODEL_FILE = "model.keras"
+SETTINGS_FILE = "settings.json"
 TFLITE_FILE = "model.tflite"
 ONNX_FILE = "model.onnx"
 EXPORT_FILE = "export.json"
@@ -28,7 +29,7 @@ CARD_FILE = "model_card.html"
 CARD_TEXT_FILE = "model_card.md"
 BLESSING_FILE = "blessing.json"
 
-# The model file is not among them: it may be the one that is being validated.
+# Model and settings are not among them: they may be those that are being validated.
 _EARLIER = (
     BLESSING_FILE,
     REPORT_FILE,

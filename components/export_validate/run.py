@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +34,15 @@ class Validation:
     blessing: Blessing
 
 
-def validate(model_file: Path, dataset: Path, out: Path, *, gate: Gate, champion_uri: str = "") -> Blessing:
+def validate(
+    model_file: Path,
+    dataset: Path,
+    out: Path,
+    *,
+    gate: Gate,
+    champion_uri: str = "",
+    formats: Sequence[str] = (),
+) -> Blessing:
     """Exports a model, measures the export on the test split, and decides whether it may be published.
 
     All input is checked before anything is written, but for the examples themselves: where one of them
@@ -46,6 +55,7 @@ def validate(model_file: Path, dataset: Path, out: Path, *, gate: Gate, champion
         gate: Rules that the model must pass.
         champion_uri: Where champions are published, a directory or gs://, for rules that compare with the
             champion; "" where there are none.
+        formats: Into which the model is converted as well: "onnx", "tflite".
 
     Raises:
         SettingsError: When a rule is about a class or feature that the dataset does not have, or about a
@@ -53,10 +63,18 @@ def validate(model_file: Path, dataset: Path, out: Path, *, gate: Gate, champion
         DatasetError: When the dataset or its test split cannot be used.
         ModelError: When the model cannot be loaded or does not fit the dataset.
     """
-    return run(model_file, dataset, out, gate=gate, champion_uri=champion_uri).blessing
+    return run(model_file, dataset, out, gate=gate, champion_uri=champion_uri, formats=formats).blessing
 
 
-def run(model_file: Path, dataset: Path, out: Path, *, gate: Gate, champion_uri: str = "") -> Validation:
+def run(
+    model_file: Path,
+    dataset: Path,
+    out: Path,
+    *,
+    gate: Gate,
+    champion_uri: str = "",
+    formats: Sequence[str] = (),
+) -> Validation:
     """Does what `validate` says, and returns the evaluation as well."""
     manifest = manifests.load(dataset)
     find_split(manifest, dataset, SPLIT)
@@ -65,7 +83,15 @@ def run(model_file: Path, dataset: Path, out: Path, *, gate: Gate, champion_uri:
     model = load_model(model_file)
     say("validate", "exporting the model")
     samples = take_samples(manifest, dataset)
-    export_model(model, manifest, out, model_file=model_file, samples=samples, settings=training.settings)
+    export_model(
+        model,
+        manifest,
+        out,
+        model_file=model_file,
+        samples=samples,
+        settings=training.settings,
+        formats=formats,
+    )
     say("validate", f"evaluating the export on {manifest.splits[SPLIT].records:,} {SPLIT} examples")
     evaluation, no_champion = _measure(out, dataset, gate, champion_uri)
     blessing = judge(evaluation, gate, no_champion=no_champion, warnings=_warnings(manifest, no_champion))

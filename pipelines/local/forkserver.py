@@ -11,6 +11,7 @@ guardian's process id, on a line.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -22,12 +23,15 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
 from pipelines.local import guardian
+from trainer.errors import EXIT_FAILED
 
 #: The socket over which requests come.
 REQUESTS_FD = 3
@@ -127,7 +131,35 @@ def _run(request: Request) -> None:
         program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
         program.write_text(request["source"], encoding="utf-8")
         sys.argv[1:1] = ["--component_module_path", str(program)]
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    _end(_exit_code(request["module"]))
+
+
+def _exit_code(module: str) -> int:
+    """Runs a module and returns the status with which its process would end."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return EXIT_FAILED
+    except BaseException:
+        traceback.print_exc()
+        return EXIT_FAILED
+    return 0
+
+
+def _end(code: int) -> None:
+    """Ends this process as multiprocessing ends those that it has forked.
+
+    What Python takes down otherwise belongs to the process it was forked from; and TensorFlow's context
+    takes a second for it, or ten where a peer has left before.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

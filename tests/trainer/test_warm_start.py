@@ -74,3 +74,30 @@ def test_a_model_with_fewer_weights_is_refused(info, trained):
 def test_a_file_that_is_not_there_is_named(info, tmp_path):
     with pytest.raises(ModelError, match=r"no model file .*model.keras"):
         warm_start(build("mnist_cnn", info, {}), str(tmp_path))
+
+
+def test_a_champion_s_directory_leads_to_the_version_in_force(info, trained):
+    directory, source = trained
+    (directory / "champions" / "versions" / "2").mkdir(parents=True)
+    (directory / "model.keras").rename(directory / "champions" / "versions" / "2" / "model.keras")
+    (directory / "champions" / "champion.json").write_text('{"path": "versions/2"}')
+    model = build("tests.helpers.models:synchronized", info, {})
+    create_variables(model, example_batch(info))
+    warm_start(model, str(directory / "champions"))
+
+    for ours, theirs in zip(model.weights, source.weights, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(ours), keras.ops.convert_to_numpy(theirs))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"path": "../.."}', "names a version outside"),
+        ("{}", "cannot read"),
+        ('{"path": "v/1"}', "no model file"),
+    ],
+)
+def test_a_champion_s_directory_that_leads_nowhere_is_refused(info, tmp_path, text, message):
+    (tmp_path / "champion.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        warm_start(keras.Sequential(), str(tmp_path))

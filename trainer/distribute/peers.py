@@ -22,6 +22,8 @@ from trainer.errors import ClusterError, RunError
 # Seconds for a peer to accept a connection, and between two attempts.
 _PROBE_TIMEOUT = 3.0
 _PROBE_INTERVAL = 0.25
+# Seconds that the chief has to end once all work is done.
+_FAREWELL = 5.0
 # Seconds after which the chief says for whom it waits.
 _PATIENCE = 10.0
 
@@ -68,6 +70,19 @@ class Peers:
             if waited > _PATIENCE and self._cluster.is_chief and not said:
                 progress.say("train", f"waiting for {_listed(missing)}")
                 said = True
+            time.sleep(_PROBE_INTERVAL)
+
+    def leave(self) -> None:
+        """Waits, where this process is not the chief, until the chief has ended, but for some seconds only.
+
+        To be called when all work is done. The last exchange may be over here and not yet there, and the
+        chief serves TensorFlow's coordination, which takes a peer that leaves before it for a lost one.
+        """
+        if self._cluster.is_chief:
+            return
+        name, address = next(iter(self._cluster.addresses.items()), ("", ""))
+        deadline = time.monotonic() + _FAREWELL
+        while address and not _silent({name: address}) and time.monotonic() < deadline:
             time.sleep(_PROBE_INTERVAL)
 
     def explain(self, error: BaseException) -> RunError | None:
