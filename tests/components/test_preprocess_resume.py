@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from components.preprocess.run import finish, plan_dataset, write_shards
@@ -187,9 +188,23 @@ def test_kill_at_any_moment(tmp_path: Path, processes: int) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _wait_until_gone(process.pid)
         if (tmp_path / "out" / "manifest.json").exists():
             break
     else:
         run(f"images:{images}", tmp_path / "out", processes=processes)
     shutil.rmtree(tmp_path / "out" / ".shardline", ignore_errors=True)
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def _wait_until_gone(group: int) -> None:
+    """Waits for the processes that the killed one had started: until they are gone, they hold its lock."""
+    members = [process for process in psutil.process_iter() if _group_of(process) == group]
+    psutil.wait_procs(members, timeout=10)
+
+
+def _group_of(process: psutil.Process) -> int:
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return 0
