@@ -11,6 +11,7 @@ def export_validate(
     exported: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     confusion: dsl.Output[dsl.ClassificationMetrics],
+    sliced: dsl.Output[dsl.SlicedClassificationMetrics],
     report: dsl.Output[dsl.HTML],
     min_accuracy: float,
     rules: list[str] = [],  # noqa: B006  # KFP hands in a new list every time
@@ -25,6 +26,7 @@ def export_validate(
         exported: SavedModel with its evaluation, report and verdict.
         metrics: Every metric and the number of examples.
         confusion: Confusion matrix, and of two classes the ROC curve.
+        sliced: ROC curve of each class against the others, up to twelve classes.
         report: HTML page for a person.
         min_accuracy: The model is blessed from this test accuracy on, 0..1.
         rules: Further rules that it must pass, "worst_slice(accuracy) >= 0.8".
@@ -45,6 +47,7 @@ def export_validate(
             exported=exported,
             metrics=metrics,
             confusion=confusion,
+            sliced=sliced,
             report=report,
             min_accuracy=min_accuracy,
             rules=rules,

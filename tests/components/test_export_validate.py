@@ -679,7 +679,9 @@ def test_validating_again_gives_the_same_verdict_and_numbers(dataset, tmp_path, 
     for _ in range(2):
         validate(model_file, dataset, out, gate=accuracy_gate(0.9))
         evaluation = json.loads((out / layout.EVALUATION_FILE).read_text())
-        for cost in [name for name in evaluation["metrics"] if re.search("latency|throughput|memory", name)]:
+        for cost in [
+            name for name in evaluation["metrics"] if re.search("latency|throughput|memory|size", name)
+        ]:
             del evaluation["metrics"][cost]
         runs.append((evaluation, (out / layout.BLESSING_FILE).read_bytes()))
 
@@ -696,6 +698,7 @@ def artifacts(dataset, model_directory, out):
         "exported": dsl.Model(uri=str(out / "exported")),
         "metrics": dsl.Metrics(uri=str(out / "metrics")),
         "confusion": dsl.ClassificationMetrics(uri=str(out / "confusion")),
+        "sliced": dsl.SlicedClassificationMetrics(uri=str(out / "sliced")),
         "report": dsl.HTML(uri=str(out / "page" / "report")),
     }
 
@@ -709,6 +712,9 @@ def test_the_component_fills_its_artifacts(dataset, tmp_path, events):
     assert blessed is False
     assert given["metrics"].metadata["accuracy"] == accuracy
     assert given["metrics"].metadata["examples"] == TEST_RECORDS
+    slices = given["sliced"].metadata["evaluationSlices"]
+    assert [one["slice"] for one in slices] == [f"class={name}" for name in CLASS_NAMES]
+    assert slices[0]["sliceClassificationMetrics"]["confidenceMetrics"][-1]["recall"] == 1.0
     rows = [row["row"] for row in given["confusion"].metadata["confusionMatrix"]["rows"]]
     assert sum(map(sum, rows)) == TEST_RECORDS
     assert sum(rows[i][i] for i in range(3)) == round(accuracy * TEST_RECORDS)
