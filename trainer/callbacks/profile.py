@@ -13,8 +13,8 @@ from trainer.callbacks.report import Meter
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Profiles the steps first..last of the run. For the chief alone.
 
-    The steps of one call into TensorFlow cannot be told apart from outside, so the run has to look up
-    after the steps that `cuts` names.
+    The steps of one call into TensorFlow cannot be told apart from outside, so the run has to look up before
+    the first and after the last of them.
     """
 
     def __init__(self, directory: Path, meter: Meter, first: int, last: int):
@@ -24,11 +24,6 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no t
         self._first = first
         self._last = last
         self._running = False
-
-    @staticmethod
-    def cuts(first: int, last: int) -> tuple[int, int]:
-        """Returns the numbers of steps after which the profile begins and ends."""
-        return first - 1, last
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Starts the profile before its first step."""
