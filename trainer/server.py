@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from trainer import progress
+from trainer.distribute import peers
 from trainer.distribute.cluster import Cluster
 from trainer.errors import RunError
 
@@ -50,12 +50,7 @@ def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
 
 def answers(host: str) -> bool:
     """Whether somebody accepts connections at host:port."""
-    name, _, port = host.rpartition(":")
-    try:
-        socket.create_connection((name.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-    except OSError:
-        return False
-    return True
+    return peers.answers(host, _CONNECT_S)
 
 
 def _start(cluster: Cluster) -> tf.distribute.Server:

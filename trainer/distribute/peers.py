@@ -116,16 +116,19 @@ def _serve(name: str, address: str, peers: int) -> socket.socket:
         ) from None
 
 
+def answers(address: str, timeout: float) -> bool:
+    """Whether somebody accepts connections at host:port within some seconds."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+    except OSError:
+        return False
+    return True
+
+
 def _silent(peers: dict[str, str]) -> dict[str, str]:
     """Returns those peers, each with its address, that accept no connection."""
-    silent = {}
-    for name, address in peers.items():
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT).close()
-        except OSError:
-            silent[name] = address
-    return silent
+    return {name: address for name, address in peers.items() if not answers(address, _PROBE_TIMEOUT)}
 
 
 def _listed(peers: dict[str, str]) -> str:
