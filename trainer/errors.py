@@ -10,6 +10,8 @@
     ├── PipelineError    a compiled pipeline (YAML) and the parameters given to it
     ├── RunError         something that was started correctly and then failed (exit code 1)
     │   └── DivergedError    a loss that is not finite: the same again, if it is tried again (exit code 2)
+    ├── PlatformError    Vertex AI or another service refused, failed or was not reached (exit code 3)
+    ├── CancelledRunError    a run on the platform was cancelled, which is no success (exit code 4)
     └── RestartError     a run that was asked to stop and goes on when it is started again (exit code 75)
 
 Every message says what was wrong, what was found, and what to do, in one line.
@@ -22,6 +24,12 @@ EXIT_BAD_INPUT = 2
 
 #: Exit code for a run that failed after it had been started correctly.
 EXIT_FAILED = 1
+
+#: Exit code for a service that refused, failed or was not reached: the same may work later, or for others.
+EXIT_PLATFORM = 3
+
+#: Exit code for a run that somebody cancelled.
+EXIT_CANCELLED = 4
 
 #: Exit code for a run that was asked to stop (EX_TEMPFAIL of sysexits.h): start it again, and it goes on.
 EXIT_RESTART = 75
@@ -89,6 +97,18 @@ class RestartError(ShardlineError):
     """A run was asked to stop before it was done; started again, it goes on."""
 
     exit_code = EXIT_RESTART
+
+
+class PlatformError(ShardlineError):
+    """Vertex AI, or another service, refused or failed or was not reached."""
+
+    exit_code = EXIT_PLATFORM
+
+
+class CancelledRunError(ShardlineError):
+    """A run on the platform was cancelled before it was done."""
+
+    exit_code = EXIT_CANCELLED
 
 
 class DivergedError(RunError):

@@ -21,7 +21,7 @@ from components.export_validate.export import export_model
 from components.export_validate.rules import Gate, accuracy_gate, judge, parse_rules
 from components.export_validate.run import run
 from components.register.champion import publish
-from pipelines.cli import main
+from pipelines.cli.main import main
 from tests.helpers.datasets import write_dataset, write_table
 from trainer.data import manifest as manifests
 

@@ -199,7 +199,7 @@ def test_compile_refuses_errors(tmp_path: Path) -> None:
 def test_checking_loads_neither_kfp_nor_the_vertex_client(tmp_path: Path) -> None:
     path = written(tmp_path / "p.yaml", BROKEN)
     program = (
-        "import sys; from pipelines.cli import main\n"
+        "import sys; from pipelines.cli.main import main\n"
         f"try: main(['check', {str(path)!r}])\n"
         "except SystemExit as end: assert end.code == 1, end.code\n"
         "heavy = {'kfp', 'tensorflow', 'keras', 'google.cloud.aiplatform', 'rich'} & set(sys.modules)\n"

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from pipelines.cli_champion import champion
-from pipelines.cli_check import check, show
-from pipelines.cli_data import dataset, preprocess
-from pipelines.cli_train import train
-from pipelines.cli_validate import validate
-from pipelines.foreground import inject_option, pairs
+from pipelines.cli.champion import champion
+from pipelines.cli.check import check, show
+from pipelines.cli.data import dataset, preprocess
+from pipelines.cli.foreground import inject_option, pairs
+from pipelines.cli.train import train
+from pipelines.cli.validate import validate
 from trainer.errors import PipelineError, ShardlineError
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipelines.foreground import pairs
+from pipelines.cli.foreground import pairs
 from trainer.errors import EXIT_FAILED, PipelineError
 
 if TYPE_CHECKING:

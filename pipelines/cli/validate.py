@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from components.export_validate.rules.gate import FIRST_RUNS, Gate, accuracy_gate, read_gate
-from pipelines.foreground import foreground
+from pipelines.cli.foreground import foreground
 
 _PATH = click.Path(path_type=Path)
 _MIN_ACCURACY = 0.95

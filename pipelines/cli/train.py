@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.foreground import foreground, inject_option
+from pipelines.cli.foreground import foreground, inject_option
 
 _DIRECTORY = click.Path(path_type=Path)
 

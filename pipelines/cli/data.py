@@ -12,7 +12,7 @@ import click
 
 from components.preprocess import settings as preprocessing
 from components.preprocess.settings import PreprocessSettings
-from pipelines.foreground import foreground, pairs
+from pipelines.cli.foreground import foreground, pairs
 from trainer.errors import SettingsError
 
 _DIRECTORY = click.Path(path_type=Path)

@@ -1,0 +1,1 @@
+"""The command `shardline`: one file per verb, or family of verbs."""
