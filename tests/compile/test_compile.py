@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from components.train.pools.cluster import Cluster
 from components.train.pools.job import CustomJobSettings
 from components.train.pools.pool import WorkerPool
-from pipelines import cli, settings
+from pipelines import settings
 from pipelines.check.run import check_pipeline
+from pipelines.cli import main as cli
 from pipelines.compile import compile_pipeline
 from pipelines.settings import Settings
 

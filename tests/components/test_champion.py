@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from components.register.champion import current, publish, rollback
 from components.register.version import complete_versions
-from pipelines import cli
+from pipelines.cli import main as cli
 from tests.components.test_register import write_export
 from trainer.errors import ModelError, RunError
 

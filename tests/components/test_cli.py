@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from components.preprocess.settings import PreprocessSettings
-from pipelines import cli
+from pipelines.cli import main as cli
 from tests.helpers.datasets import write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from pipelines import cli
 from pipelines.check.registry import RULES
 from pipelines.check.run import check_pipeline
 from pipelines.check.table import table
+from pipelines.cli import main as cli
 from tests.helpers.checks import job, pipeline, pool
 from tests.unit import test_check_jobs, test_check_pipelines, test_check_schedules
 from trainer.errors import PipelineError
