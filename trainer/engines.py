@@ -8,6 +8,7 @@ import keras
 
 from trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
 from trainer.data.pipeline import Feed
+from trainer.distribute.summation import make_summation
 from trainer.loop import Engine, Evaluation, Logs, Loop
 from trainer.resume.state import Position
 from trainer.run import Run
@@ -36,6 +37,7 @@ def _synchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -
         model,
         run.strategy,
         iter(batches),
+        make_summation(settings, run.strategy, run.cluster),
         jit_compile=settings.jit_compile,
         deterministic=settings.deterministic,
     )

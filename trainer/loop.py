@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from trainer.distribute.exchange import GradientExchange
+from trainer.distribute.summation import Summation
 
 Logs = dict[str, float]
 
@@ -53,6 +54,7 @@ class Loop:
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         batches: Iterator[Any],
+        summation: Summation,
         *,
         jit_compile: bool = False,
         deterministic: bool = False,
@@ -63,6 +65,7 @@ class Loop:
             model: Compiled and built inside the strategy's scope.
             strategy: The strategy.
             batches: Distributed batches as `model.train_step` takes them.
+            summation: Sums the gradients of all replicas.
             jit_compile: Whether XLA compiles the step.
             deterministic: Whether TensorFlow has been asked for determinism; it then refuses to tell the
                 time inside a function, and the wait for input is not known.
@@ -72,7 +75,7 @@ class Loop:
         self._batches = batches
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
-        self._exchange = GradientExchange(model)
+        self._exchange = GradientExchange(model, summation)
         self._steps = self._trace()
 
     def retrace(self) -> None:

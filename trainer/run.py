@@ -10,6 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from trainer import files, progress, saving
+from trainer.data import memory
 from trainer.data.augment import load_augmentation
 from trainer.data.class_weights import class_weights
 from trainer.data.manifest import Manifest
@@ -75,8 +76,10 @@ class Run:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
         directory = files.local_path(self.settings.dataset)
         transform = load_transform(self.settings.transform) if self.settings.transform else None
+        in_memory = self._fits(split)
         if split != "train":
-            return Feed(directory, self.manifest, split, self.plan(split), transform=transform)
+            plan = self.plan(split)
+            return Feed(directory, self.manifest, split, plan, transform=transform, in_memory=in_memory)
         augment = self.settings.augment
         return Feed(
             directory,
@@ -88,7 +91,21 @@ class Run:
             augmentation=load_augmentation(augment, self.manifest.info()) if augment else None,
             class_weights=class_weights(self.settings.class_weights, self.manifest),
             transform=transform,
+            in_memory=in_memory,
         )
+
+    def _fits(self, split: str) -> bool:
+        """Whether this process keeps its examples of a split in memory."""
+        if self.settings.cache != "auto" or self.strategy_name == "parameter_server":
+            return self.settings.cache == "memory"
+        size = self.memory(split)
+        return self.settings.epochs > 1 and size is not None and size <= memory.room()
+
+    def memory(self, split: str) -> int | None:
+        """Returns the bytes that one process's examples of a split take decoded; None if it is not known."""
+        shared = self.shard_policy.name == "file"
+        records = self.manifest.splits[split].records // (self.cluster.num_workers if shared else 1)
+        return memory.decoded_bytes(self.manifest.inputs.values(), records)
 
     def step_shards(self, plan: EpochPlan, step: int, process: int) -> str:
         """Names the shards that one process's examples of a step come from.
@@ -156,6 +173,11 @@ def announce(run: Run) -> None:
         + f"; {plan.steps:,} steps an epoch over {plan.records:,} examples",
     )
     progress.say("train", f"shard policy {policy.name}: {policy.reason}")
+    size = run.memory("train")
+    if run.feed("train").in_memory and size is not None:
+        progress.say(
+            "train", f"input: each worker keeps its examples decoded in memory, {size / 1e6:,.1f} MB"
+        )
     if settings.scale_learning_rate or settings.warmup_steps:
         factor = plan.replicas if settings.scale_learning_rate else 1
         progress.say("train", f"learning rate x {factor}, reached over {settings.warmup_steps} updates")

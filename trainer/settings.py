@@ -18,15 +18,19 @@ STRATEGIES = (
     "parameter_server",
     "tpu",
 )
-COMMUNICATIONS = ("auto", "ring", "nccl")
+COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
+COMPRESSIONS = ("none", "bfloat16", "float16")
 SHARD_POLICIES = ("auto", "file", "data", "off")
+CACHES = ("auto", "memory", "off")
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 #: The settings that take one of some words.
 CHOICES = {
     "strategy": STRATEGIES,
     "communication": COMMUNICATIONS,
+    "gradient_compression": COMPRESSIONS,
     "shard_policy": SHARD_POLICIES,
+    "cache": CACHES,
     "precision": PRECISIONS,
 }
 _KINDS = {
@@ -74,8 +78,12 @@ class TrainSettings:
         seed: Of weights, dropout and shuffling.
         deterministic: Whether TensorFlow has to choose deterministic kernels.
         strategy: One of `STRATEGIES`.
-        communication: How workers exchange gradients, one of `COMMUNICATIONS`.
+        communication: How workers exchange gradients: tcp, a ring of sockets, which auto takes between
+            CPUs; or TensorFlow's own ring or nccl.
+        gradient_compression: Type in which gradients travel: none (float32, exact), bfloat16 or float16.
         shard_policy: How data reaches the workers, one of `SHARD_POLICIES`.
+        cache: Whether each worker keeps its decoded examples in memory: memory, off, or auto for where there
+            is room and more than one epoch.
         steps_per_execution: Steps between two looks at the metrics; 0 adapts it to about a second.
         checkpoint_steps: Steps between checkpoints within an epoch; 0 for none.
         checkpoint_minutes: Minutes between checkpoints within an epoch; 0 for none.
@@ -120,7 +128,9 @@ class TrainSettings:
     deterministic: bool = False
     strategy: str = "auto"
     communication: str = "auto"
+    gradient_compression: str = "none"
     shard_policy: str = "auto"
+    cache: str = "auto"
     steps_per_execution: int = 0
     checkpoint_steps: int = 0
     checkpoint_minutes: float = 10.0

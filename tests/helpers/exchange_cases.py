@@ -1,6 +1,7 @@
 """`python -m tests.helpers.exchange_cases STRATEGY DIRECTORY`: trains tiny models, one after another.
 
-STRATEGY is one, mirrored (two logical CPUs) or workers (TF_CONFIG). Every run sees the same global batches;
+STRATEGY is one, mirrored (two logical CPUs), or tcp or ring, the communication of workers (TF_CONFIG). Every
+run sees the same global batches;
 two replicas divide each. Every process writes its losses, weights and state to `NAME.json` ("chief-0").
 """
 
@@ -16,7 +17,8 @@ import tensorflow as tf
 from trainer.distribute import exchange, strategy
 from trainer.distribute.cluster import read_cluster
 from trainer.distribute.collectives import Collectives
-from trainer.settings import TrainSettings
+from trainer.distribute.summation import RingSummation, make_summation
+from trainer.settings import COMMUNICATIONS, TrainSettings
 
 STEPS = 20
 CLASSES = 3
@@ -150,14 +152,14 @@ def batches(case):
         yield (inputs, random.integers(0, CLASSES, size)), first
 
 
-def train(case, replicas_of):
+def train(case, replicas_of, summation):
     keras.utils.set_random_seed(1)
     with replicas_of.scope():
         model = MODELS[case]()
         sample = (np.zeros((1, 4), np.float32), np.zeros(1, np.int64))
         model._symbolic_build(data_batch=sample)
     config = model.get_compile_config()
-    changed = exchange.GradientExchange(model)
+    changed = exchange.GradientExchange(model, summation)
     assert model.get_compile_config() == config
     replicas = replicas_of.num_replicas_in_sync
 
@@ -194,7 +196,7 @@ def train(case, replicas_of):
     }
 
 
-def merged(replicas_of):
+def merged(replicas_of, summation):
     """Returns an accumulator and a moving mean that differ by replica, before and after they are merged."""
     keras.utils.set_random_seed(2)
     with replicas_of.scope():
@@ -202,7 +204,7 @@ def merged(replicas_of):
         model = keras.Sequential(layers)
         model.compile(o.SGD(0.1, gradient_accumulation_steps=3), "mse")
         model._symbolic_build(data_batch=(np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)))
-    exchange.GradientExchange(model)
+    exchange.GradientExchange(model, summation)
     inputs = np.random.default_rng(5).normal(size=(8, 4)).astype(np.float32)
 
     def own(context):
@@ -225,12 +227,19 @@ def local_values(replicas_of, variables):
 
 def main(kind, directory):
     cluster = read_cluster(os.environ)
-    settings = TrainSettings(dataset="-", model="-", cpu_devices=2 if kind == "mirrored" else 0)
+    settings = TrainSettings(
+        dataset="-",
+        model="-",
+        cpu_devices=2 if kind == "mirrored" else 0,
+        communication=kind if kind in COMMUNICATIONS else "auto",
+    )
     replicas_of = strategy.create(settings, cluster)
     collectives = Collectives(replicas_of)
-    results = {case: train(case, replicas_of) for case in MODELS}
+    summation = make_summation(settings, replicas_of, cluster)
+    assert isinstance(summation, RingSummation) == (kind == "tcp")
+    results = {case: train(case, replicas_of, summation) for case in MODELS}
     if replicas_of.num_replicas_in_sync > 1:
-        results["merged"] = merged(replicas_of)
+        results["merged"] = merged(replicas_of, summation)
         results["total"] = collectives.total([1.0 + (not cluster.is_chief), 0.75])
     Path(directory, f"{cluster.name}.json").write_text(json.dumps(results))
     collectives.barrier()  # a worker that leaves early would look like a failure

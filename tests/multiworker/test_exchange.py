@@ -15,11 +15,11 @@ def one(tmp_path_factory):
     return comparison.read(directory / "chief-0.json")
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
+@pytest.fixture(scope="module", params=["tcp", "ring"])
+def two(tmp_path_factory, request):
     """The results of each of two processes; that they ended at all says that nobody hangs."""
     directory = tmp_path_factory.mktemp("two")
-    replicas.run(["-m", "tests.helpers.exchange_cases", "workers", str(directory)], 2)
+    replicas.run(["-m", "tests.helpers.exchange_cases", request.param, str(directory)], 2)
     return [comparison.read(directory / f"{name}.json") for name in ("chief-0", "worker-0")]
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.helpers import exchange_cases
 from trainer.distribute.exchange import GradientExchange, accumulators, optimizers
 from trainer.distribute.strategy import check_model, replica_merger
+from trainer.distribute.summation import sum_by_tensorflow
 from trainer.errors import ModelError
 
 ONE = "/cpu:0"
@@ -20,7 +21,7 @@ def trained(case, exchange):
     with strategy.scope():
         model = exchange_cases.MODELS[case]()
         model._symbolic_build(data_batch=(np.zeros((1, 4), np.float32), np.zeros(1, np.int64)))
-    changed = GradientExchange(model) if exchange else None
+    changed = GradientExchange(model, sum_by_tensorflow) if exchange else None
     data = (np.ones((2, 4), np.float32), np.array([0, 2]))
 
     @tf.function
@@ -47,7 +48,7 @@ def test_one_replica_trains_as_keras_alone(case):
 def test_configurations_stay_as_they_are():
     model = trained("overflow", exchange=False)
     before = model.optimizer.get_config()
-    GradientExchange(model)
+    GradientExchange(model, sum_by_tensorflow)
 
     assert model.optimizer.get_config() == before
 

@@ -77,6 +77,26 @@ def test_an_epoch_has_every_example_once_and_each_epoch_its_own_order(dataset, r
     assert found[:half] != found[half:]
 
 
+@pytest.mark.parametrize("policy", ["file", "data", "off"])
+@pytest.mark.parametrize("augment", ["", "tests.helpers.augmentations:brighten"])
+def test_what_is_kept_in_memory_comes_in_the_order_in_which_it_is_read(dataset, policy, augment):
+    info = dataset[1].info()
+    options = {"augmentation": load_augmentation(augment, info)} if augment else {}
+    for worker in range(2):
+        read, kept = (
+            list(
+                make_feed(dataset, 2, 5, shard_policy=policy, in_memory=in_memory, **options)
+                .worker_dataset(2, worker, range(2), 30)
+                .as_numpy_iterator()
+            )
+            for in_memory in (False, True)
+        )
+        assert len(read) == len(kept)
+        for one, other in zip(read, kept, strict=True):
+            for left, right in zip(one, other, strict=True):
+                np.testing.assert_array_equal(left, right)
+
+
 def test_a_resumed_run_sees_the_epochs_that_are_left(dataset):
     assert steps(dataset, 2, 4, range(1, 3)) == steps(dataset, 2, 4, range(3))[12:]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,21 +14,32 @@ from trainer.data.augment import Augmentation, augment_batch
 from trainer.data.decode import parse_batch
 from trainer.data.faults import check_labels
 from trainer.data.manifest import Manifest, Split
+from trainer.data.memory import Memory, load
 from trainer.data.order import EpochPlan, share
 from trainer.data.sharding import WorkerShards, worker_shards
 from trainer.data.transform import Transform
 from trainer.errors import DatasetError
 
-#: A batch of undecoded examples: "example", string (batch,), and for an augmented split "seed", int64
-#: (batch, 2).
+#: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
+#: (batch,); and for an augmented split "seed", int64 (batch, 2).
 Raw = dict[str, tf.Tensor]
 
 #: What Keras calls data: (x, y) or (x, y, sample_weight), or what a transformation makes of them.
 Data: TypeAlias = Any
 
+#: Where a shard is: its path, its first position in memory, its records.
+Place = dict[str, tf.Tensor]
+#: Gives the examples of a shard: serialized, or their positions in memory.
+Read = Callable[[Place], tf.data.Dataset]
+
 # Records held for shuffling, over all shards of the split. Shards are dealt at random by preprocessing, so
 # that a window over each of them is enough.
 _SHUFFLE_RECORDS = 16_384
+
+# Read ahead, over all shards: records, and bytes, which a remote file system likes to give in large pieces.
+_AHEAD_RECORDS = 1024
+_READ_BYTES = 64 << 20
+_SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
 
 # More than there are records in a shard, epochs in a run, or shards in a split.
 _MANY = 2**32
@@ -48,6 +60,7 @@ class Feed:
         augmentation: Applied to each example; None for none.
         class_weights: Weight of each class's examples in the loss; () gives elements without weights.
         transform: Makes of a batch what the model takes; None gives it as it is.
+        in_memory: Whether each worker decodes its examples once, before the first batch, and keeps them.
     """
 
     directory: Path
@@ -59,6 +72,7 @@ class Feed:
     augmentation: Augmentation | None = None
     class_weights: Sequence[float] = ()
     transform: Transform | None = None
+    in_memory: bool = False
 
     def distribute(
         self, strategy: tf.distribute.Strategy, first_epoch: int, epochs: int, start: int = 0
@@ -86,22 +100,37 @@ class Feed:
 
         With a plan of one replica an element is a step. Arguments as for `distribute`.
         """
-        return self._batches(1, 0, range(first_epoch, epochs), start).prefetch(tf.data.AUTOTUNE)
+        shards = self._shards(1, 0)
+        read = self._read_records
+        return self._batches(1, 0, shards, read, range(first_epoch, epochs), start).prefetch(tf.data.AUTOTUNE)
 
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
         """Returns what one of `workers` input workers reads: its replicas' batches, step by step."""
-        batches = self._batches(workers, worker, epochs, start)
-        return batches.map(self.decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        shards = self._shards(workers, worker)
+        memory = (
+            load(shards.files, self.manifest.compression, self.manifest.inputs) if self.in_memory else None
+        )
+        read = self._read_positions if memory else self._read_records
+        batches = self._batches(workers, worker, shards, read, epochs, start)
+        decoded = batches.map(lambda raw: self.decode(raw, memory), num_parallel_calls=tf.data.AUTOTUNE)
+        return decoded.prefetch(tf.data.AUTOTUNE)
 
-    def decode(self, raw: Raw) -> Data:
+    def decode(self, raw: Raw, memory: Memory | None = None) -> Data:
         """Decodes, checks, augments and weights a batch. Can be traced inside a tf.function.
+
+        Args:
+            raw: The batch.
+            memory: Where its positions lead, if it has positions.
 
         Returns:
             (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,
             channels), or for a table a dict of its columns, each (batch,); y is int64 (batch,), each in
             0..num_classes-1; sample_weight is float32 (batch,). With a transformation, what it returns.
         """
-        x, y = parse_batch(raw["example"], self.manifest.inputs)
+        if memory is None:
+            x, y = parse_batch(raw["example"], self.manifest.inputs)
+        else:
+            x, y = memory.take(raw["position"])
         y = check_labels(y, len(self.manifest.class_names), self.split)
         if self.augmentation is not None:
             x, y = augment_batch(self.augmentation, x, y, raw["seed"])
@@ -111,10 +140,14 @@ class Feed:
             return x, y, tf.gather(tf.constant(self.class_weights, tf.float32), y)
         return x, y
 
-    def _batches(self, workers: int, worker: int, epochs: range, start: int) -> tf.data.Dataset:
-        """Returns one worker's undecoded batches over several epochs, the first of them from `start` on."""
+    def _shards(self, workers: int, worker: int) -> WorkerShards:
         paths = shard_paths(self.directory, self.manifest.splits[self.split])
-        shards = worker_shards(paths, workers, worker, self.shard_policy)
+        return worker_shards(paths, workers, worker, self.shard_policy)
+
+    def _batches(
+        self, workers: int, worker: int, shards: WorkerShards, read: Read, epochs: range, start: int
+    ) -> tf.data.Dataset:
+        """Returns one worker's undecoded batches over several epochs, the first of them from `start` on."""
 
         def run(epochs: range, start: int) -> tf.data.Dataset:
             plan = replace(self.plan, start=start)
@@ -124,7 +157,7 @@ class Feed:
             done = share(start, workers, worker)
 
             def batches(epoch: tf.Tensor) -> tf.data.Dataset:
-                records = self._records(shards, epoch).skip(done)
+                records = self._records(shards, read, epoch).skip(done)
                 steps = records.batch(plan.per_replica_batch_size).rebatch(sizes or [1]).take(len(sizes))
                 return steps.map(lambda *batch: self._raw(epoch, *batch))
 
@@ -132,40 +165,61 @@ class Feed:
 
         return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
 
-    def _records(self, shards: WorkerShards, epoch: tf.Tensor) -> tf.data.Dataset:
-        """Returns this worker's serialized examples of one epoch, in the order of `trainer.data.order`.
+    def _records(self, shards: WorkerShards, read: Read, epoch: tf.Tensor) -> tf.data.Dataset:
+        """Returns this worker's examples of one epoch, in the order of `trainer.data.order`.
 
         With an augmentation they are pairs: a number that no other example of the split has, and the example.
         """
-        count = len(self.manifest.splits[self.split].shards)
+        split = self.manifest.splits[self.split]
+        count = len(split.shards)
         window = max(1, _SHUFFLE_RECORDS // count)
         # By shard and epoch, so that the order is the same on any number of workers.
         seed = (self.shuffle_seed or 0) + shards.order * _MANY + epoch * count
 
-        def read(index: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
-            records = tf.data.TFRecordDataset(path, compression_type=self.manifest.compression.upper())
+        def examples(index: tf.Tensor, place: Place) -> tf.data.Dataset:
+            found = read(place)
             if self.augmentation is not None:
-                records = records.enumerate(start=index * _MANY)
+                found = found.enumerate(start=index * _MANY)
             if self.shuffle_seed is None:
-                return records
-            return records.shuffle(window, seed=seed + index, reshuffle_each_iteration=False)
+                return found
+            return found.shuffle(window, seed=seed + index, reshuffle_each_iteration=False)
 
-        files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), list(shards.files)))
-        files = files.map(lambda index, path: (tf.cast(index, tf.int64), path))
+        lengths = [split.shards[index].records for index in shards.indices]
+        place = {"path": list(shards.files), "start": _starts(lengths), "records": lengths}
+        files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), place))
+        files = files.map(lambda index, place: (tf.cast(index, tf.int64), place))
         if shards.policy == "off" and self.shuffle_seed is not None:
             files = files.shuffle(count, seed=seed, reshuffle_each_iteration=False)
-        records = files.interleave(
-            read, cycle_length=len(shards.files), block_length=1, num_parallel_calls=tf.data.AUTOTUNE
-        )
+        # One after the other: handing each record from thread to thread costs more than reading it, and each
+        # shard is read ahead by a thread of its own.
+        records = files.interleave(examples, cycle_length=len(shards.files), block_length=1)
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
+
+    def _read_records(self, place: Place) -> tf.data.Dataset:
+        shards = len(self.manifest.splits[self.split].shards)
+        records = tf.data.TFRecordDataset(
+            place["path"],
+            compression_type=self.manifest.compression.upper(),
+            buffer_size=min(max(_READ_BYTES // shards, _SMALLEST_READ), _LARGEST_READ),
+        )
+        return records.prefetch(max(1, _AHEAD_RECORDS // shards))
+
+    def _read_positions(self, place: Place) -> tf.data.Dataset:
+        start, records = (tf.cast(place[name], tf.int64) for name in ("start", "records"))
+        return tf.data.Dataset.range(start, start + records)
 
     def _raw(self, epoch: tf.Tensor, *batch: tf.Tensor) -> Raw:
         """Names a batch of `_records`, and seeds its augmentation by run, epoch and example."""
         *numbers, examples = batch
+        name = "example" if examples.dtype == tf.string else "position"
         if not numbers:
-            return {"example": examples}
+            return {name: examples}
         by_epoch = tf.fill(tf.shape(numbers[0]), (self.shuffle_seed or 0) * _MANY + epoch)
-        return {"example": examples, "seed": tf.stack([by_epoch, numbers[0]], axis=1)}
+        return {name: examples, "seed": tf.stack([by_epoch, numbers[0]], axis=1)}
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(lengths)][:-1]
 
 
 def shard_paths(directory: Path, split: Split) -> list[str]:

@@ -17,16 +17,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.distribute.summation import Gradients, Summation
 from trainer.errors import ModelError
 
-Gradients = list[tf.Tensor | tf.IndexedSlices]
 Variables = Sequence[keras.Variable]
 
 
 class GradientExchange:
     """Makes every optimizer of a model exchange gradients exactly. With one replica it does nothing."""
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, summation: Summation) -> None:
         """Changes methods of the model's optimizers, as attributes of these very objects.
 
         Their class, configuration and saved form stay as they are. An optimizer that is not built yet will
@@ -34,11 +34,13 @@ class GradientExchange:
 
         Args:
             model: Compiled and built in the scope of the strategy that trains it.
+            summation: Sums the gradients of all replicas.
 
         Raises:
             ModelError: When the model has float8 weights, which Keras updates on each replica for itself.
         """
         self._local = threading.local()
+        self._sum = summation
         self._replicas: int = model.distribute_strategy.num_replicas_in_sync
         if self._replicas > 1:
             _check_weights(model)
@@ -73,7 +75,7 @@ class GradientExchange:
                 self._build(optimizer, list(trainable_variables))
             weight = getattr(self._local, "weight", None)
             if weight is not None and self._replicas > 1:
-                grads = [gradient if gradient is None else _times(gradient, weight) for gradient in grads]
+                grads = _weighted(grads, weight)
             original(grads, trainable_variables)
 
         optimizer.apply = apply
@@ -95,7 +97,7 @@ class GradientExchange:
         if self._replicas == 1:
             return
         for inner in _inner(optimizer):
-            _exchange_before_clipping(inner)
+            _exchange_before_clipping(inner, self._sum)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             _agree_on_finite(optimizer, self._replicas)
 
@@ -135,10 +137,9 @@ def _inner(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     return [optimizer]
 
 
-def _exchange_before_clipping(optimizer: keras.Optimizer) -> None:
+def _exchange_before_clipping(optimizer: keras.Optimizer, sum_: Summation) -> None:
     def update(gradients: Gradients, variables: Variables) -> None:
-        context = tf.distribute.get_replica_context()
-        summed = optimizer._clip_gradients(context.all_reduce(tf.distribute.ReduceOp.SUM, gradients))
+        summed = optimizer._clip_gradients(sum_(gradients))
         optimizer._apply_weight_decay(variables)
         optimizer._backend_update_step(summed, variables, optimizer.learning_rate)
 
@@ -222,6 +223,17 @@ def _branch(
         tf.cond(first, lambda: on_all(then), lambda: on_all(otherwise))
 
     tf.distribute.get_replica_context().merge_call(across, args=(predicate, *args))
+
+
+def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
+    """Multiplies gradients by a weight, which is 1, and costs nothing then, but for an epoch's last step."""
+    own = [gradient for gradient in gradients if gradient is not None]
+
+    def times() -> Gradients:
+        return [_times(gradient, weight) for gradient in own]
+
+    done = iter(tf.cond(tf.equal(weight, 1.0), lambda: [tf.identity(g) for g in own], times))
+    return [None if gradient is None else next(done) for gradient in gradients]
 
 
 def _times(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:

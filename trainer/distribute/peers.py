@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from trainer import progress
 from trainer.distribute.cluster import Cluster
+from trainer.distribute.ring import LostPeerError
 from trainer.errors import ClusterError, RunError
 
 # Seconds for a peer to accept a connection, and between two attempts.
@@ -88,7 +89,8 @@ class Peers:
     def explain(self, error: BaseException) -> RunError | None:
         """Returns what an error of TensorFlow says about a peer; None when it is not about one."""
         text = str(error)
-        aborted = isinstance(error, tf.errors.OpError) and "Collective ops is aborted by" in text
+        words = ("Collective ops is aborted by", LostPeerError.__name__)
+        aborted = isinstance(error, tf.errors.OpError) and any(word in text for word in words)
         if not self._others or not (aborted or isinstance(error, _LOST)):
             return None
         lost = self._named_in(text) or list(_silent(self._others))

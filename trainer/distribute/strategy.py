@@ -107,7 +107,9 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 
 def _multi_worker_mirrored(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
-    kind = tf.distribute.experimental.CommunicationImplementation[settings.communication.upper()]
+    # The ring of sockets carries gradients only: all else goes TensorFlow's way.
+    name = "auto" if settings.communication == "tcp" else settings.communication
+    kind = tf.distribute.experimental.CommunicationImplementation[name.upper()]
     return tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=_resolver(cluster),
         communication_options=tf.distribute.experimental.CommunicationOptions(implementation=kind),

@@ -1,0 +1,92 @@
+"""A worker's examples, decoded once and kept in memory: later epochs neither read nor decode."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.data.decode import Inputs, parse_batch
+from trainer.data.manifest import Feature
+
+_BATCH = 256
+
+#: Share of the memory that is free in which one process may keep its examples. Replicas may share a machine,
+#: and all of them look at the same figure.
+_SHARE = 0.125
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Decoded examples, by their position among those that were loaded.
+
+    Attributes:
+        inputs: Of a model: uint8 (records, height, width, channels), or for a table a dict of columns.
+        labels: int64 (records,).
+    """
+
+    inputs: Inputs
+    labels: tf.Tensor
+
+    def take(self, positions: tf.Tensor) -> tuple[Inputs, tf.Tensor]:
+        """Returns the inputs and labels at some positions, int64 (batch,)."""
+
+        def take(values: tf.Tensor) -> tf.Tensor:
+            return tf.gather(values, positions)
+
+        return tf.nest.map_structure(take, self.inputs), take(self.labels)
+
+
+def decoded_bytes(inputs: Iterable[Feature], records: int) -> int | None:
+    """Returns how much memory examples take when they are decoded; None where their sizes are not known."""
+    total = 8  # the label
+    for feature in inputs:
+        if feature.dtype == "string" or None in feature.shape:
+            return None
+        sizes = [size for size in feature.shape if size is not None]
+        total += math.prod(sizes) * np.dtype(feature.dtype).itemsize
+    return total * records
+
+
+def room() -> int:
+    """Returns how many bytes of examples this process may keep: a share of what is free on this machine."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = (_lines(_CGROUP / name) for name in ("memory.max", "memory.current"))
+    if limit and used and limit[0].isdigit():
+        free = min(free, int(limit[0]) - int(used[0]))
+    return int(max(0, free) * _SHARE)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def load(paths: Sequence[str], compression: str, inputs: Mapping[str, Feature]) -> Memory:
+    """Reads and decodes whole shards, one after the other.
+
+    Args:
+        paths: The shards.
+        compression: Of the shards: "" or "gzip".
+        inputs: The manifest's inputs: the image alone, or columns.
+    """
+    records = tf.data.TFRecordDataset(list(paths), compression_type=compression.upper(), buffer_size=8 << 20)
+    decoded = records.batch(_BATCH).map(
+        lambda batch: parse_batch(batch, inputs), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    parts = [tf.nest.flatten(batch) for batch in decoded.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()]
+    with tf.device("CPU:0"):
+        whole = [tf.constant(np.concatenate(column)) for column in zip(*parts, strict=True)]
+    values, labels = tf.nest.pack_sequence_as(decoded.element_spec, whole)
+    return Memory(values, labels)
