@@ -1,0 +1,160 @@
+"""A process of the training benchmark: `python -m benchmarks.training_process JSON`, with TF_CONFIG or alone.
+
+JSON: model, side, batch, core, steps, rounds, variants (settings of the trainer by name).
+Every variant has a model of its own in the same process; they take turns. Prints one JSON line: milliseconds
+a step by variant, one for each round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trainer import quiet
+
+_WARM_UP = 3
+
+
+def main(request: dict[str, Any]) -> None:
+    """Measures."""
+    os.sched_setaffinity(0, {request["core"]})
+    quiet.import_tensorflow()
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    from trainer.distribute import strategy as strategies
+    from trainer.distribute.cluster import read_cluster
+    from trainer.distribute.collectives import Collectives
+    from trainer.settings import TrainSettings
+
+    cluster = read_cluster(os.environ)
+    plain = TrainSettings(dataset="-", model=request["model"])
+    strategy = strategies.create(plain, cluster)
+    together = Collectives(strategy)
+    runs = {
+        name: _variant(request, strategy, cluster, name, options)
+        for name, options in request["variants"].items()
+    }
+    for run in runs.values():
+        run(_WARM_UP)
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(request["rounds"]):
+        for name, run in runs.items():
+            together.barrier()
+            started = time.perf_counter()
+            run(request["steps"])
+            found[name].append((time.perf_counter() - started) / request["steps"] * 1000)
+    together.barrier()
+    print(json.dumps(found), flush=True)
+    together.barrier()
+
+
+def _variant(
+    request: dict[str, Any], strategy: Any, cluster: Any, name: str, options: dict[str, Any]
+) -> Callable[[int], None]:
+    """Returns what trains some steps in one way."""
+    import keras
+    import tensorflow as tf
+
+    from trainer.distribute.summation import make_summation
+    from trainer.loop import Loop
+    from trainer.settings import TrainSettings
+    from trainer.tuning.optimizer import tune_optimizer
+
+    settings = TrainSettings(dataset="-", model=request["model"], **options)
+    replicas = strategy.num_replicas_in_sync
+    batch = _batch(request["batch"], request["side"])
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = _model(request)
+        tune_optimizer(model, settings, replicas)
+        model._symbolic_build(data_batch=batch)
+    if name in _PEERS:
+        return _PEERS[name](model, batch)
+
+    def dataset(context: Any) -> Any:
+        return tf.data.Dataset.from_tensors(batch).repeat()
+
+    batches: Iterator[Any] = iter(strategy.distribute_datasets_from_function(dataset))
+    loop = Loop(model, strategy, batches, make_summation(settings, strategy, cluster))
+
+    def run(steps: int) -> None:
+        loop.train([request["batch"] * replicas] * steps)
+
+    return run
+
+
+def _model(request: dict[str, Any]) -> Any:
+    from trainer.data.manifest import DatasetInfo, Feature
+    from trainer.models.build import build
+
+    shape = (request["side"], request["side"], 3 if request["model"] == "resnet50" else 1)
+    image = Feature("image", "uint8", shape, "raw")
+    names = tuple(str(label) for label in range(10))
+    info = DatasetInfo(shape, 10, names, {"image": image}, {"train": 1000}, {"image": image})
+    return build(request["model"], info, {})
+
+
+def tutorial_cnn(dataset: Any) -> Any:
+    """The network of TensorFlow's multi-worker tutorial with its dense layer: 2.77 million weights."""
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.Input(dataset.input_shape, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.001), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def _batch(size: int, side: int) -> Any:
+    import numpy as np
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    channels = 1 if side == 28 else 3
+    images = random.integers(0, 256, (size, side, side, channels), dtype=np.uint8)
+    return tf.constant(images), tf.constant(random.integers(0, 10, size))
+
+
+def _bare(model: Any, batch: Any) -> Callable[[int], None]:
+    """The compiled step and nothing else."""
+    import tensorflow as tf
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def steps(count: tf.Tensor) -> None:
+        for _ in tf.range(count):
+            model.train_step(batch)
+
+    return lambda count: steps(tf.constant(count))
+
+
+def _keras_fit(model: Any, batch: Any) -> Callable[[int], None]:
+    """Keras 3's own `fit`, 50 steps an execution."""
+    import tensorflow as tf
+
+    model.steps_per_execution = 50
+    data = tf.data.Dataset.from_tensors(batch).repeat()
+
+    def run(steps: int) -> None:
+        model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0)
+
+    return run
+
+
+_PEERS: dict[str, Callable[[Any, Any], Callable[[int], None]]] = {"bare step": _bare, "Keras fit": _keras_fit}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,140 @@
+"""Sums over a ring of sockets, each process played by a thread."""
+
+import socket
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from trainer.distribute import ring
+from trainer.distribute.ring import LostPeerError, Ring
+
+
+def connections(size):
+    """Returns, for every place of a ring, its connection to the next and from the previous one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outgoing, incoming = [], []
+        for _ in range(size):
+            outgoing.append(socket.create_connection(server.getsockname()))
+            incoming.append(server.accept()[0])
+    return [(outgoing[rank], incoming[rank - 1]) for rank in range(size)]
+
+
+def together(size, work, **options):
+    """Runs work(ring, rank) at every place at once and returns what came out, or the error, by rank."""
+    results = [None] * size
+
+    def run(rank, pair):
+        place = Ring(rank, size, *pair, **options)
+        try:
+            results[rank] = work(place, rank)
+        except LostPeerError as error:
+            results[rank] = error
+        finally:
+            place.close()
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(connections(size))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def values(rank, count):
+    return np.random.default_rng(rank).normal(size=count).astype(np.float32)
+
+
+# Nothing; less than there are places; one part not whole; more than the kernel takes at once.
+@pytest.mark.parametrize("count", [0, 1, 100, 3_000_001])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_everybody_gets_the_same_sum(size, count):
+    def work(place, rank):
+        own = values(rank, count)
+        place.sum(own)
+        return own
+
+    found = together(size, work)
+    expected = sum(values(rank, count).astype(np.float64) for rank in range(size))
+    for own in found:
+        np.testing.assert_allclose(own, expected, atol=1e-5)
+        np.testing.assert_array_equal(own, found[0])
+
+
+@pytest.mark.parametrize(("wire", "tolerance"), [(ml_dtypes.bfloat16, 2**-7), (np.float16, 2**-9)])
+def test_shorter_numbers_on_the_way_are_added_up_whole(wire, tolerance):
+    def work(place, rank):
+        own = values(rank, 10_000)
+        place.sum(own, wire)
+        return own
+
+    first, *others = together(3, work)
+    parts = [values(rank, 10_000) for rank in range(3)]
+    error = np.abs(first - sum(parts)) / sum(map(np.abs, parts))
+    assert 0 < error.max() < 2 * tolerance
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+def test_what_is_not_finite_arrives_without_a_warning():
+    def work(place, rank):
+        own = np.array([np.inf, np.nan, 1, np.inf], np.float32) * (1 - 2 * rank)
+        place.sum(own, ml_dtypes.bfloat16)
+        return own
+
+    for own in together(2, work):
+        np.testing.assert_array_equal(own, np.array([np.nan, np.nan, 0, np.nan], np.float32))
+
+
+def test_a_neighbour_that_ends_is_noticed():
+    def work(place, rank):
+        if rank == 1:
+            return None
+        place.sum(values(rank, 1_000_000))
+        return "done"
+
+    first, _, third = together(3, work)
+    assert isinstance(first, LostPeerError)
+    assert isinstance(third, LostPeerError)
+    assert "replica is gone" in str(third)
+
+
+def test_places_that_are_out_of_step_do_not_mix_their_numbers():
+    found = together(2, lambda place, rank: place.sum(values(rank, 100 + rank)))
+    assert all("out of step" in str(error) for error in found)
+
+
+def test_in_a_long_silence_it_is_asked_whether_the_others_are_there(monkeypatch):
+    monkeypatch.setattr(ring, "_PATIENCE_S", 0.01)
+    asked = threading.Event()
+
+    def work(place, rank):
+        if rank == 1:
+            asked.wait(10)
+        own = np.ones(3, np.float32)
+        place.sum(own)
+        return own.tolist()
+
+    assert together(2, work, check=asked.set) == [[2.0] * 3] * 2
+    assert asked.is_set()
+
+
+def test_a_peer_that_does_not_answer_ends_the_wait(monkeypatch):
+    monkeypatch.setattr(ring, "_PATIENCE_S", 0.01)
+    ended = threading.Event()
+
+    def check():
+        raise LostPeerError("no answer")
+
+    def work(place, rank):
+        if rank == 1:
+            return ended.wait(10)
+        try:
+            place.sum(np.ones(3, np.float32))
+        finally:
+            ended.set()
+        return None
+
+    silent, _ = together(2, work, check=check)
+    assert str(silent) == "no answer"
