@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from components.conclude.settings import NotifySettings
+from components.register.deploy import BatchPrediction, Deploy
 from components.register.upload import ModelUpload
 from components.train.pools.cluster import Cluster
 from components.train.pools.job import CustomJobSettings
@@ -23,7 +26,6 @@ _OWN_MACHINE = ("parameter_servers", "reduction_server")
 
 _POOL_KEYS = {item.name: item for item in fields(WorkerPool)}
 _JOB_KEYS = {item.name: item for item in fields(CustomJobSettings) if item.name != "cluster"}
-_UPLOAD_KEYS = {item.name: item for item in fields(ModelUpload)}
 _MOUNT_KEYS = {item.name: item for item in fields(NfsMount)}
 #: What parameter servers do not take over from [train]: they need no accelerators.
 _MACHINE_KEYS = {name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "reservation"))}
@@ -32,6 +34,8 @@ _MACHINE_KEYS = {name for name in _POOL_KEYS if name.startswith(("machine", "acc
 _TYPES: dict[str, tuple[Any, str]] = {
     "str": (str, "str"),
     "int": (int, "int"),
+    "int | None": (int, "int"),
+    "datetime.datetime | None": (datetime.datetime, "a date and time"),
     "bool": (bool, "bool"),
     "bool | None": (bool, "bool"),
     "tuple[str, ...]": (list, "a list of str"),
@@ -51,19 +55,37 @@ class Settings:
         pools_at_run_time: Whether the machines of the training step are a parameter of each run,
             worker_pool_specs, instead.
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
+        deploy: How an uploaded model is deployed; None deploys nothing.
+        batch_predict: What is predicted with an uploaded model; None predicts nothing.
+        notify: Who is told how a run came out.
     """
 
     image: str
     train: CustomJobSettings
     pools_at_run_time: bool = False
     model_upload: ModelUpload | None = None
+    deploy: Deploy | None = None
+    batch_predict: BatchPrediction | None = None
+    notify: NotifySettings = field(default_factory=NotifySettings)
 
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; give the container image that all components run in")
+        if self.model_upload is None and (self.deploy or self.batch_predict):
+            table = "deploy" if self.deploy else "batch_predict"
+            raise SettingsError(f"{table} needs a model in the Model Registry; add a table [model_upload]")
 
 
-_TABLES = ("train", "model_upload")
+#: The tables that are one dataclass each.
+_KINDS: dict[str, type[Any]] = {
+    "model_upload": ModelUpload,
+    "deploy": Deploy,
+    "batch_predict": BatchPrediction,
+    "notify": NotifySettings,
+}
+_TABLES = ("train", *_KINDS)
+#: Tables that are of no concern to the compiler: `read_table`.
+_RUN_TABLES = ("vertex",)
 _OWN_KEYS = {item.name: item for item in fields(Settings) if item.name not in _TABLES}
 
 
@@ -74,22 +96,81 @@ def load(path: Path) -> Settings:
         SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or out
             of range.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingsError(f"no settings file {path}; settings/local.toml is one to start from") from None
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read settings file {path}: {error}") from None
+    content = _read(path)
+    for name in _RUN_TABLES:
+        content.pop(name, None)
     try:
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         for name, table in tables.items():
             if not isinstance(table, dict):
                 raise SettingsError(f"{name} must be a table: [{name}]")
         own = _values(content, _OWN_KEYS, "", also=_TABLES, required=("image",))
-        upload = _read_upload(tables["model_upload"]) if "model_upload" in tables else None
-        return Settings(**own, train=_read_job(tables.get("train", {})), model_upload=upload)
+        read = {name: _read_one(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
+        return Settings(**own, train=_read_job(tables.get("train", {})), **read)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Reads one table of a settings file that is of no concern to the compiler.
+
+    Args:
+        path: The file; it may hold nothing else.
+        table: Name of the table; a file without it is as one with an empty table.
+        kind: Dataclass whose fields are the table's keys.
+        leave_out: Fields that are no keys.
+
+    Raises:
+        SettingsError: When the file is missing or no TOML, or a key is unknown or mistyped.
+    """
+    content = _read(path).get(table, {})
+    known = {item.name: item for item in fields(kind) if item.name not in leave_out}
+    try:
+        if not isinstance(content, dict):
+            raise SettingsError(f"{table} must be a table: [{table}]")
+        return _values(content, known, f"{table}.")
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display_name") -> dict[str, Any]:
+    """Reads a file that holds one table of each name, [TABLE.NAME], and nothing else.
+
+    Args:
+        path: The file.
+        table: What the tables have in common.
+        kind: Dataclass whose fields are the tables' keys; those without a default must be there.
+        name: The field that is the table's own name.
+
+    Returns:
+        The values by the tables' names.
+
+    Raises:
+        SettingsError: When the file is missing or no TOML, or a key is unknown, missing or mistyped.
+    """
+    content = _read(path)
+    known = {item.name: item for item in fields(kind) if item.name != name}
+    required = _required(known)
+    try:
+        tables = content.pop(table, {})
+        if content:
+            raise SettingsError(f"unknown key {next(iter(content))}; write tables [{table}.NAME]")
+        if not isinstance(tables, dict) or not all(isinstance(item, dict) for item in tables.values()):
+            raise SettingsError(f"{table} must be tables: [{table}.NAME]")
+        return {
+            key: _values(item, known, f"{table}.{key}.", required=required) for key, item in tables.items()
+        }
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"no settings file {path}; settings/local.toml is one to start from") from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot read settings file {path}: {error}") from None
 
 
 def _read_job(train: dict[str, Any]) -> CustomJobSettings:
@@ -130,13 +211,20 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
     return _named(prefix, WorkerPool, **merged)
 
 
-def _read_upload(table: dict[str, Any]) -> ModelUpload:
-    prefix = "model_upload."
-    values = _values(table, _UPLOAD_KEYS, prefix, required=("display_name", "serving_image_uri"))
+def _read_one(name: str, kind: Callable[..., _T], table: dict[str, Any]) -> _T:
+    """Returns the dataclass that a table is."""
+    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]  # one of _KINDS
+    values = _values(table, known, f"{name}.", required=_required(known))
     try:
-        return ModelUpload(**values)
+        return kind(**values)
     except SettingsError as error:
-        raise SettingsError(f"{prefix}{error}") from None
+        raise SettingsError(f"{name}.{error}") from None
+
+
+def _required(known: Mapping[str, Field[Any]]) -> tuple[str, ...]:
+    return tuple(
+        key for key, item in known.items() if item.default is MISSING and item.default_factory is MISSING
+    )
 
 
 def _values(
