@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from pipelines.settings import read_table
+from pipelines.tables import read_table
 from trainer.errors import SettingsError
 
 TABLE = "vertex"

@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.check.cron import split_zone
 from pipelines.check.findings import Severity
 from pipelines.check.schedule import Schedule
-from pipelines.settings import read_tables
+from pipelines.tables import read_tables
 from trainer.errors import SettingsError
 
 TABLE = "schedules"
