@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from pipelines.cli.main import main
 from pipelines.local.log_files import read_log
+from trainer import files
 from trainer.errors import SettingsError
 
 LOG = """\
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def record(directory: Path, state: str) -> None:
-    (directory / "run.json").write_text(json.dumps({"pipeline": "toy", "state": state, "error": None}))
+    files.write_json(directory / "run.json", {"pipeline": "toy", "state": state, "error": None})
 
 
 def logs(run: Path, *arguments: str) -> Result:
