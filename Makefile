@@ -7,7 +7,7 @@ PIPELINE := compiled/retrain.yaml
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
 PARAMS := $(filter-out PYTHON PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
 
-.PHONY: help run test lint compile clean
+.PHONY: help run test lint compile docs lock clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,19 @@ lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the com
 compile: $(BIN)/.run  ## Compile the pipeline
 	$(BIN)/shardline compile --settings $(SETTINGS) --output $(PIPELINE)
 
+docs: $(BIN)/.docs  ## Build the documentation as a site in build/docs; warnings are errors
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs.cache docs build/docs
+	@echo "build/docs/index.html"
+
+lock: $(BIN)/.test  ## Write docker/lock from setup.cfg and constraints.txt
+	@for image in cpu:image gpu:gpu control: build:; do \
+	  variant=$${image%%:*} extra=$${image#*:} from=setup.cfg; \
+	  if [ $$variant = build ]; then from=docker/lock/build.in; fi; \
+	  $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c constraints.txt \
+	    --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	    $${extra:+--extra $$extra} -o docker/lock/$$variant.txt $$from || exit 1; \
+	done
+
 clean:  ## Remove the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
 
@@ -45,4 +58,8 @@ $(BIN)/.run: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
 
 $(BIN)/.test: $(BIN)/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	@touch $@
+
+$(BIN)/.docs: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

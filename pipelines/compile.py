@@ -12,20 +12,27 @@ from pipelines.check.load import parse
 from pipelines.check.run import refuse_errors
 from pipelines.retrain import retrain_pipeline
 from pipelines.settings import Settings
+from pipelines.tune import tune_pipeline
 from trainer import files
 from trainer.errors import PipelineError
 
 
-def compile_pipeline(settings: Settings) -> str:
-    """Returns the YAML of the retraining pipeline for one environment."""
+def compile_pipeline(settings: Settings, study: str | None = None) -> str:
+    """Returns the YAML of a pipeline for one environment.
+
+    Args:
+        settings: The environment.
+        study: What the tuning pipeline searches, as JSON; None for the retraining pipeline.
+    """
+    pipeline = retrain_pipeline(settings) if study is None else tune_pipeline(settings, study)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "pipeline.yaml"
-        compiler.Compiler().compile(retrain_pipeline(settings), str(path))
+        compiler.Compiler().compile(pipeline, str(path))
         return path.read_text(encoding="utf-8")
 
 
-def write(settings: Settings, output: Path) -> tuple[bool, list[Finding]]:
-    """Compiles into a file.
+def write(settings: Settings, output: Path, study: str | None = None) -> tuple[bool, list[Finding]]:
+    """Compiles into a file; the arguments are as for `compile_pipeline`.
 
     Returns:
         Whether its content changed, and the warnings of `shardline check`.
@@ -33,7 +40,7 @@ def write(settings: Settings, output: Path) -> tuple[bool, list[Finding]]:
     Raises:
         PipelineError: When the pipeline has errors that `shardline check` finds.
     """
-    text = compile_pipeline(settings)
+    text = compile_pipeline(settings, study)
     warnings = refuse_errors(parse(text, output).spec)
     if output.is_file() and output.read_text(encoding="utf-8") == text:
         return False, warnings
@@ -42,13 +49,13 @@ def write(settings: Settings, output: Path) -> tuple[bool, list[Finding]]:
     return True, warnings
 
 
-def check(settings: Settings, output: Path) -> None:
-    """Checks that a compiled file is what the code compiles to.
+def check(settings: Settings, output: Path, study: str | None = None) -> None:
+    """Checks that a compiled file is what the code compiles to; the arguments are as for `write`.
 
     Raises:
         PipelineError: When it is missing or differs.
     """
-    text = compile_pipeline(settings)
+    text = compile_pipeline(settings, study)
     if not output.is_file():
         raise PipelineError(f"no compiled pipeline {output}; write it with 'shardline compile'")
     if output.read_text(encoding="utf-8") != text:

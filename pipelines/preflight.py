@@ -1,4 +1,4 @@
-"""What can be known of a retraining run before it starts: values are refused here, in a second."""
+"""What can be known of a run before it starts: values are refused here, in a second."""
 
 from __future__ import annotations
 
@@ -9,15 +9,76 @@ from typing import Any
 from components.export_validate.rules import Gate, check_min_accuracy, parse_rules
 from components.preprocess.artifact import make_settings
 from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import open_source
+from components.preprocess.sources import KNOWN_FORMS, open_source
 from components.train.run import check_options
+from components.tune.plan import check_tuned
+from components.tune.study import parse_study, read_study
+from pipelines import retrain, tune
+from pipelines.check.findings import Finding
+from pipelines.check.run import refuse_errors
+from pipelines.check.schedule import Schedule
+from pipelines.parameters import check_parameters
+from pipelines.spec import defaults
+from trainer.errors import SettingsError
 from trainer.models import import_string
 from trainer.settings import TrainSettings
+
+#: Names of the pipelines whose parameters are known here.
+OURS = (retrain.NAME, tune.NAME)
 
 _TRAINING = ("epochs", "per_replica_batch_size", "learning_rate", "seed")
 
 
-def check_retrain(parameters: Mapping[str, Any]) -> None:
+def check_run(
+    spec: Mapping[str, Any],
+    given: Mapping[str, Any],
+    schedule: Schedule | None = None,
+    *,
+    here: bool = False,
+) -> tuple[dict[str, Any], list[Finding]]:
+    """Checks a pipeline and the parameters of a run of it, before anything is spent.
+
+    Args:
+        spec: The compiled pipeline (IR).
+        given: Values by name: as text, as on a command line, or of the declared type already.
+        schedule: What it is to run on, if it is.
+        here: Whether it is to run on this machine, which must then have the data.
+
+    Returns:
+        The given parameters, of their declared types, and the warnings of `shardline check`.
+
+    Raises:
+        PipelineError: When a parameter is unknown, mistyped or missing, or `shardline check` finds an error.
+        SettingsError: When a value of one of our own pipelines is out of range.
+        SourceError: When there is no such source.
+        ModelError: When there is no such model.
+    """
+    parameters = check_parameters(spec, given)
+    values = defaults(spec) | parameters
+    if spec["pipelineInfo"]["name"] in OURS:
+        check_retrain(values, here=here)
+    if spec["pipelineInfo"]["name"] == tune.NAME:
+        check_tune(values)
+    return parameters, refuse_errors(spec, parameters, schedule)
+
+
+def check_tune(parameters: Mapping[str, Any]) -> None:
+    """Checks what the tuning pipeline has beside the parameters of the retraining pipeline.
+
+    Args:
+        parameters: Every parameter of the pipeline, of its declared type.
+
+    Raises:
+        SettingsError: When the study is wrong, or tunes what cannot be tuned.
+    """
+    for name in ("max_trial_count", "trial_epochs"):
+        if parameters[name] < 0:
+            raise SettingsError(f"{name} must not be negative, got {parameters[name]}")
+    study = read_study(parse_study(parameters["study"]), max_trial_count=parameters["max_trial_count"])
+    check_tuned(study.types, parameters["train_options"])
+
+
+def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     """Checks the values of the retraining pipeline's parameters.
 
     The steps check them again where they use them; here they are checked before anything has been spent.
@@ -25,6 +86,7 @@ def check_retrain(parameters: Mapping[str, Any]) -> None:
 
     Args:
         parameters: Every parameter of the pipeline, of its declared type.
+        here: Whether the run is to find its data on this machine.
 
     Raises:
         SettingsError: When a value is out of range.
@@ -44,5 +106,9 @@ def check_retrain(parameters: Mapping[str, Any]) -> None:
     options = check_options(parameters["train_options"], taken=_TRAINING)
     TrainSettings(dataset="", model=parameters["model"], **own, **options)
     import_string(parameters["model"])
-    if parameters["source"].startswith("images:") or ":" not in parameters["source"]:
+    source = parameters["source"]
+    # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
+    elsewhere = not here or "{date" in source or "://" in source or source.startswith("images:/gcs/")
+    unknown = ":" not in source and source not in KNOWN_FORMS
+    if unknown or (not elsewhere and (source.startswith("images:") or ":" not in source)):
         open_source(settings)

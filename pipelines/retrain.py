@@ -1,23 +1,17 @@
 """The retraining pipeline."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from kfp import dsl
 
-from components.export_validate.component import export_validate
+from components.changes.component import look_for_changes, record_run
+from components.conclude.component import conclude
 from components.preprocess.component import preprocess
 from components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
-from components.register.component import register, registry_evaluation, serving_model
-from components.register.model_registry import upload_task
-from components.train.component import train
-from components.train.pools.expand import custom_job
 from components.train.pools.planning import check_worker_pools
-from components.train.pools.run_time import custom_job_at_run_time
 from pipelines.settings import Settings
-
-_F = TypeVar("_F", bound=Callable[..., None])
+from pipelines.train_and_register import fitting_parameters, train_and_register_pipeline
 
 #: Name of the pipeline, in the compiled YAML too.
 NAME = "retrain"
@@ -37,15 +31,17 @@ def retrain_pipeline(settings: Settings) -> Any:
         # The image has kfp: nothing is installed when a task starts.
         return dsl.component(base_image=settings.image, install_kfp_package=False)(function)
 
+    look_for_changes_op = component(look_for_changes)
     preprocess_op = component(preprocess)
     plan_shards_op = component(plan_shards)
     write_shards_op = component(write_shards)
     finish_dataset_op = component(finish_dataset)
     check_worker_pools_op = component(check_worker_pools)
-    train_and_register = _train_and_register(component, settings)
+    train_and_register = train_and_register_pipeline(component, settings, NAME)
+    record_run_op = component(record_run)
 
     @dsl.pipeline(name=NAME, description="From raw data to a registered model, if it is good enough.")  # type: ignore[untyped-decorator]
-    @_parameters(settings)
+    @fitting_parameters(settings)
     def retrain(
         source: str = "digits",
         data_dir: str = "",
@@ -74,17 +70,24 @@ def retrain_pipeline(settings: Settings) -> Any:
         rules: list = [],  # type: ignore[type-arg]  # noqa: B006
         first_run: str = "bless",
         champion_uri: str = "",
+        history_uri: str = "",
+        force: bool = False,
+        deep: bool = False,
         worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
     ) -> None:
         """Retrains a model.
 
-        1. Preprocess: the source becomes TFRecord shards with a manifest, in one task or in many.
-        2. Train: a CustomJob of one chief and its workers.
-        3. Export and validate: the exported model is judged on the test split.
-        4. Register, if blessed: the model becomes the champion.
+        1. Look for changes: without any since the last run that is remembered, the run ends here.
+        2. Preprocess: the source becomes TFRecord shards with a manifest, in one task or in many.
+        3. Train: a CustomJob of one chief and its workers.
+        4. Export and validate: the exported model is judged on the test split.
+        5. Register, if blessed: the model becomes the champion.
+        6. Record: the run is remembered.
+        7. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
 
         Args:
-            source: digits, tfds:NAME, images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source.
+            source: digits, tfds:NAME, images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source; {date} in
+                it becomes the day for which the run is scheduled, {date:%Y/%m} any part of it.
             data_dir: Where tfds finds prepared datasets.
             labels: For images:DIR, a CSV file with the columns path and label.
             features: For tfrecord and table, names of the source's features by ours.
@@ -114,6 +117,9 @@ def retrain_pipeline(settings: Settings) -> Any:
                 "accuracy >= champion - 0.005"].
             first_run: What becomes of rules about a champion that cannot be measured: bless or block.
             champion_uri: Where a blessed model is published; empty publishes nothing.
+            history_uri: Where runs are remembered; empty remembers none, and every run trains.
+            force: Whether to train although nothing has changed.
+            deep: Whether files are compared by content, not by names, sizes and times.
             worker_pool_specs: Machines of the training job, as the CustomJob API has them.
         """
         # One by one, here and in the components: in a JSON object of parameters KFP would paste numbers as
@@ -151,114 +157,63 @@ def retrain_pipeline(settings: Settings) -> Any:
             "champion_uri": champion_uri,
         }
         if settings.pools_at_run_time:
-            checked = check_worker_pools_op(
-                worker_pool_specs=worker_pool_specs, strategy=settings.train.strategy
-            )
-            training["worker_pool_specs"] = checked.output
-        # The same source string may hold other data tomorrow: a cached result would be stale.
-        with dsl.If(preprocess_tasks <= 1, name="one-task"):
-            preprocessed = preprocess_op(**data).set_caching_options(False)
-            train_and_register(dataset=preprocessed.outputs["dataset"], **training)
-        with dsl.Else(name="many-tasks"):
-            planned = plan_shards_op(tasks=preprocess_tasks, **data).set_caching_options(False)
-            with dsl.ParallelFor(planned.outputs["Output"], name="shards") as task:
-                written = write_shards_op(
-                    planned=planned.outputs["planned"], task=task, tasks=preprocess_tasks
+            training["worker_pool_specs"] = worker_pool_specs
+        this_run = {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "history_uri": history_uri}
+        with dsl.ExitHandler(exit_task(component, settings, this_run), name="run"):
+            changes = look_for_changes_op(
+                scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
+                created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
+                force=force,
+                deep=deep,
+                **this_run,
+                **{name: value for name, value in {**data, **training}.items() if name != "processes"},
+            ).set_caching_options(False)
+            data["source"] = changes.outputs["source"]
+
+            def train_on(dataset: Any) -> None:
+                judged = train_and_register(dataset=dataset, **training)
+                record_run_op(
+                    exported=judged.output,
+                    state=changes.outputs["state"],
+                    reason=changes.outputs["reason"],
+                    champion_uri=champion_uri,
+                    **this_run,
                 ).set_caching_options(False)
-            finished = finish_dataset_op(planned=planned.outputs["planned"]).after(written)
-            finished.set_caching_options(False)
-            train_and_register(dataset=finished.outputs["dataset"], **training)
+
+            with dsl.If(changes.outputs["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
+                if settings.pools_at_run_time:
+                    checked = check_worker_pools_op(
+                        worker_pool_specs=worker_pool_specs, strategy=settings.train.strategy
+                    )
+                    training["worker_pool_specs"] = checked.output
+                with dsl.If(preprocess_tasks <= 1, name="one-task"):
+                    preprocessed = preprocess_op(fingerprint=changes.outputs["fingerprint"], **data)
+                    train_on(preprocessed.outputs["dataset"])
+                with dsl.Else(name="many-tasks"):
+                    # They share a directory, which another run may be filling: not cached.
+                    planned = plan_shards_op(tasks=preprocess_tasks, **data).set_caching_options(False)
+                    with dsl.ParallelFor(planned.outputs["Output"], name="shards") as task:
+                        written = write_shards_op(
+                            planned=planned.outputs["planned"], task=task, tasks=preprocess_tasks
+                        ).set_caching_options(False)
+                    finished = finish_dataset_op(planned=planned.outputs["planned"]).after(written)
+                    finished.set_caching_options(False)
+                    train_on(finished.outputs["dataset"])
 
     return retrain
 
 
-def _train_and_register(component: Callable[..., Any], settings: Settings) -> Any:
-    """Builds the part of the pipeline that begins with a dataset."""
-    train_model = _train(component, settings)
-    export_validate_op = component(export_validate)
-    register_op = component(register)
-    serving_model_op = component(serving_model)
-    registry_evaluation_op = component(registry_evaluation)
+def exit_task(component: Callable[..., Any], settings: Settings, this_run: Mapping[str, Any]) -> Any:
+    """Adds what is done at the end of a run however it came out."""
+    if settings.notify.emails:
+        from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 
-    @dsl.pipeline(name="train-and-register")  # type: ignore[untyped-decorator]
-    @_parameters(settings)
-    def train_and_register(
-        dataset: dsl.Input[dsl.Dataset],
-        model: str,
-        hparams: dict,  # type: ignore[type-arg]
-        epochs: int,
-        per_replica_batch_size: int,
-        learning_rate: float,
-        seed: int,
-        train_options: dict,  # type: ignore[type-arg]
-        min_accuracy: float,
-        rules: list,  # type: ignore[type-arg]
-        first_run: str,
-        champion_uri: str,
-        worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
-    ) -> None:
-        """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
-        trained = train_model(
-            worker_pool_specs=worker_pool_specs,
-            dataset=dataset,
-            model_function=model,
-            hparams=hparams,
-            epochs=epochs,
-            per_replica_batch_size=per_replica_batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            train_options=train_options,
-        )
-        validated = export_validate_op(
-            dataset=dataset,
-            model=trained,
-            min_accuracy=min_accuracy,
-            rules=rules,
-            champion_uri=champion_uri,
-            first_run=first_run,
-        )
-        with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
-            registered = register_op(
-                exported=validated.outputs["exported"],
-                accuracy=validated.outputs["accuracy"],
-                champion_uri=champion_uri,
-            )
-            if settings.model_upload:
-                ready = serving_model_op(
-                    exported=validated.outputs["exported"],
-                    accuracy=validated.outputs["accuracy"],
-                    image_uri=settings.model_upload.serving_image_uri,
-                ).after(registered)
-                uploaded = upload_task(settings.model_upload, ready, labels={"pipeline": NAME})
-                registry_evaluation_op(
-                    exported=validated.outputs["exported"], model=uploaded.outputs["model"]
-                )
-
-    return train_and_register
-
-
-def _train(component: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
-    """Returns what makes the training task and gives its model."""
-    labels = {"pipeline": NAME}
-    if settings.pools_at_run_time:
-        pipeline = custom_job_at_run_time(component, settings.image, settings.train, labels)
-        return lambda **inputs: pipeline(**inputs).output
-    job = custom_job(component(train), settings.train, labels)
-
-    def train_model(worker_pool_specs: Any, **inputs: Any) -> Any:
-        return job(**inputs).outputs["model"]
-
-    return train_model
-
-
-def _parameters(settings: Settings) -> Callable[[_F], _F]:
-    """Hides worker_pool_specs where pools are fixed: KFP makes a parameter of all that it sees."""
-
-    def decorate(function: _F) -> _F:
-        signature = inspect.signature(function)
-        shown = [p for p in signature.parameters.values() if p.name != "worker_pool_specs"]
-        if not settings.pools_at_run_time:
-            function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+        return VertexNotificationEmailOp(recipients=list(settings.notify.emails))
+    concluded = component(conclude)(
+        job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
+        project="{{$.pipeline_google_cloud_project_id}}",
+        notify_when=settings.notify.when,
+        webhook_secret=settings.notify.webhook_secret,
+        **this_run,
+    )
+    return concluded.set_caching_options(False)

@@ -92,12 +92,12 @@ _sink: Sink = _default_sink
 
 
 @contextlib.contextmanager
-def sink(show: Sink) -> Iterator[None]:
-    """Sends all events of this process to `show` while the context lasts."""
+def sink(show: Sink) -> Iterator[Sink]:
+    """Sends all events of this process to `show` while the context lasts; yields where they went before."""
     global _sink
     previous, _sink = _sink, show
     try:
-        yield
+        yield previous
     finally:
         _sink = previous
 

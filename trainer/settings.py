@@ -73,6 +73,8 @@ class TrainSettings:
         callbacks: `pkg.module:make` of further Keras callbacks.
         early_stopping: Metric that must improve ("val_loss"); "" trains to the end.
         early_stopping_patience: Epochs without improvement after which training stops.
+        tuning_metric: Metric reported to a hyperparameter tuning job after each validation ("val_accuracy");
+            "" reports none.
         precision: Of the computation: float32, bfloat16 or float16; weights stay float32.
         jit_compile: Whether XLA compiles the step.
         seed: Of weights, dropout and shuffling.
@@ -122,6 +124,7 @@ class TrainSettings:
     callbacks: tuple[str, ...] = ()
     early_stopping: str = ""
     early_stopping_patience: int = 3
+    tuning_metric: str = ""
     precision: str = "float32"
     jit_compile: bool = False
     seed: int = 0

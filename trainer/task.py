@@ -47,11 +47,11 @@ def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
     Raises:
         SettingsError: When a flag is unknown or mistyped, or a value is out of range.
     """
-    values: dict[str, Any] = vars(_parser().parse_args(arguments))
+    values: dict[str, Any] = vars(parser().parse_args(arguments))
     return TrainSettings(**{**values, "callbacks": tuple(values["callbacks"])})
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """Returns the parser: a flag for every field of `TrainSettings`, explained by its docstring."""
     parser = _Parser(
         prog="python -m trainer.task",

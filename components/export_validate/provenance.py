@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -21,9 +22,10 @@ def read_versions() -> dict[str, str]:
 
 
 def read_revision() -> str | None:
-    """Returns the git revision of the working directory; None where there is no git or no repository."""
+    """Returns the git revision of the working directory, or the image's own; None where neither is known."""
     try:
         described = subprocess.run(_DESCRIBE, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
-        return None
+        # There is no git in the image: docker/Dockerfile writes down what it was built from.
+        return os.environ.get("SHARDLINE_REVISION") or None
     return described.stdout.strip()

@@ -25,6 +25,7 @@ def preprocess(
     on_bad_record: str = "fail",
     max_bad_fraction: float = 0.01,
     max_pixels: int = 100_000_000,
+    fingerprint: str = "",
 ) -> None:
     """Turns a source of labelled examples into balanced TFRecord shards and a manifest.
 
@@ -52,6 +53,8 @@ def preprocess(
         on_bad_record: "fail" stops at the first example that cannot be used, "skip" leaves it out.
         max_bad_fraction: With "skip", the share of bad examples above which the run fails.
         max_pixels: An image with more pixels is refused.
+        fingerprint: What the source's content is known by; not read. KFP's cache compares inputs, and the
+            source string does not change when the data does.
     """
     from components.preprocess.artifact import preprocess_artifact
 

@@ -7,7 +7,7 @@ import glob
 import io
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO, cast
 
 from trainer import files
@@ -101,15 +101,34 @@ def find_below(root: str) -> list[str]:
     file_system, inner = _remote(root)
     with one_line(root, "the directory "):
         found = file_system.find(inner)
+    return _visible(found, inner, root)
+
+
+def describe_files(pattern: str) -> dict[str, Mapping[str, Any]]:
+    """Returns what a remote file system says of the files that match a pattern, by URL, sorted.
+
+    Raises:
+        SourceError: Nothing matches, or it cannot be read.
+    """
+    file_system, inner = _remote(pattern)
+    with one_line(pattern):
+        found = file_system.glob(inner, detail=True)
+    if not found:
+        raise SourceError(f"no file matches {pattern!r}")
+    return {file_system.unstrip_protocol(path): found[path] for path in sorted(found)}
+
+
+def describe_below(root: str) -> dict[str, Mapping[str, Any]]:
+    """Returns what a remote file system says of the files that `find_below` finds, by the same paths.
+
+    Raises:
+        SourceError: There is none, or it cannot be read.
+    """
+    file_system, inner = _remote(root)
+    with one_line(root, "the directory "):
+        found = file_system.find(inner, detail=True)
     prefix = inner.rstrip("/") + "/"
-    below = sorted(
-        path[len(prefix) :]
-        for path in found
-        if path.startswith(prefix) and "/." not in path[len(inner) - 1 :]
-    )
-    if not below:
-        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
-    return below
+    return {path: found[prefix + path] for path in _visible(found, inner, root)}
 
 
 def fetch(root: str, names: Sequence[str]) -> dict[str, bytes | Exception]:
@@ -130,6 +149,19 @@ def reason(error: BaseException) -> str:
         return "No such file or directory"
     words = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(words).strip().partition("\n")[0]
+
+
+def _visible(found: Iterable[str], inner: str, root: str) -> list[str]:
+    """Returns paths below a directory relative to it and sorted, without those that are hidden."""
+    prefix = inner.rstrip("/") + "/"
+    below = sorted(
+        path[len(prefix) :]
+        for path in found
+        if path.startswith(prefix) and "/." not in path[len(inner) - 1 :]
+    )
+    if not below:
+        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
+    return below
 
 
 def _remote(url: str) -> tuple[Any, str]:

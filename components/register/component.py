@@ -1,6 +1,10 @@
 """The registration components. KFP embeds the source text of a function alone, so it imports inside."""
 
-from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel, VertexModel
+from google_cloud_pipeline_components.types.artifact_types import (
+    UnmanagedContainerModel,
+    VertexEndpoint,
+    VertexModel,
+)
 from kfp import dsl
 
 
@@ -66,3 +70,23 @@ def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexM
 
     with errors_end_the_process("register"):
         return import_evaluation(Path(exported.path), model.metadata.get("resourceName", ""))
+
+
+def traffic_split(endpoint: dsl.Input[VertexEndpoint], model: dsl.Input[VertexModel], percent: int) -> dict:  # type: ignore[type-arg]  # KFP reads it
+    """Says how an endpoint's traffic is shared between its models and a new one.
+
+    Args:
+        endpoint: One that is there.
+        model: The uploaded model.
+        percent: Of the new model, 0..100.
+
+    Returns:
+        Percents by the id of the deployed model, "0" for the new one; {} changes nothing.
+    """
+    from components.register.deploy_traffic import plan_traffic
+    from trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("deploy"):
+        return plan_traffic(
+            endpoint.metadata["resourceName"], model.metadata.get("resourceName", ""), percent
+        )

@@ -11,8 +11,8 @@ from kfp import dsl
 from components.register.upload import ModelUpload
 from components.train.pools.job import ENCRYPTION_KEY
 
-#: Without it GCPC uploads to us-central1, wherever the pipeline runs.
-_LOCATION = "{{$.pipeline_google_cloud_location}}"
+#: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
+LOCATION = "{{$.pipeline_google_cloud_location}}"
 
 
 def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
@@ -32,7 +32,7 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
         )
         parent["parent_model"] = imported.output
     return ModelUploadOp(
-        location=_LOCATION,
+        location=LOCATION,
         display_name=upload.display_name,
         description=ready.outputs["Output"],
         unmanaged_container_model=ready.outputs["serving"],

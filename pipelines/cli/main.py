@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,15 @@ import click
 from pipelines.cli.champion import champion
 from pipelines.cli.check import check, show
 from pipelines.cli.data import dataset, preprocess
+from pipelines.cli.doctor import doctor
 from pipelines.cli.foreground import inject_option, pairs
+from pipelines.cli.image import image
+from pipelines.cli.logs import explain, logs
+from pipelines.cli.schedule import schedule
+from pipelines.cli.settings import settings
+from pipelines.cli.submit import cancel, status, submit
 from pipelines.cli.train import train
+from pipelines.cli.upload import upload
 from pipelines.cli.validate import validate
 from trainer.errors import PipelineError, ShardlineError
 
@@ -46,20 +54,52 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--settings", type=_DIRECTORY, default=Path("settings/local.toml"), show_default=True)
-@click.option("--output", type=_DIRECTORY, default=Path("compiled/retrain.yaml"), show_default=True)
+@click.option(
+    "--settings",
+    type=_DIRECTORY,
+    default=Path("settings/local.toml"),
+    show_default=True,
+    help="Image, machines and job of the environment.",
+)
+@click.option(
+    "--pipeline",
+    type=click.Choice(["retrain", "tune"]),
+    default="retrain",
+    show_default=True,
+    help="Which one.",
+)
+@click.option(
+    "--study",
+    type=_DIRECTORY,
+    default=Path("settings/tune.toml"),
+    show_default=True,
+    help="What the tuning pipeline searches.",
+)
+@click.option(
+    "--output",
+    type=_DIRECTORY,
+    help="The compiled pipeline.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
+)
+@click.option("--image", "digest", help="Instead of the settings' own: what 'shardline image push' prints.")
 @click.option("--check", is_flag=True, help="Write nothing; fail when the file differs from the code.")
-def compile(settings: Path, output: Path, check: bool) -> None:
-    """Compile the retraining pipeline."""
+def compile(
+    settings: Path, pipeline: str, study: Path, output: Path | None, digest: str | None, check: bool
+) -> None:
+    """Compile the retraining pipeline, or the tuning pipeline."""
     from pipelines import compile as compiling
     from pipelines import settings as environments
+    from pipelines.study import load_study
 
     environment = environments.load(settings)
+    if digest is not None:
+        environment = replace(environment, image=digest)
+    searched = load_study(study) if pipeline == "tune" else None
+    output = output or Path("compiled", f"{pipeline}.yaml")
     if check:
-        compiling.check(environment, output)
+        compiling.check(environment, output, searched)
         click.echo(f"{output} is what the code compiles to")
     else:
-        changed, warnings = compiling.write(environment, output)
+        changed, warnings = compiling.write(environment, output, searched)
         if warnings:
             show(str(output), warnings)
         click.echo(f"{output} {'written' if changed else 'is up to date'}")
@@ -68,7 +108,9 @@ def compile(settings: Path, output: Path, check: bool) -> None:
 @main.command()
 @click.argument("pipeline", type=_DIRECTORY)
 @click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
-@click.option("--runs-dir", type=_DIRECTORY, default=Path("runs"), show_default=True)
+@click.option(
+    "--runs-dir", type=_DIRECTORY, default=Path("runs"), show_default=True, help="Where run directories go."
+)
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
 @inject_option
 def run(
@@ -78,21 +120,18 @@ def run(
     require_blessing: bool,
     injections: tuple[str, ...],
 ) -> None:
-    """Run a compiled pipeline on this machine, with a process for every replica.
+    """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
 
-    Everything goes to a new directory under RUNS_DIR. The retraining pipeline's champion_uri is
-    RUNS_DIR/champions/SOURCE unless it is given.
+    Everything goes to a new directory under RUNS_DIR. The champion_uri of our own
+    pipelines is RUNS_DIR/champions/SOURCE unless it is given.
     """
     from pipelines.local.run import run_pipeline
-    from pipelines.parameters import check_parameters
-    from pipelines.preflight import check_retrain
-    from pipelines.retrain import NAME
+    from pipelines.preflight import OURS, check_run
     from pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
-    parameters = check_parameters(spec, pairs(params, "--param", PipelineError))
-    if spec["pipelineInfo"]["name"] == NAME:
-        check_retrain(defaults(spec) | parameters)
+    parameters, _ = check_run(spec, pairs(params, "--param", PipelineError), here=True)
+    if spec["pipelineInfo"]["name"] in OURS:
         # Models of different data do not replace each other.
         source = re.sub(r"\W+", "-", parameters.get("source", defaults(spec)["source"]))
         parameters.setdefault("champion_uri", str((runs_dir / "champions" / source).absolute()))
@@ -106,4 +145,14 @@ main.add_command(preprocess)
 main.add_command(dataset)
 main.add_command(train)
 main.add_command(champion)
+main.add_command(image)
 main.add_command(validate)
+main.add_command(upload)
+main.add_command(submit)
+main.add_command(status)
+main.add_command(cancel)
+main.add_command(logs)
+main.add_command(explain)
+main.add_command(doctor)
+main.add_command(settings)
+main.add_command(schedule)

@@ -21,6 +21,8 @@ PLATFORM_VARIABLES = (
     "AIP_TENSORBOARD_LOG_DIR",
     "CLOUD_ML_PROJECT_ID",
     "CLOUD_ML_JOB_ID",
+    "CLOUD_ML_TRIAL_ID",
+    "CLOUD_ML_HP_METRIC_FILE",
 )
 LOCAL_PROJECT = "local-project"
 
@@ -79,6 +81,8 @@ def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], jo
     }
     if len(members) > 1:
         variables["TF_CONFIG"] = _tf_config(job, members, replica, addresses)
+    if job.trial:
+        variables["CLOUD_ML_TRIAL_ID"] = job.trial
     if job.base_output_directory:
         base = job.base_output_directory.rstrip("/")
         variables["AIP_MODEL_DIR"] = f"{base}/model/"
@@ -93,7 +97,7 @@ def _cluster_spec(
     cluster: dict[str, list[str]] = {}
     for member, address in zip(members, addresses, strict=True):
         cluster.setdefault(f"workerpool{member.pool}", []).append(address)
-    task = {"type": f"workerpool{replica.pool}", "index": replica.index}
+    task = _task(job, f"workerpool{replica.pool}", replica.index)
     return json.dumps({"cluster": cluster, "environment": "cloud", "task": task, "job": _job(job)})
 
 
@@ -104,8 +108,12 @@ def _tf_config(
     for member, address in zip(members, addresses, strict=True):
         if member.role != "evaluator":
             cluster.setdefault(member.role, []).append(address)
-    task = {"type": replica.role, "index": replica.index}
+    task = _task(job, replica.role, replica.index)
     return json.dumps({"cluster": cluster, "task": task, "environment": "cloud", "job": _job(job)})
+
+
+def _task(job: CustomJob, kind: str, index: int) -> dict[str, object]:
+    return {"type": kind, "index": index, **({"trial": job.trial} if job.trial else {})}
 
 
 def _job(job: CustomJob) -> dict[str, object]:

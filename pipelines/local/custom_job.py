@@ -9,6 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
+from components.conclude.run_directory import REPLICAS, RUN_VARIABLE
 from pipelines.local import processes
 from pipelines.local.injection import parse_injection
 from pipelines.local.job import parse_payload
@@ -17,12 +18,10 @@ from trainer import files, progress
 
 #: Process id of the process that executes the pipeline, in its environment.
 EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
-#: The run directory, in the environment of all its processes.
-RUN_VARIABLE = "SHARDLINE_RUN"
 #: Failures to rehearse, separated by spaces, in the environment.
 INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
-#: In the run directory: log files by job, and what stands in for /gcs/.
-LOGS_DIRECTORY, GCS_DIRECTORY = "replicas", "gcs"
+#: In the run directory, what stands in for /gcs/.
+GCS_DIRECTORY = "gcs"
 
 _TOPIC = "train"
 
@@ -40,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
         try:
             run_job(
                 job,
-                run / LOGS_DIRECTORY / task_directory.name,
+                run / REPLICAS / task_directory.name,
                 topic=_TOPIC,
                 show_line=_print_line,
                 injections=[

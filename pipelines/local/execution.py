@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from components.conclude.log_lines import KfpLines, split_replica
+from components.conclude.run_directory import LOG, RUN_VARIABLE
 from pipelines.local import execute, processes
 from pipelines.local.cluster import PLATFORM_VARIABLES
-from pipelines.local.custom_job import INJECTIONS_VARIABLE, RUN_VARIABLE
+from pipelines.local.custom_job import INJECTIONS_VARIABLE
 from pipelines.local.lines import LineBuffer
-from pipelines.local.replica_lines import ReplicaLines
 from pipelines.local.terminal import Terminal
 from trainer import progress
 from trainer.errors import EXIT_BAD_INPUT
@@ -56,7 +57,7 @@ class Execution:
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
     exit_code: int = 0
-    _replica_lines: ReplicaLines = field(default_factory=ReplicaLines)
+    _kfp_lines: KfpLines = field(default_factory=KfpLines)
 
     @property
     def values(self) -> dict[str, Scalar]:
@@ -66,7 +67,7 @@ class Execution:
     @property
     def log(self) -> Path:
         """The file that holds everything that was printed."""
-        return self.directory / "run.log"
+        return self.directory / LOG
 
     def watch(self, command: list[str], terminal: Terminal) -> None:
         """Runs the executing process to its end, and leaves nothing behind that it has started.
@@ -130,9 +131,11 @@ class Execution:
         if event is None:
             if line.startswith(_TASK_INDENT) and line.strip():
                 printed = line.removeprefix(_TASK_INDENT)
-                self.tail.append(printed)
-                if found := self._replica_lines.find(printed):
-                    terminal.line(*found)
+                replica, text = split_replica(printed)
+                if not self._kfp_lines.has(text, replica):
+                    self.tail.append(printed)
+                    if replica:
+                        terminal.line(replica, text)
         elif event.kind == "error":
             self.errors.append(event)
         else:

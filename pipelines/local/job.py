@@ -67,6 +67,7 @@ class CustomJob:
         restart_job_on_worker_restart: Whether all replicas start again when one has failed.
         disable_retries: Whether nothing starts again, whatever else is set.
         base_output_directory: Root of AIP_MODEL_DIR and its siblings; "" for none.
+        trial: Id of the trial of a tuning job that this is; "" where it is none.
     """
 
     worker_pools: tuple[WorkerPool, ...]
@@ -75,6 +76,7 @@ class CustomJob:
     restart_job_on_worker_restart: bool = False
     disable_retries: bool = False
     base_output_directory: str = ""
+    trial: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.worker_pools) <= len(ROLES):

@@ -2,7 +2,8 @@
 
 Four things change, and only where they stand:
 
-* An executor that runs GCPC's launcher of custom jobs or of model uploads runs our own stand-in for it.
+* An executor that runs GCPC's launcher of custom jobs, tuning jobs, model uploads or deployments, or its
+  e-mail component, runs our own stand-in.
 * Placeholders that only the platform can resolve become local values.
 * A condition on a task's named output is written so that kfp.local finds the output.
 * Optional pipeline parameters without default and without value are taken from the tasks that would
@@ -22,7 +23,19 @@ from trainer.errors import PipelineError
 
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _UPLOAD_LAUNCHER = "google_cloud_pipeline_components.container.v1.model.upload_model.launcher"
-_STAND_INS = {_LAUNCHER: "pipelines.local.custom_job", _UPLOAD_LAUNCHER: "pipelines.local.model_upload"}
+_TUNING_LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
+_STAND_INS = {
+    _LAUNCHER: "pipelines.local.custom_job",
+    _UPLOAD_LAUNCHER: "pipelines.local.model_upload",
+    _TUNING_LAUNCHER: "pipelines.local.tuning",
+    "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor": (
+        "pipelines.local.notification_email"
+    ),
+    **{
+        f"google_cloud_pipeline_components.container.v1.{name}.launcher": "pipelines.local.model_deploy"
+        for name in ("endpoint.create_endpoint", "endpoint.deploy_model", "batch_prediction_job")
+    },
+}
 _PYTHON_COMPONENT = "kfp.dsl.executor_main"
 # kfp.local's SubprocessRunner takes any command that contains this word.
 _OPTIONS = (f"--marker={_PYTHON_COMPONENT}", "--executor_input", "{{$}}")

@@ -384,6 +384,8 @@ def test_the_git_revision_is_that_of_the_working_directory(tmp_path, monkeypatch
 
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.read_revision() is None
+    monkeypatch.setenv("SHARDLINE_REVISION", "what the image was built from")
+    assert provenance.read_revision() == "what the image was built from"
 
 
 @pytest.mark.parametrize(("operation", "refused"), [("SentencepieceOp", True), ("XlaCallModule", False)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,5 +15,20 @@ from tests.contract.fake.vertex import FakeVertex, fake_vertex
 def vertex(tmp_path: Path) -> Iterator[FakeVertex]:
     with fake_vertex(tmp_path) as fake:
         yield fake
-        # google-auth asks for the account's regional boundary in the background, and does without it.
-        assert set(fake.refused) <= {"CONNECT iamcredentials.googleapis.com:443"}
+        assert fake.refused == []
+
+
+@pytest.fixture
+def vertex_environ(vertex: FakeVertex, monkeypatch: pytest.MonkeyPatch) -> FakeVertex:
+    """The fake, in the environment of the test's own process: clients find it there."""
+    enter(vertex.environment, monkeypatch)
+    return vertex
+
+
+def enter(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a fake's environment that of this process."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)

@@ -205,6 +205,11 @@ ROWS = [
     ),
     ("SL404", job(trainer(image_uri="trainer:latest")), job(trainer(image_uri=f"trainer@sha256:{64 * 'a'}"))),
     (
+        "SL410",
+        job(trainer(image_uri="registry.io/trainer:1")),
+        job(trainer(image_uri=f"registry.io/trainer@sha256:{64 * 'a'}")),
+    ),
+    (
         "SL406",
         job(trainer(image_uri="us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17.py310:latest")),
         job(trainer(image_uri="us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest")),

@@ -90,6 +90,13 @@ ROWS = [
         image("tensorflow/tensorflow:2.15.0"),
     ),
     ("SL407", pipeline(component(command=["sh", "-c", "python3 -m pip install 'kfp==2.17.0'"])), pipeline()),
+    ("SL410", image("registry.io/step:1"), image("step:1")),
+    ("SL410", image("registry:5000/step:1"), image(f"registry:5000/step:1@sha256:{64 * 'a'}")),
+    (
+        "SL410",
+        image("gcr.io/ml-pipeline/other:1"),
+        image("gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"),
+    ),
     ("SL501", pipeline(schemaVersion="1.0.0"), pipeline(schemaVersion="2.1.0")),
     ("SL502", pipeline(pipelineInfo={"name": "2nd-try"}), pipeline(pipelineInfo={"name": "Second try"})),
     ("SL502", pipeline(pipelineInfo={"name": None}), pipeline()),

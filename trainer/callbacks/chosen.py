@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import keras
@@ -13,6 +14,7 @@ from trainer.callbacks.plugin import load_callbacks
 from trainer.callbacks.profile import Profile
 from trainer.callbacks.report import Meter, Report
 from trainer.callbacks.stopping import Stopping
+from trainer.callbacks.tuning_metric import TuningMetric, check_metric
 from trainer.run import Run
 from trainer.tuning.fine_tuning import Unfreeze
 
@@ -37,15 +39,17 @@ def stateful_callbacks(
         )
     for reference in settings.callbacks:
         callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
+    names = list(assembly.model.get_metrics_result())
+    available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
     if settings.early_stopping:
-        names = list(assembly.model.get_metrics_result())
-        available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
         callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
+    if settings.tuning_metric:
+        check_metric(settings.tuning_metric, available)
     return [*callbacks, HistoryFile(run.dirs.model, meter)] if chief else callbacks
 
 
 def chief_callbacks(run: Run, meter: Meter) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that only show things; none of them reads a metric."""
+    """Returns the callbacks that only show or report things; none of them reads a metric itself."""
     settings = run.settings
     callbacks = [
         Report(meter, settings.epochs),
@@ -53,6 +57,8 @@ def chief_callbacks(run: Run, meter: Meter) -> list[keras.callbacks.Callback]:
             str(run.dirs.logs), write_graph=False, histogram_freq=settings.histograms
         ),
     ]
+    if settings.tuning_metric:
+        callbacks.append(TuningMetric(settings.tuning_metric, meter, os.environ))
     if settings.profiled_steps:
         callbacks.append(Profile(run.dirs.logs, meter, *settings.profiled_steps))
     return callbacks

@@ -71,8 +71,10 @@ class BadExample(NamedTuple):
 class Source(Protocol):
     """Labelled examples, to be read once from the first to the last.
 
-    A source may also have `__len__` (progress then shows how much is left) and `features`, a sequence of
-    `trainer.data.manifest.Feature` that declares what is in every `Example.features`.
+    A source may also have `__len__` (progress then shows how much is left), `features`, a sequence of
+    `trainer.data.manifest.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
+    which returns a text that is another one whenever the examples are (a version, a time of change):
+    without it, a scheduled run cannot know that nothing has changed.
     """
 
     @property

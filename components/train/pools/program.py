@@ -8,16 +8,17 @@ from typing import Any
 from components.train.pools.texts import check_text
 
 
-def program(image: str, **arguments: Any) -> dict[str, Any]:
+def program(image: str, module: str = "components.train.replica", **arguments: Any) -> dict[str, Any]:
     """Returns the container_spec that trains.
 
     Args:
         image: Container image.
-        **arguments: Of `components.train.replica`.
+        module: What a replica runs.
+        **arguments: Its first argument, as JSON.
 
     Raises:
         SettingsError: When an argument holds what the platform would replace.
     """
     text = json.dumps(arguments, ensure_ascii=False)
     check_text("a parameter of the training", text)
-    return {"image_uri": image, "command": ["python3", "-m", "components.train.replica"], "args": [text]}
+    return {"image_uri": image, "command": ["python3", "-m", module], "args": [text]}

@@ -7,14 +7,17 @@ import re
 from collections.abc import Iterator
 
 from pipelines.check.ir import known_text, lacks, list_at
-from pipelines.check.job import Pool
+from pipelines.check.job import Pool, jobs
 from pipelines.check.pipeline import Executor, Pipeline
 from pipelines.check.registry import error, warning
+from pipelines.image import has_registry
 
 #: Vertex AI's prebuilt images: the documentation demands the tag `latest` for them.
 _PREBUILT = re.compile(
     r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai(-restricted)?/|gcr\.io/cloud-aiplatform/"
 )
+#: Images of Google Cloud Pipeline Components: released once under a version, and named by GCPC itself.
+_RELEASED = re.compile(r"gcr\.io/ml-pipeline/google-cloud-pipeline-components:")
 _TENSORFLOW = re.compile(r"/training/tf-(?:cpu|gpu|tpu)\.(\d+)-(\d+)")
 #: End of availability of the prebuilt TensorFlow training images; those before them ended earlier.
 _AVAILABLE_UNTIL = {
@@ -114,6 +117,21 @@ def no_other_platform_is_configured(pipeline: Pipeline) -> Iterator[str]:
         yield f"settings for {name} have no effect on Vertex AI"
 
 
+@warning("SL410", Pipeline, fix="name it with its digest: 'shardline image push' prints it")
+def images_are_pinned(pipeline: Pipeline) -> Iterator[str]:
+    """Images of a registry are named with their digest.
+
+    A tag can be moved to another image, also while a schedule goes on. Names without a host of a registry are
+    left alone: a local run does not look at them.
+
+    Source: docs.cloud.google.com, artifact-registry/docs/docker/names: a tag is mutable, a digest is not.
+    """
+    of_tasks = (known_text(executor.container.get("image")) for executor in pipeline.executors)
+    of_replicas = (pool.image for job in jobs(pipeline) for pool in job.pools)
+    for image in sorted({*of_tasks, *of_replicas}):
+        yield from _not_pinned(image)
+
+
 def _not_fixed(image: str) -> Iterator[str]:
     if not image or "@" in image or _PREBUILT.match(image):
         return
@@ -122,6 +140,17 @@ def _not_fixed(image: str) -> Iterator[str]:
         yield f"the image {image} has neither tag nor digest"
     elif tag == "latest":
         yield f"the image {image} is whatever is the latest"
+
+
+def _not_pinned(image: str) -> Iterator[str]:
+    fixed = not any(_not_fixed(image))
+    if (
+        fixed
+        and has_registry(image)
+        and "@" not in image
+        and not any(known.match(image) for known in (_PREBUILT, _RELEASED))
+    ):
+        yield f"the image {image} is named with a tag, which can be moved"
 
 
 def _ended(image: str) -> Iterator[str]:

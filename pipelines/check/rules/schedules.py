@@ -62,16 +62,18 @@ def cron_fires(schedule: Schedule) -> Iterator[str]:
 
 @warning("SL905", Schedule, fix="take an hour after the change of clocks (4 or later), or TZ=UTC")
 def cron_survives_clock_changes(schedule: Schedule) -> Iterator[str]:
-    """A schedule's hour exists on every day.
+    """A schedule's hour comes once on every day.
 
-    When clocks go forward an hour is left out, and a run that falls into it is skipped or moved.
+    When clocks go forward an hour is left out, and a run that falls into it is skipped or moved; when they go
+    back an hour comes twice, and so may the run.
 
     Source: IANA time zone database.
     """
     cron, zone = _cron(schedule), _zone(split_zone(schedule.cron)[0])
-    missed = _missed(cron, zone) if cron and zone else None
-    if missed:
-        yield f"cron {schedule.cron!r}: there is no {missed:%H:%M} on {missed:%Y-%m-%d}"
+    odd = _odd(cron, zone) if cron and zone else None
+    if odd:
+        words = f"{odd:%H:%M} comes twice" if _exists(odd) else f"there is no {odd:%H:%M}"
+        yield f"cron {schedule.cron!r}: {words} on {odd:%Y-%m-%d}"
 
 
 @warning("SL906", Schedule, fix="set max_concurrent_active_run_count to 1, unless runs may overlap")
@@ -124,8 +126,8 @@ def _zone(name: str) -> ZoneInfo | None:
         return None
 
 
-def _missed(cron: Cron, zone: ZoneInfo) -> datetime.datetime | None:
-    """Returns the first time of the next year that the schedule names and the clock leaves out."""
+def _odd(cron: Cron, zone: ZoneInfo) -> datetime.datetime | None:
+    """Returns the first time of the next year that is named and that the clock does not show just once."""
     if len(cron.hours) == 24:
         return None
     today = datetime.datetime.now(zone).date()
@@ -135,7 +137,11 @@ def _missed(cron: Cron, zone: ZoneInfo) -> datetime.datetime | None:
             continue
         for hour in sorted(cron.hours):
             local = datetime.datetime.combine(date, datetime.time(hour, min(cron.minutes)), zone)
-            back = local.astimezone(datetime.UTC).astimezone(zone)
-            if (back.hour, back.minute) != (local.hour, local.minute):
+            if local.utcoffset() != local.replace(fold=1).utcoffset():
                 return local
     return None
+
+
+def _exists(local: datetime.datetime) -> bool:
+    back = local.astimezone(datetime.UTC).astimezone(local.tzinfo)
+    return back.replace(tzinfo=None) == local.replace(tzinfo=None)

@@ -16,7 +16,14 @@ from tests.contract.fake.vertex import BUCKET, LOCATION
 from tests.helpers.payloads import whole
 
 #: Launchers by the --type that GCPC gives them, and what they take beside what all take.
-_LAUNCHERS = {"CustomJob": ("custom_job", ()), "UploadModel": ("model.upload_model", ("--executor_input",))}
+_LAUNCHERS = {
+    "CustomJob": ("custom_job", ()),
+    "HyperparameterTuningJob": ("hyperparameter_tuning_job", ()),
+    "UploadModel": ("model.upload_model", ("--executor_input",)),
+    "CreateEndpoint": ("endpoint.create_endpoint", ("--executor_input",)),
+    "DeployModel": ("endpoint.deploy_model", ()),
+    "BatchPredictionJob": ("batch_prediction_job", ("--executor_input",)),
+}
 _PASSED = ("--type", "--payload", "--project", "--location", "--gcp_resources")
 _OPTIONAL = ("--parent_model_name",)
 
@@ -26,6 +33,8 @@ def main(arguments: list[str]) -> None:
     options = {
         name: arguments[index + 1] for index, name in enumerate(arguments[:-1]) if name.startswith("--")
     }
+    # Launchers that give no artifacts are not told of any.
+    options.setdefault("--executor_input", "{}")
     executor_input = json.dumps(options["--executor_input"])[1:-1]
     # Protobuf's numbers are doubles; the backend writes whole ones without a point.
     payload = json.dumps(whole(json.loads(options["--payload"])))

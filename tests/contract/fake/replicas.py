@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf import json_format
 from google.rpc import code_pb2
 
-from tests.contract.fake.services import Outcome
+from tests.contract.fake.api import Outcome
 from trainer.errors import EXIT_BAD_INPUT
 
 #: What the replicas must not see: to them there is no fake, and no network.
@@ -31,11 +32,7 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
             *(sys.executable, "-m", "pipelines.local.custom_job", "--executor_input", "{}"),
             *("--payload", json.dumps(content), "--gcp_resources", str(directory / "gcp_resources")),
         ],
-        env={
-            name: value
-            for name, value in os.environ.items()
-            if not any(word in name.lower() for word in _CLIENTS_ONLY)
-        },
+        env=without_clients(os.environ),
         capture_output=True,
         text=True,
     )
@@ -44,3 +41,12 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
         return Outcome()
     code = code_pb2.INVALID_ARGUMENT if done.returncode == EXIT_BAD_INPUT else code_pb2.INTERNAL
     return Outcome(code, done.stderr[-1000:])
+
+
+def without_clients(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which there is no fake."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not any(word in name.lower() for word in _CLIENTS_ONLY)
+    }

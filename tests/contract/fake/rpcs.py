@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-_TEMPLATE = re.compile(r"\{([\w.]+)=([^}]+)\}")
+_TEMPLATE = re.compile(r"\{([\w.]+)(?:=([^}]+))?\}")
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,15 @@ def _routes(rest_base: Any) -> Iterator[tuple[str, tuple[Route, ...]]]:
 
 
 def _route(option: Mapping[str, str]) -> Route:
+    return Route(option["method"].upper(), path_of(option["uri"]), option.get("body", ""))
+
+
+def path_of(template: str) -> re.Pattern[str]:
+    """Returns what matches the paths of a template: /v1/{name=projects/*}/jobs/{job}."""
     pattern, end = "", 0
-    uri = option["uri"]
-    for match in _TEMPLATE.finditer(uri):
-        wanted = re.escape(match.group(2)).replace(r"\*\*", ".+").replace(r"\*", "[^/]+")
+    for match in _TEMPLATE.finditer(template):
+        wanted = re.escape(match.group(2) or "*").replace(r"\*\*", ".+").replace(r"\*", "[^/]+")
         group = match.group(1).replace(".", "__")
-        pattern += re.escape(uri[end : match.start()]) + f"(?P<{group}>{wanted})"
+        pattern += re.escape(template[end : match.start()]) + f"(?P<{group}>{wanted})"
         end = match.end()
-    path = re.compile(pattern + re.escape(uri[end:]))
-    return Route(option["method"].upper(), path, option.get("body", ""))
+    return re.compile(pattern + re.escape(template[end:]))

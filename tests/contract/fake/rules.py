@@ -33,9 +33,14 @@ def faults(job: Any) -> Iterator[str]:
     key = job.encryption_spec.kms_key_name
     if key and not re.fullmatch(_KEY, key):
         yield "encryption_spec.kms_key_name: no such form of name"
-    yield from _of_pools(job.job_spec)
-    yield from _of_scheduling(job.job_spec)
-    yield from _of_connections(job.job_spec)
+    yield from spec_faults(job.job_spec)
+
+
+def spec_faults(spec: Any) -> Iterator[str]:
+    """Yields what is wrong with a CustomJobSpec (protobuf)."""
+    yield from _of_pools(spec)
+    yield from _of_scheduling(spec)
+    yield from _of_connections(spec)
 
 
 def _of_pools(spec: Any) -> Iterator[str]:

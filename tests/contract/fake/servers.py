@@ -1,40 +1,52 @@
-"""The fake's doors: gRPC with TLS, REST, and a proxy through which clients find both under the real names."""
+"""The fake's doors: gRPC with TLS, and REST."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import socket
-import socketserver
 import ssl
-import threading
-from collections.abc import Collection, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 import grpc
-from google.protobuf import json_format
-from google.rpc import code_pb2
+from google.protobuf import any_pb2, json_format
+from google.rpc import code_pb2, status_pb2
+from grpc_status import rpc_status
 
+from tests.contract.fake.api import ApiError
 from tests.contract.fake.certificates import Certificates
+from tests.contract.fake.failures import DroppedConnection
+from tests.contract.fake.proxy import running
 from tests.contract.fake.rpcs import Rpc
-from tests.contract.fake.services import ApiError, FakeServices
+from tests.contract.fake.services import FakeServices
+from tests.contract.fake.web import WebRequest, matched
 
 _HTTP_STATUS = {
     code_pb2.INVALID_ARGUMENT: 400,
+    code_pb2.FAILED_PRECONDITION: 400,
+    code_pb2.UNAUTHENTICATED: 401,
     code_pb2.PERMISSION_DENIED: 403,
     code_pb2.NOT_FOUND: 404,
+    code_pb2.ALREADY_EXISTS: 409,
+    code_pb2.ABORTED: 409,
+    code_pb2.RESOURCE_EXHAUSTED: 429,
+    code_pb2.INTERNAL: 500,
     code_pb2.UNIMPLEMENTED: 501,
     code_pb2.UNAVAILABLE: 503,
+    code_pb2.DEADLINE_EXCEEDED: 504,
 }
-_GRPC_STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 @contextlib.contextmanager
-def serve_grpc(services: FakeServices, rpcs: Mapping[str, Rpc], files: Certificates) -> Iterator[int]:
-    """Serves gRPC with TLS on a port of this machine and gives the port."""
+def serve_grpc(
+    services: FakeServices, rpcs: Mapping[str, Rpc], files: Certificates, cut: Callable[[], None]
+) -> Iterator[int]:
+    """Serves gRPC with TLS on a port of this machine and gives the port; `cut` breaks its connections."""
 
     class Handler(grpc.GenericRpcHandler):
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -43,15 +55,21 @@ def serve_grpc(services: FakeServices, rpcs: Mapping[str, Rpc], files: Certifica
                 return None
 
             def answer(request: Any, context: grpc.ServicerContext) -> Any:
+                headers = {item.key: item.value for item in context.invocation_metadata()}
                 try:
-                    return services.call(rpc.method, request)
+                    return services.call(rpc.method, request, headers.get("authorization", ""))
                 except ApiError as error:
-                    context.abort(_GRPC_STATUS[error.code], str(error))
+                    context.abort_with_status(rpc_status.to_status(_status(error)))
+                except DroppedConnection:
+                    cut()
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "nobody reads this")
 
             return grpc.unary_unary_rpc_method_handler(
                 answer,
                 request_deserializer=rpc.request.deserialize,
-                response_serializer=rpc.response.serialize,
+                # Plain protobuf (google.longrunning, Empty) serializes itself.
+                response_serializer=getattr(rpc.response, "serialize", None)
+                or rpc.response.SerializeToString,
             )
 
     server = grpc.server(ThreadPoolExecutor(8), handlers=(Handler(),))
@@ -68,7 +86,7 @@ def serve_grpc(services: FakeServices, rpcs: Mapping[str, Rpc], files: Certifica
 def serve_rest(
     services: FakeServices, rpcs: Mapping[str, Rpc], files: Certificates | None = None
 ) -> Iterator[int]:
-    """Serves the same calls as JSON over HTTP, and tokens under /token, and gives the port.
+    """Serves the same calls as JSON over HTTP, others that are only there, and tokens; gives the port.
 
     With certificates it is HTTPS.
     """
@@ -77,41 +95,63 @@ def serve_rest(
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._handle()
-
-        def do_POST(self) -> None:
-            self._handle()
-
-        def _handle(self) -> None:
             url = urlsplit(self.path)
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if url.path == "/token":
-                self._answer(200, {"access_token": "fake", "expires_in": 3600, "token_type": "Bearer"})
+                self._body()
+                self._answer(200, services.tokens.give())
                 return
             try:
-                self._answer(200, self._call(unquote(url.path), url.query, body))
+                self._answer(200, self._call(url.path, url.query))
             except ApiError as error:
                 status = _HTTP_STATUS[error.code]
-                name = code_pb2.Code.Name(error.code)
-                self._answer(status, {"error": {"code": status, "status": name, "message": str(error)}})
+                self._answer(status, {"error": _as_json(error, status)})
+            except DroppedConnection as drop:
+                self._drop(drop)
 
-        def _call(self, path: str, query: str, body: bytes) -> Any:
+        do_POST = do_PATCH = do_PUT = do_DELETE = do_GET  # noqa: N815
+
+        def _call(self, path: str, query: str) -> Any:
+            token = self.headers.get("Authorization", "")
+            host = self.headers.get("Host", "").partition(":")[0]
+            if found := matched(services.web_routes, self.command, host, path):
+                route, fields = found
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                body = self._body(route.method)
+                request = WebRequest(host, fields, parse_qs(query), headers, body)
+                return services.call(route.method, request, token)
             for rpc in rpcs.values():
-                for route in rpc.routes:
-                    match = route.path.fullmatch(path) if route.verb == self.command else None
+                for rest in rpc.routes:
+                    match = rest.path.fullmatch(unquote(path)) if rest.verb == self.command else None
                     if match:
-                        request = _request(match.groupdict(), route.body, query, body)
+                        body = self._body(rpc.method)
+                        request = _request(match.groupdict(), rest.body, query, body)
                         message = rpc.request.from_json(json.dumps(request))
-                        return _json(rpc, services.call(rpc.method, message))
-            raise ApiError(code_pb2.NOT_FOUND, f"no route {self.command} {path}")
+                        return _json(rpc, services.call(rpc.method, message, token))
+            self._body()
+            raise ApiError(code_pb2.NOT_FOUND, f"no route {self.command} {host} {path}")
+
+        def _body(self, method: str = "") -> bytes:
+            """Reads the body; only its beginning where the connection is to be lost meanwhile."""
+            length = int(self.headers.get("Content-Length", 0))
+            if not services.failures.drops_request(method):
+                return self.rfile.read(length)
+            return self.rfile.read(min(length, 16))
 
         def _answer(self, status: int, content: Any) -> None:
-            data = json.dumps(content).encode()
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            kind = "application/octet-stream" if isinstance(content, bytes) else "application/json"
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def _drop(self, drop: DroppedConnection) -> None:
+            """Ends the connection without an answer, or after the beginning of one."""
+            if drop.answered:
+                self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"name": ')
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
 
         def log_message(self, *_: object) -> None:
             pass
@@ -122,14 +162,27 @@ def serve_rest(
         context.load_cert_chain(files.certificate, files.key)
         # The handshake is left to the thread of the connection.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    with _running(server) as port:
+    with running(server) as port:
         yield port
+
+
+def _status(error: ApiError) -> status_pb2.Status:
+    details = []
+    for message in error.details:
+        details.append(any_pb2.Any())
+        details[-1].Pack(message)
+    return status_pb2.Status(code=error.code, message=str(error), details=details)
+
+
+def _as_json(error: ApiError, status: int) -> dict[str, Any]:
+    content = json_format.MessageToDict(_status(error))
+    return {**content, "code": status, "status": code_pb2.Code.Name(error.code)}
 
 
 def _json(rpc: Rpc, response: Any) -> Any:
     """Returns a response, proto-plus or plain protobuf (google.longrunning), as JSON."""
     if hasattr(rpc.response, "to_json"):
-        return json.loads(rpc.response.to_json(response))
+        return json.loads(rpc.response.to_json(response, use_integers_for_enums=False))
     return json_format.MessageToDict(response)
 
 
@@ -145,59 +198,3 @@ def _request(groups: Mapping[str, str], body_field: str, query: str, body: bytes
             node = node.setdefault(parent, {})
         node[last] = value
     return request
-
-
-@contextlib.contextmanager
-def serve_proxy(hosts: Collection[str], grpc_port: int, https_port: int) -> Iterator[tuple[int, list[str]]]:
-    """Serves HTTP CONNECT for these hosts, at two ports of this machine, and for nobody else.
-
-    Gives the proxy's port and the list of the hosts that it has refused.
-    """
-    refused: list[str] = []
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            request = self.rfile.readline().decode("ascii", "replace").split()
-            while self.rfile.readline().strip():
-                pass
-            host = request[1].rpartition(":")[0] if len(request) > 1 else ""
-            if request[:1] != ["CONNECT"] or host not in hosts:
-                refused.append(" ".join(request[:2]))
-                self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
-                return
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-            # One host speaks both; the first message of TLS (ALPN) says which of them a client wants.
-            hello = self.connection.recv(1 << 14, socket.MSG_PEEK)
-            port = https_port if b"http/1.1" in hello else grpc_port
-            with socket.create_connection(("127.0.0.1", port)) as server:
-                back = threading.Thread(target=_pump, args=(server, self.connection), daemon=True)
-                back.start()
-                _pump(self.connection, server)
-                back.join()
-
-    class Server(socketserver.ThreadingTCPServer):
-        allow_reuse_address = True
-        daemon_threads = True
-
-    with _running(Server(("127.0.0.1", 0), Handler)) as port:
-        yield port, refused
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
-
-
-@contextlib.contextmanager
-def _running(server: socketserver.TCPServer) -> Iterator[int]:
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

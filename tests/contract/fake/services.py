@@ -1,164 +1,202 @@
-"""What the fake answers: custom jobs, models, and the project that all of it belongs to."""
+"""What the fake answers, and what tests see of it."""
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import (
+    BatchPredictionJob,
     CustomJob,
-    JobState,
+    Endpoint,
+    HyperparameterTuningJob,
     Model,
     ModelEvaluation,
-    job_service,
-    model_service,
+    PipelineJob,
+    Schedule,
 )
-from google.cloud.resourcemanager_v3.types import Project
-from google.longrunning import operations_pb2
-from google.rpc import code_pb2, status_pb2
+from google.rpc import code_pb2
 
-from tests.contract.fake.model_rules import model_faults
-from tests.contract.fake.rules import faults
+from tests.contract.fake.api import LOCATION, PROJECT, PROJECT_NUMBER, ApiError, Outcome
+from tests.contract.fake.custom_jobs import CustomJobs
+from tests.contract.fake.endpoints import Endpoints
+from tests.contract.fake.failures import Drop, Failure, Failures
+from tests.contract.fake.log_entries import LogEntries
+from tests.contract.fake.models import Models
+from tests.contract.fake.pipeline_jobs import PipelineJobs, PipelineOutcome, RunPipeline
+from tests.contract.fake.project import PROJECT_ROUTES, Project
+from tests.contract.fake.registry import REGISTRY_ROUTES, Registry
+from tests.contract.fake.schedules import Schedules
+from tests.contract.fake.tokens import Tokens
+from tests.contract.fake.tuning_jobs import RunTuning, TuningJobs, even_trials
 
-PROJECT_NUMBER = "123456"
-PROJECT = "my-project"
+__all__ = ["PROJECT", "PROJECT_NUMBER", "ApiError", "FakeServices", "Outcome"]
 
-#: Seconds for which a look at a running job waits for its end: the launcher would look again after 20 s.
-_PATIENCE_S = 60.0
-
-_PARENT = re.compile(r"projects/([^/]+)/locations/([a-z]+-[a-z]+\d)")
-
-
-class ApiError(Exception):
-    """An answer that is an error; `code` is one of google.rpc.Code."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-@dataclass
-class Outcome:
-    """How a job ended: `code` is one of google.rpc.Code, 0 for success."""
-
-    code: int = 0
-    message: str = ""
+#: What google-auth asks for by itself, at some time or other.
+_BACKGROUND = ("GetAllowedLocations",)
 
 
 class FakeServices:
-    """Holds models and custom jobs, and runs each job in a thread of its own.
+    """Holds what clients have made, and answers their calls.
 
     Attributes:
-        jobs: Jobs by name, as they were received, with their state.
-        models: Versions of each model by the model's name, as they were received.
-        evaluations: Evaluations by the name of the model's version, as they were received.
         calls: Names of the calls, in order.
+        failures: What is to fail.
+        tokens: Who may ask.
+        registry: Artifact Registry.
+        logs: Cloud Logging.
+        project: What the project is and has.
+        web_routes: Calls that are plain HTTP.
     """
 
-    def __init__(self, run: Callable[[CustomJob], Outcome] = lambda job: Outcome()) -> None:
-        self.jobs: dict[str, CustomJob] = {}
-        self.models: dict[str, list[Model]] = {}
-        self.evaluations: dict[str, ModelEvaluation] = {}
-        self.calls: list[str] = []
-        self._run = run
-        self._ended: dict[str, threading.Event] = {}
-        self._numbers = itertools.count(1)
+    web_routes = (*REGISTRY_ROUTES, *PROJECT_ROUTES)
 
-    def call(self, method: str, request: Any) -> Any:
+    def __init__(
+        self,
+        run: Callable[[CustomJob], Outcome] = lambda job: Outcome(),
+        run_pipeline: RunPipeline = lambda job: PipelineOutcome(),
+        run_tuning: RunTuning = even_trials,
+    ) -> None:
+        self.calls: list[str] = []
+        self.failures = Failures()
+        self._idle = threading.Condition()
+        self._busy = 0
+        self.tokens = Tokens()
+        numbers = itertools.count(1).__next__
+        self._custom_jobs = CustomJobs(run, numbers)
+        self._tuning_jobs = TuningJobs(run_tuning, numbers)
+        self._models = Models(numbers)
+        self._endpoints = Endpoints(self._models, numbers)
+        self._pipelines = PipelineJobs(run_pipeline, numbers)
+        self._schedules = Schedules(self._pipelines, numbers)
+        self.registry = Registry()
+        self.logs = LogEntries(numbers)
+        self.project = Project()
+        self._pipelines.resolve_template = self.registry.resolve
+        self._parts = (
+            *(self._custom_jobs, self._tuning_jobs, self._models, self._pipelines, self._schedules),
+            *(self._endpoints, self.registry, self.logs, self.project),
+        )
+
+    @property
+    def jobs(self) -> dict[str, CustomJob]:
+        """Custom jobs by name, as they were received, with their state."""
+        return self._custom_jobs.jobs
+
+    @property
+    def tuning_jobs(self) -> dict[str, HyperparameterTuningJob]:
+        """Hyperparameter tuning jobs by name, with their state and trials."""
+        return self._tuning_jobs.jobs
+
+    @property
+    def models(self) -> dict[str, list[Model]]:
+        """Versions of each model by the model's name, as they were received."""
+        return self._models.models
+
+    @property
+    def evaluations(self) -> dict[str, ModelEvaluation]:
+        """Evaluations by the name of the model's version, as they were received."""
+        return self._models.evaluations
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """Endpoints by name, with what is deployed to them."""
+        return self._endpoints.endpoints
+
+    @property
+    def predictions(self) -> dict[str, BatchPredictionJob]:
+        """Batch prediction jobs by name, as they were received."""
+        return self._endpoints.predictions
+
+    @property
+    def pipeline_jobs(self) -> dict[str, PipelineJob]:
+        """Pipeline jobs by name, with their state."""
+        return self._pipelines.jobs
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """Schedules by name."""
+        return self._schedules.schedules
+
+    def fire(self, schedule_name: str, at: datetime.datetime) -> PipelineJob | None:
+        """Does what a schedule does at one of its times; None where that makes no job now."""
+        return self._schedules.fire(schedule_name, at)
+
+    def ended(self, name: str, timeout_s: float = 60.0) -> PipelineJob:
+        """Returns a pipeline job once it has ended.
+
+        Raises:
+            TimeoutError: When it has not, for so long.
+        """
+        return self._pipelines.ended(name, timeout_s)
+
+    def keep_custom_job(self, job: CustomJob) -> None:
+        """Keeps a custom job that has ended, as the platform keeps those of a pipeline's tasks."""
+        self._custom_jobs.keep(job, f"projects/{PROJECT_NUMBER}/locations/{LOCATION}")
+
+    def fail(
+        self,
+        method: str,
+        code: int = 0,
+        message: str = "",
+        *,
+        times: int = 1,
+        delay_s: float = 0.0,
+        drop: Drop = "",
+    ) -> None:
+        """Lets the next calls of a method fail, be late, or lose their connection.
+
+        Args:
+            method: Name of the call: CreatePipelineJob, UploadPipeline.
+            code: One of google.rpc.Code; 0 lets the call through.
+            message: What the error says; the platform's own words where it is "".
+            times: How many calls.
+            delay_s: Seconds for which each of them waits first.
+            drop: Whether the connection is lost while the client sends its "request" (nothing is done then),
+                or while it receives the "answer" (all is done).
+        """
+        self.failures.add(Failure(method, code, message, times, delay_s, drop))
+
+    def call(self, method: str, request: Any, authorization: str = "") -> Any:
         """Answers a call.
+
+        Args:
+            method: Name of the call.
+            request: Its request.
+            authorization: Header with the client's token.
 
         Raises:
             ApiError: When the answer is an error.
+            DroppedConnection: When there is none.
         """
-        self.calls.append(method)
-        handler = getattr(self, f"_{re.sub(r'(?<!^)(?=[A-Z])', '_', method).lower()}", None)
-        if handler is None:
-            raise ApiError(code_pb2.UNIMPLEMENTED, f"the fake does not know {method}")
-        return handler(request)
-
-    def _create_custom_job(self, request: job_service.CreateCustomJobRequest) -> CustomJob:
-        location = _location(request.parent)
-        job = request.custom_job
-        if found := list(faults(CustomJob.pb(job))):
-            raise ApiError(code_pb2.INVALID_ARGUMENT, "; ".join(found))
-        number = next(self._numbers)
-        job.name = f"{location}/customJobs/{number}"
-        job.state = JobState.JOB_STATE_RUNNING
-        self.jobs[job.name] = job
-        self._ended[job.name] = threading.Event()
-        threading.Thread(target=self._execute, args=(job,), daemon=True).start()
-        return job
-
-    def _execute(self, job: CustomJob) -> None:
-        outcome = Outcome(code_pb2.INTERNAL, "the fake broke")
+        if method not in _BACKGROUND:
+            self.calls.append(method)
+        self.tokens.check(authorization)
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
+        with self._idle:
+            self._busy += 1
         try:
-            outcome = self._run(job)
+            with self.failures.around(method):
+                for part in self._parts:
+                    if handler := getattr(part, name, None):
+                        return handler(request)
+                raise ApiError(code_pb2.UNIMPLEMENTED, f"the fake does not know {method}")
         finally:
-            if outcome.code:
-                job.error = status_pb2.Status(code=outcome.code, message=outcome.message)
-            succeeded = JobState.JOB_STATE_SUCCEEDED
-            job.state = JobState.JOB_STATE_FAILED if outcome.code else succeeded
-            self._ended[job.name].set()
+            self.tokens.answered(method)
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
 
-    def _get_custom_job(self, request: job_service.GetCustomJobRequest) -> CustomJob:
-        if request.name not in self.jobs:
-            raise ApiError(code_pb2.NOT_FOUND, f"name: no job {request.name!r}")
-        self._ended[request.name].wait(_PATIENCE_S)
-        return self.jobs[request.name]
+    def settle(self, timeout_s: float = 30.0) -> None:
+        """Waits until nothing is being answered, those calls included for which nobody waits any more.
 
-    def _list_custom_jobs(self, request: job_service.ListCustomJobsRequest) -> Any:
-        jobs = [job for name, job in self.jobs.items() if name.split("/")[3] == request.parent.split("/")[3]]
-        return job_service.ListCustomJobsResponse(custom_jobs=jobs)
-
-    def _upload_model(self, request: model_service.UploadModelRequest) -> operations_pb2.Operation:
-        """Answers with an operation that is done: the launcher looks at one that is not after 20 s."""
-        location = _location(request.parent)
-        if found := list(model_faults(Model.pb(request.model))):
-            raise ApiError(code_pb2.INVALID_ARGUMENT, "; ".join(found))
-        name = _numbered(request.parent_model) or f"{location}/models/{next(self._numbers)}"
-        if request.parent_model and name not in self.models:
-            raise ApiError(code_pb2.NOT_FOUND, f"parent_model: no model {request.parent_model!r}")
-        versions = self.models.setdefault(name, [])
-        versions.append(request.model)
-        response = model_service.UploadModelResponse(model=name, model_version_id=str(len(versions)))
-        operation = operations_pb2.Operation(name=f"{name}/operations/{next(self._numbers)}", done=True)
-        operation.response.Pack(model_service.UploadModelResponse.pb(response))
-        return operation
-
-    def _import_model_evaluation(
-        self, request: model_service.ImportModelEvaluationRequest
-    ) -> ModelEvaluation:
-        model, _, version = request.parent.partition("@")
-        if not 1 <= int(version or 0) <= len(self.models.get(model, ())):
-            raise ApiError(code_pb2.NOT_FOUND, f"parent: no model {request.parent!r}")
-        evaluation = request.model_evaluation
-        if not re.fullmatch(r"gs://google-cloud-aiplatform/schema/\S+\.yaml", evaluation.metrics_schema_uri):
-            raise ApiError(code_pb2.INVALID_ARGUMENT, "metrics_schema_uri: no such schema")
-        evaluation.name = f"{request.parent}/evaluations/{next(self._numbers)}"
-        self.evaluations[request.parent] = evaluation
-        return evaluation
-
-    def _get_project(self, request: Any) -> Project:
-        if request.name not in (f"projects/{PROJECT}", f"projects/{PROJECT_NUMBER}"):
-            raise ApiError(code_pb2.PERMISSION_DENIED, f"name: no project {request.name!r}")
-        return Project(name=f"projects/{PROJECT_NUMBER}", project_id=PROJECT)
-
-
-def _location(parent: str) -> str:
-    """Returns a location's name with the project's number, as the API writes it.
-
-    Raises:
-        ApiError: When there is no such location.
-    """
-    found = _PARENT.fullmatch(parent)
-    if found is None or found.group(1) not in (PROJECT, PROJECT_NUMBER):
-        raise ApiError(code_pb2.INVALID_ARGUMENT, f"parent: no such location {parent!r}")
-    return f"projects/{PROJECT_NUMBER}/locations/{found.group(2)}"
-
-
-def _numbered(name: str) -> str:
-    return name.replace(f"projects/{PROJECT}/", f"projects/{PROJECT_NUMBER}/")
+        Raises:
+            TimeoutError: When it takes so long.
+        """
+        with self._idle:
+            if not self._idle.wait_for(lambda: not self._busy, timeout_s):
+                raise TimeoutError(f"{self._busy} calls are being answered after {timeout_s} s")

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import requests
 from gcp_storage_emulator.server import create_server
+from google.cloud.aiplatform_v1.services.endpoint_service.transports import grpc as endpoints_grpc
+from google.cloud.aiplatform_v1.services.endpoint_service.transports import rest_base as endpoints_rest
 from google.cloud.aiplatform_v1.services.job_service.transports import grpc as jobs_grpc
 from google.cloud.aiplatform_v1.services.job_service.transports import rest_base as jobs_rest
 from google.cloud.aiplatform_v1.services.model_service.transports import grpc as models_grpc
 from google.cloud.aiplatform_v1.services.model_service.transports import rest_base as models_rest
+from google.cloud.aiplatform_v1.services.pipeline_service.transports import grpc as pipelines_grpc
+from google.cloud.aiplatform_v1.services.pipeline_service.transports import rest_base as pipelines_rest
+from google.cloud.aiplatform_v1.services.schedule_service.transports import grpc as schedules_grpc
+from google.cloud.aiplatform_v1.services.schedule_service.transports import rest_base as schedules_rest
 from google.cloud.aiplatform_v1.types import CustomJob
+from google.cloud.logging_v2.services.logging_service_v2.transports import base as logging_base
+from google.cloud.logging_v2.services.logging_service_v2.transports import grpc as logging_grpc
 from google.cloud.resourcemanager_v3.services.projects.transports import grpc as projects_grpc
 from google.cloud.resourcemanager_v3.services.projects.transports import rest_base as projects_rest
+from google.cloud.secretmanager_v1.services.secret_manager_service.transports import grpc as secrets_grpc
+from google.cloud.secretmanager_v1.services.secret_manager_service.transports import rest_base as secrets_rest
 
-from tests.contract.fake.certificates import write_certificates, write_service_account
-from tests.contract.fake.rpcs import rpcs_of
-from tests.contract.fake.servers import serve_grpc, serve_proxy, serve_rest
+from tests.contract.fake.api import LOCATION
+from tests.contract.fake.certificates import Certificates, write_certificates, write_service_account
+from tests.contract.fake.pipeline_jobs import PipelineOutcome, RunPipeline
+from tests.contract.fake.pipelines import LocalRuns
+from tests.contract.fake.proxy import Tunnels, serve_proxy
+from tests.contract.fake.rpcs import Rpc, rpcs_of
+from tests.contract.fake.servers import serve_grpc, serve_rest
 from tests.contract.fake.services import PROJECT, FakeServices, Outcome
+from tests.contract.fake.tuning_jobs import RunTuning, even_trials
 
-LOCATION = "europe-west4"
 BUCKET = "staging"
-_HOSTS = (f"{LOCATION}-aiplatform.googleapis.com", "cloudresourcemanager.googleapis.com")
+_HOSTS = (
+    *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev"),
+    *(
+        f"{service}.googleapis.com"
+        for service in (
+            *("artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "oauth2"),
+            *("secretmanager", "serviceusage"),
+        )
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -52,24 +79,30 @@ class FakeVertex:
 
 @contextlib.contextmanager
 def fake_vertex(
-    directory: Path, run: Callable[[CustomJob], Outcome] = lambda job: Outcome()
+    directory: Path,
+    run: Callable[[CustomJob], Outcome] = lambda job: Outcome(),
+    run_pipeline: RunPipeline = lambda job: PipelineOutcome(),
+    run_tuning: RunTuning = even_trials,
 ) -> Iterator[FakeVertex]:
     """Runs a fake.
 
     Args:
-        directory: For keys and certificates.
+        directory: For the key of a service account.
         run: What a custom job does.
+        run_pipeline: What a pipeline job does.
+        run_tuning: What a hyperparameter tuning job does.
     """
-    services = FakeServices(run)
-    rpcs = rpcs_of(jobs_grpc.JobServiceGrpcTransport, jobs_rest)
-    rpcs |= rpcs_of(models_grpc.ModelServiceGrpcTransport, models_rest)
-    rpcs |= rpcs_of(projects_grpc.ProjectsGrpcTransport, projects_rest)
-    files = write_certificates(directory, _HOSTS)
+    services = FakeServices(run, run_pipeline, run_tuning)
+    if isinstance(run_pipeline, LocalRuns):
+        run_pipeline.services = services
+    rpcs = _rpcs()
+    files = _certificates()
     with contextlib.ExitStack() as stack:
-        grpc_port = stack.enter_context(serve_grpc(services, rpcs, files))
+        tunnels = Tunnels()
+        grpc_port = stack.enter_context(serve_grpc(services, rpcs, files, tunnels.cut))
         rest_port = stack.enter_context(serve_rest(services, rpcs))
         https_port = stack.enter_context(serve_rest(services, rpcs, files))
-        proxy_port, refused = stack.enter_context(serve_proxy(_HOSTS, grpc_port, https_port))
+        proxy_port, refused = stack.enter_context(serve_proxy(_HOSTS, grpc_port, https_port, tunnels))
         rest = f"http://127.0.0.1:{rest_port}"
         account = write_service_account(directory / "account.json", f"{rest}/token")
         environment = {
@@ -87,12 +120,37 @@ def fake_vertex(
         yield FakeVertex(services, environment, rest, refused)
 
 
+@functools.cache
+def _rpcs() -> dict[str, Rpc]:
+    """The calls that the fake knows of from clients."""
+    rpcs = rpcs_of(jobs_grpc.JobServiceGrpcTransport, jobs_rest)
+    rpcs |= rpcs_of(endpoints_grpc.EndpointServiceGrpcTransport, endpoints_rest)
+    rpcs |= rpcs_of(models_grpc.ModelServiceGrpcTransport, models_rest)
+    rpcs |= rpcs_of(pipelines_grpc.PipelineServiceGrpcTransport, pipelines_rest)
+    rpcs |= rpcs_of(schedules_grpc.ScheduleServiceGrpcTransport, schedules_rest)
+    rpcs |= rpcs_of(projects_grpc.ProjectsGrpcTransport, projects_rest)
+    # This client has no REST transport of the same kind.
+    rpcs |= rpcs_of(logging_grpc.LoggingServiceV2GrpcTransport, logging_base)
+    return rpcs | rpcs_of(secrets_grpc.SecretManagerServiceGrpcTransport, secrets_rest)
+
+
+@functools.cache
+def _certificates() -> Certificates:
+    """The same for all fakes of a process: gRPC reads its roots once."""
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)
+    return write_certificates(Path(directory.name), _HOSTS)
+
+
 @contextlib.contextmanager
 def _storage() -> Iterator[str]:
     """Cloud Storage with one empty bucket."""
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
     server.start()
+    address = f"http://127.0.0.1:{server._api._httpd.server_port}"
     try:
-        yield f"http://127.0.0.1:{server._api._httpd.server_port}"
+        place = {"location": LOCATION.upper()}
+        requests.patch(f"{address}/storage/v1/b/{BUCKET}", json=place).raise_for_status()
+        yield address
     finally:
         server.stop()

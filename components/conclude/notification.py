@@ -1,0 +1,106 @@
+"""The message that tells people how a run came out, and its way to a webhook."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from components.conclude import outcome
+from components.conclude.explanation import explain
+from components.conclude.outcome import Outcome
+from trainer.errors import PlatformError, SettingsError
+
+#: Has the webhook's URL in a local run.
+WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
+
+#: Slack takes 3,000 characters in a block.
+_LONGEST, _LONGEST_LOG = 2900, 2800
+_TIMEOUT_S = 20.0
+
+
+def is_wanted(when: str, state: str) -> bool:
+    """Whether somebody wants to know; of the three, "failure" includes a run that was cancelled."""
+    return when == "always" or (when == "failure" and state != outcome.SUCCEEDED)
+
+
+def payload(run: Outcome) -> dict[str, Any]:
+    """Returns a message in the form of Slack's incoming webhooks, which Mattermost and others take too.
+
+    Source: https://api.slack.com/messaging/webhooks
+    """
+    rows = [("run", run.name), *run.links.items()]
+    lines: tuple[str, ...] = ()
+    if run.failure is not None:
+        explanation = explain(run.failure)
+        rows, lines = [*explanation.rows(), *rows], explanation.lines
+    body = "\n".join(f"*{_escaped(name)}*  {_escaped(value)}" for name, value in rows)
+    blocks = [_section(f"*{_escaped(run.headline())}*"), _section(body)]
+    if lines:
+        blocks.append(_section(f"```{_escaped(chr(10).join(lines))[-_LONGEST_LOG:]}```"))
+    return {"text": run.headline(), "blocks": blocks}
+
+
+def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the webhook's URL, which is a secret: it is never printed, and stands in no error.
+
+    Args:
+        secret: Its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK.
+        environ: Environment variables.
+
+    Returns:
+        "" where nobody has given one.
+
+    Raises:
+        PlatformError: When Secret Manager refuses or is not reached.
+        SettingsError: When what it holds is no URL.
+    """
+    url = _access(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
+    if url and not re.fullmatch(r"https?://\S+", url):
+        raise SettingsError(f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https://")
+    return url
+
+
+def send(url: str, message: Mapping[str, Any]) -> None:
+    """Posts a message.
+
+    Raises:
+        PlatformError: When the webhook is not reached or does not take it. Without the URL, of which the
+            errors of requests are full.
+    """
+    import requests
+
+    try:
+        response = requests.post(url, json=message, timeout=_TIMEOUT_S)
+    except requests.RequestException as error:
+        reason = type(error).__name__
+    else:
+        if response.ok:
+            return
+        reason = f"status {response.status_code}"
+    raise PlatformError(f"the webhook did not take the message ({reason})") from None
+
+
+def _access(secret: str) -> str:
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud.secretmanager import SecretManagerServiceClient
+
+    try:
+        answer = SecretManagerServiceClient().access_secret_version(name=secret)
+    except (GoogleAPIError, GoogleAuthError) as error:
+        reason = " ".join(str(getattr(error, "message", "") or error).split())
+        raise PlatformError(
+            f"cannot read the secret {secret}: {reason}; the run's service account needs "
+            "roles/secretmanager.secretAccessor on it"
+        ) from None
+    return str(answer.payload.data.decode()).strip()
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:_LONGEST]}}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,156 @@
+"""A run on this machine, as its directory tells of it, also while it is running."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from components.conclude import outcome
+from components.conclude.exits import exit_code
+from components.conclude.failure import Failure
+from components.conclude.log_lines import readable
+from components.conclude.outcome import Outcome, TaskOutputs, results
+from trainer.errors import SettingsError
+
+#: The run directory, in the environment of all processes of a local run.
+RUN_VARIABLE = "SHARDLINE_RUN"
+#: In the run directory: the logs of replicas by job, and all that was printed.
+REPLICAS, LOG = "replicas", "run.log"
+JOB_FILE = "job.json"
+
+#: How many of the last lines explain a failure.
+LAST_LINES = 12
+
+_STATES = {"stopped": outcome.CANCELLED}
+_EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
+_FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
+_ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
+_ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
+_FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
+#: How kfp.local marks the output of a task, as against its own words.
+_INDENT = "    "
+#: What a shell says of a program that a signal has ended.
+_SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Whether a directory is that of a local run."""
+    return (directory / "run.json").is_file() and (directory / LOG).is_file()
+
+
+def read_outcome(directory: Path, state: str = "") -> Outcome:
+    """Returns how a run came out, as far as it has come.
+
+    Args:
+        directory: The run directory.
+        state: Where the run's own record cannot know it yet: "failed" to a task that runs at its end.
+
+    Raises:
+        SettingsError: When it is no run directory, or damaged.
+    """
+    try:
+        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        log = (directory / LOG).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
+    state = state or _STATES.get(record["state"], record["state"])
+    found = results(_outputs(directory))
+    found["links"] = {"run": str(directory), **found["links"]}
+    return Outcome(
+        name=directory.name,
+        pipeline=str(record["pipeline"]),
+        state=state,
+        failure=_failure(directory, log, record) if state == outcome.FAILED else None,
+        **found,
+    )
+
+
+def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields what tasks have printed, without KFP's own: the task's name and a line.
+
+    Where tasks run side by side (ParallelFor) their lines are not told apart: kfp.local does not.
+    """
+    task = ""
+
+    def printed() -> Iterator[str]:
+        nonlocal task
+        for line in log:
+            if begin := _EXECUTING.fullmatch(line):
+                task = begin[1]
+            elif _ENDED.fullmatch(line):
+                task = ""
+            elif task and not _FRAME.match(line):
+                yield line.removeprefix(_INDENT)
+
+    for line in readable(printed()):
+        yield task, line
+
+
+def tasks(log: list[str]) -> list[str]:
+    """Returns the names of the tasks that were executed, in order."""
+    return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
+
+
+def _outputs(directory: Path) -> Iterator[TaskOutputs]:
+    for path in sorted(directory.glob("outputs/*/*/executor_output.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # of a task that is writing it
+        made = {name: items["artifacts"][0] for name, items in content.get("artifacts", {}).items()}
+        yield TaskOutputs(
+            task=path.parent.name,
+            parameters=content.get("parameterValues", {}),
+            artifacts={name: item.get("metadata", {}) for name, item in made.items()},
+            uris={name: str(item.get("uri", "")) for name, item in made.items()},
+        )
+
+
+def _failure(directory: Path, log: list[str], record: dict[str, Any]) -> Failure:
+    failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
+    # The task that ran last where the run was ended before KFP could say that it failed.
+    task = failed[-1] if failed else next(reversed(tasks(log)), "")
+    said = [match[2] for line in log if (match := _ERROR.fullmatch(line))]
+    job = directory / REPLICAS / task
+    if task and (job / JOB_FILE).is_file():
+        return _replica_failure(job, task, said)
+    lines = [line for name, line in by_task(log) if name == task]
+    codes = [code for line in lines[-3:] for words, code in _SHELL.items() if line.startswith(words)]
+    return Failure(
+        task=task,
+        exit_code=codes[-1] if codes else None,
+        error=said[-1] if said else ("" if task else str(record.get("error") or "")),
+        own_words=bool(said),
+        lines=_last(line for line in lines if not _ERROR.fullmatch(line)),
+    )
+
+
+def _replica_failure(job: Path, task: str, said: list[str]) -> Failure:
+    """Returns the failure of a custom job: of the replica that ended first, with an error, the last time."""
+    record = json.loads((job / JOB_FILE).read_text(encoding="utf-8"))
+    replicas = [item for item in record["replicas"] if item["starts"]]
+    ended = [item for item in replicas if item["starts"][-1]["exit"] not in (0, None)]
+    if not ended:
+        return Failure(task=task, error=str(record.get("error") or ""))
+    # One that was stopped because another had failed did not fail by itself.
+    first = min(ended, key=lambda item: (item["starts"][-1]["stopped"], item["starts"][-1]["end_s"]))
+    name, last = first["name"], first["starts"][-1]
+    log = job / f"{name}.log"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    return Failure(
+        task=task,
+        replica=name,
+        exit_code=exit_code(last["exit"]),
+        error=said[-1] if said else str(record.get("error") or ""),
+        own_words=any(_ERROR.fullmatch(line) for line in lines),
+        lines=_last(line for line in readable(lines) if not _ERROR.fullmatch(line)),
+        peak_memory=last["peak_memory_bytes"],
+        restarts=first["restarts"],
+    )
+
+
+def _last(lines: Iterator[str]) -> tuple[str, ...]:
+    return tuple(lines)[-LAST_LINES:]

@@ -1,0 +1,1 @@
+"""Hyperparameter tuning: what is searched, what a trial runs, and which trial was the best."""

@@ -1,0 +1,246 @@
+"""The trials of a finished tuning job: read, compared, shown."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from components.html.page import render
+from components.train.run import restore_integers
+from components.tune.arguments import with_parameters
+from components.tune.parameter import read_value
+from trainer import files
+from trainer.errors import PlatformError, RunError
+from trainer.progress import fact, say
+
+#: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
+TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"
+
+
+class Best(NamedTuple):
+    """The best trial, and the training's arguments with its parameters in them."""
+
+    trial: str
+    value: float
+    hparams: dict[str, Any]
+    epochs: int
+    per_replica_batch_size: int
+    learning_rate: float
+    seed: int
+    train_options: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial.
+
+    Attributes:
+        id: Number, as text, from "1".
+        state: In the words of the API: SUCCEEDED, INFEASIBLE, ...
+        parameters: Values by name.
+        value: The metric; None where it was not measured.
+        step: Training step at which it was measured.
+        seconds: How long the trial took; None where it is unknown.
+        reason: Why it is infeasible.
+    """
+
+    id: str
+    state: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    value: float | None = None
+    step: int = 0
+    seconds: float | None = None
+    reason: str = ""
+
+
+def finish(gcp_resources: str, output: Path, report: Path, **arguments: Any) -> Best:
+    """Finds the best trial, shows all of them, and writes them down.
+
+    Args:
+        gcp_resources: Of the tuning job's task.
+        output: Directory that gets trials.json and trials.html.
+        report: File that gets the table too.
+        **arguments: The training's, without the parameters that were tuned.
+
+    Raises:
+        PlatformError: When the job cannot be read.
+        RunError: When no trial was measured.
+    """
+    job = read_job(gcp_resources)
+    output.mkdir(parents=True, exist_ok=True)
+    files.write_json(output / TRIALS_FILE, job)
+    trials, metric = trials_of(job), job["studySpec"]["metrics"][0]
+    best = best_of(trials, metric)
+    page = _page(job, trials, best)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    for path in (report, output / REPORT_FILE):  # the platform shows the one, people open the other
+        files.write_text(path, page)
+    for line in table(trials, metric["metricId"], best):
+        say("tune", line)
+    fact("best trial", best.id, f"{best.id}: {metric['metricId']} {best.value:.4f}  {_words(best)}")
+    fact("trials", str(output / REPORT_FILE))
+    merged = with_parameters(arguments, best.parameters)
+    return Best(
+        best.id,
+        float(best.value or 0),
+        restore_integers(merged["hparams"]),
+        int(merged["epochs"]),
+        int(merged["per_replica_batch_size"]),
+        float(merged["learning_rate"]),
+        int(merged["seed"]),
+        restore_integers(merged["options"]),
+    )
+
+
+def read_job(gcp_resources: str) -> dict[str, Any]:
+    """Returns the tuning job that a launcher has created, in the JSON form of the API.
+
+    Args:
+        gcp_resources: What the launcher has put out.
+
+    Raises:
+        PlatformError: When it names no job, or the API does not give it.
+    """
+    try:
+        uri = str(json.loads(gcp_resources)["resources"][0]["resourceUri"])
+    except (ValueError, LookupError, TypeError):
+        raise PlatformError(f"the tuning task has put out no job: {gcp_resources!r}") from None
+    parts = urlsplit(uri)
+    if parts.scheme == "file":  # a local run's
+        job: dict[str, Any] = json.loads(Path(unquote(parts.path)).read_text(encoding="utf-8"))
+        return job
+    return _ask(parts.netloc, parts.path.removeprefix("/v1/"))
+
+
+def _ask(endpoint: str, name: str) -> dict[str, Any]:
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+    from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
+    from google.protobuf.json_format import MessageToDict
+
+    try:
+        client = JobServiceClient(client_options={"api_endpoint": endpoint})
+        job = client.get_hyperparameter_tuning_job(name=name)
+    except (GoogleAPIError, GoogleAuthError) as error:
+        raise PlatformError(
+            f"cannot read the tuning job {name}: {error}; may the pipeline's service account "
+            "read it (aiplatform.hyperparameterTuningJobs.get)?"
+        ) from error
+    return dict(MessageToDict(HyperparameterTuningJob.pb(job)))
+
+
+def trials_of(job: Mapping[str, Any]) -> list[Trial]:
+    """Returns the trials of a job in the JSON form of the API, in the order of their numbers."""
+    specs = job["studySpec"]["parameters"]
+    types = {spec["parameterId"]: _type(spec) for spec in specs}
+    metric = job["studySpec"]["metrics"][0]["metricId"]
+    trials = [_trial(item, types, metric) for item in job.get("trials", [])]
+    return sorted(trials, key=lambda trial: int(trial.id))
+
+
+def _type(spec: Mapping[str, Any]) -> str:
+    (key,) = (key for key in spec if key.endswith("ValueSpec"))
+    return key.removesuffix("ValueSpec")
+
+
+def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Trial:
+    measured = item.get("finalMeasurement", {})
+    # A metric of 0 is a default of the message, which JSON may leave out.
+    values = [entry.get("value", 0.0) for entry in measured.get("metrics", []) if entry["metricId"] == metric]
+    return Trial(
+        id=item["id"],
+        state=item.get("state", "STATE_UNSPECIFIED"),
+        parameters={
+            entry["parameterId"]: read_value(types[entry["parameterId"]], str(entry["value"]))
+            for entry in item.get("parameters", [])
+        },
+        value=float(values[0]) if values else None,
+        step=int(measured.get("stepCount", 0)),
+        seconds=_seconds(item),
+        reason=item.get("infeasibleReason", ""),
+    )
+
+
+def _seconds(item: Mapping[str, Any]) -> float | None:
+    try:
+        start, end = (datetime.datetime.fromisoformat(item[key]) for key in ("startTime", "endTime"))
+    except (KeyError, ValueError):
+        return None
+    return (end - start).total_seconds()
+
+
+def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
+    """Returns the best trial, the first of equals.
+
+    Args:
+        trials: All of them.
+        metric: The study's, with metricId and goal.
+
+    Raises:
+        RunError: When none has succeeded.
+    """
+    measured = [trial for trial in trials if trial.state == "SUCCEEDED" and trial.value is not None]
+    if not measured:
+        reasons = "; ".join(dict.fromkeys(trial.reason for trial in trials if trial.reason))
+        raise RunError(
+            f"none of {len(trials)} trials has measured {metric['metricId']}: {reasons or 'see their logs'}"
+        )
+    sign = -1 if metric.get("goal") == "MINIMIZE" else 1
+    return max(measured, key=lambda trial: sign * float(trial.value or 0))
+
+
+def table(trials: Sequence[Trial], metric: str, best: Trial) -> list[str]:
+    """Returns the trials as lines of text, a heading first."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.parameters))
+    rows = [["trial", *names, metric, "step", "time", "state"]]
+    for trial in trials:
+        rows.append([trial.id, *(_shown(trial.parameters.get(name)) for name in names), *_outcome(trial)])
+        rows[-1][-1] += "  <- best" if trial is best else ""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)) + f"  {row[-1]}"
+        for row in rows
+    ]
+
+
+def _outcome(trial: Trial) -> list[str]:
+    value = "-" if trial.value is None else f"{trial.value:.4f}"
+    seconds = "-" if trial.seconds is None else f"{trial.seconds:.0f} s"
+    state = trial.state.lower() + (f": {trial.reason}" if trial.reason else "")
+    return [value, str(trial.step or "-"), seconds, state]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def _words(trial: Trial) -> str:
+    return ", ".join(f"{name} {_shown(value)}" for name, value in trial.parameters.items())
+
+
+def _page(job: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> str:
+    study = job["studySpec"]
+    facts = {
+        "job": job.get("name") or job.get("displayName", ""),
+        "metric": f"{study['metrics'][0]['metricId']}, {study['metrics'][0].get('goal', '').lower()}",
+        "algorithm": study.get("algorithm", "Bayesian optimization of the platform"),
+        "trials at most": str(job.get("maxTrialCount", "")),
+        **{f"label {name}": text for name, text in job.get("labels", {}).items()},
+    }
+    return render(
+        Path(__file__).with_name("trials.html.j2"),
+        name=job.get("displayName", ""),
+        metric=study["metrics"][0]["metricId"],
+        names=list(dict.fromkeys(name for trial in trials for name in trial.parameters)),
+        trials=[(trial, _outcome(trial)) for trial in trials],
+        best=best,
+        best_words=_words(best),
+        shown=_shown,
+        tables=[("Study", list(facts.items()))],
+    )

@@ -1,0 +1,38 @@
+"""The documentation as a site: `make docs` builds it with Sphinx from these Markdown files."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+project = "Shardline"
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = "Shardline"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+html_show_sphinx = False
+html_copy_source = False
+#: Links to headings, as GitHub makes them.
+myst_heading_anchors = 3
+#: Quotes and dashes are often typed as they are.
+smartquotes = False
+#: Blocks without a language are commands and output.
+highlight_language = "text"
+exclude_patterns = ["conf.py"]
+
+
+def setup(app: Any) -> None:
+    """Is called by Sphinx."""
+    app.connect("source-read", _add_contents)
+
+
+def _add_contents(app: Any, page: str, source: list[str]) -> None:
+    """Gives the first page its tables of contents, from its own lists: on GitHub they are links only."""
+    if page != "index":
+        return
+    sections = re.split(r"^## (.+)\n", source[0], flags=re.MULTILINE)[1:]
+    for caption, text in zip(sections[::2], sections[1::2], strict=True):
+        pages = "\n".join(re.findall(r"^- \[.+?\]\((\S+)\.md\)", text, re.MULTILINE))
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"

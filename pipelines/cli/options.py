@@ -1,0 +1,83 @@
+"""Options that the commands which speak to the platform have in common."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer import progress
+
+_HELP = {
+    "project": "Project.",
+    "location": "Region.",
+    "pipeline_root": "Directory in Cloud Storage for what runs make, gs://BUCKET/PATH.",
+    "service_account": "Account as which runs act.",
+    "registry": "KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.",
+}
+_NEEDED = ("project", "location")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
+settings_option = click.option(
+    "--settings",
+    type=click.Path(path_type=Path),
+    help="Settings file (TOML) with a table [vertex]; VERTEX_* and options override it.",
+)
+
+
+def environment_options(
+    command: Callable[..., Any], *, needed: Iterable[str] = _NEEDED
+) -> Callable[..., Any]:
+    """Gives a command the options that say where on the platform, and hands it `environment`.
+
+    With --json or --dry-run standard output is the command's alone: what its calls tell goes to standard
+    error.
+
+    Args:
+        command: The command, a function.
+        needed: What of an environment it cannot do without.
+    """
+
+    @functools.wraps(command)
+    def with_environment(*args: Any, settings: Path | None, **values: Any) -> Any:
+        from pipelines.vertex.environment import load_environment
+
+        # gRPC prints a line of its own for each connection that fails.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        flags = {name: values.pop(name) for name in _HELP}
+        environment = load_environment(settings, flags, os.environ, needed=needed)
+        quiet = bool(values.get("as_json") or values.get("dry_run"))
+        with progress.sink(lambda event: click.echo(progress.render(event), err=quiet)):
+            return command(*args, environment=environment, **values)
+
+    return environment_flags(with_environment)
+
+
+#: For commands that speak to the registry only.
+registry_options = functools.partial(environment_options, needed=("registry",))
+
+
+def environment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the same options as they are: `settings` (a path, or None) and one text each."""
+    for name, text in reversed(_HELP.items()):
+        command = click.option(f"--{name.replace('_', '-')}", name, default="", help=text)(command)
+    return settings_option(command)
+
+
+def show_json(content: Any) -> None:
+    """Prints the one JSON object of --json and --dry-run."""
+    click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def show_table(rows: Iterable[tuple[str, ...]]) -> None:
+    """Prints rows of texts below each other; the first row is the heading."""
+    listed = list(rows)
+    widths = [max(len(row[column]) for row in listed) for column in range(len(listed[0]))]
+    for row in listed:
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,203 @@
+"""The commands that speak of runs on the platform: submit, status, cancel."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipelines.cli.foreground import pairs
+from pipelines.cli.options import dry_run_option, environment_options, json_option, show_json, show_table
+from trainer.errors import PipelineError, RestartError, SettingsError
+
+if TYPE_CHECKING:
+    from pipelines.vertex.calls import Clients
+    from pipelines.vertex.environment import Environment
+    from pipelines.vertex.status import RunStatus
+
+_wait_option = click.option(
+    "--wait", "waits", is_flag=True, help="Watch it to its end; exit with 1 when it failed, 4 when cancelled."
+)
+
+
+@click.command()
+@click.argument("pipeline")
+@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label of the run.")
+@click.option("--job-id", default="", help="Id of the run; by default one that no other run has.")
+@click.option("--no-cache", is_flag=True, help="Do every task anew.")
+@_wait_option
+@dry_run_option
+@json_option
+@environment_options
+def submit(
+    pipeline: str,
+    params: tuple[str, ...],
+    labels: tuple[str, ...],
+    job_id: str,
+    no_cache: bool,
+    waits: bool,
+    dry_run: bool,
+    as_json: bool,
+    environment: Environment,
+) -> None:
+    """Start a run of PIPELINE on the platform.
+
+    PIPELINE is a compiled pipeline, or one in the registry:
+    https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked as by 'shardline check', and its
+    parameters against what it declares, before anything is sent.
+    """
+    from pipelines.preflight import check_run
+    from pipelines.vertex.calls import clients
+    from pipelines.vertex.job_request import job_request, new_job_id
+    from pipelines.vertex.submit import submit as start
+
+    spec, template_uri = read_spec(pipeline)
+    parameters, warnings = check_run(spec, pairs(params, "--param", PipelineError))
+    request = job_request(
+        environment,
+        spec,
+        parameters,
+        job_id=job_id or new_job_id(spec["pipelineInfo"]["name"]),
+        labels=pairs(labels, "--label", SettingsError),
+        enable_caching=False if no_cache else None,
+        template_uri=template_uri,
+    )
+    for warning in warnings:
+        click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
+    if dry_run:
+        show_json(request)
+        return
+    platform = clients(environment)
+    status = start(platform, request)
+    if not as_json:
+        click.echo(f"submitted {status.job_id}\n{status.link(environment.project)}")
+    _finish(platform, status, waits, as_json)
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Without RUN.")
+@_wait_option
+@json_option
+@environment_options
+def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
+    """Show how RUN stands, task by task; without RUN the latest runs."""
+    from pipelines.vertex.calls import clients
+    from pipelines.vertex.status import latest_runs, read_run, read_status
+
+    platform = clients(environment)
+    if run is not None:
+        found = read_status(read_run(platform, run))
+        if waits:
+            if not as_json:
+                click.echo(found.link(environment.project))
+            _finish(platform, found, waits, as_json)
+        elif as_json:
+            show_json(_content(found, environment))
+        else:
+            _show(found)
+            click.echo(found.link(environment.project))
+        return
+    if waits:
+        raise click.UsageError("--wait needs a RUN")
+    runs = latest_runs(platform, limit)
+    if as_json:
+        show_json({"runs": [_content(item, environment) for item in runs]})
+    elif runs:
+        show_table(
+            [
+                ("RUN", "STATE", "SUBMITTED", "DURATION"),
+                *((item.job_id, item.state, _local(item.created), item.duration) for item in runs),
+            ]
+        )
+    else:
+        click.echo(f"no runs in {environment.parent}")
+
+
+@click.command()
+@click.argument("run")
+@dry_run_option
+@json_option
+@environment_options
+def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
+    """Cancel RUN, unless it has ended."""
+    from pipelines.vertex.calls import clients
+    from pipelines.vertex.submit import cancel as stop
+    from pipelines.vertex.submit import cancel_request
+
+    platform = clients(environment)
+    if dry_run:
+        show_json(cancel_request(platform, run))
+        return
+    asked, found = stop(platform, run)
+    if as_json:
+        show_json({"run": found.job_id, "asked": asked, "state": found.state})
+    elif asked:
+        click.echo(f"asked the platform to cancel {found.job_id}, which was {found.state}")
+    else:
+        click.echo(
+            f"nothing to cancel: {found.job_id} has {found.state}".replace("has cancelled", "was cancelled")
+        )
+
+
+def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
+    """Reads a compiled pipeline from a file, or from the registry.
+
+    Returns:
+        The pipeline spec (IR), and its address in the registry with its digest; "" for a file.
+
+    Raises:
+        PipelineError: When there is no such pipeline.
+        PlatformError: When the registry refuses or is not reached.
+    """
+    from pipelines.spec import load_pipeline, parse_pipeline
+    from pipelines.vertex.upload import download, is_registry_url
+
+    if not is_registry_url(pipeline):
+        return load_pipeline(Path(pipeline)), ""
+    content, address = download(pipeline)
+    return parse_pipeline(content, Path(address)), address
+
+
+def _finish(platform: Clients, status: RunStatus, waits: bool, as_json: bool) -> None:
+    from pipelines.vertex.submit import judge, wait
+
+    try:
+        found = wait(platform, status.name) if waits else status
+    except KeyboardInterrupt:
+        raise RestartError(
+            f"no longer watching; the run goes on: 'shardline status {status.job_id} --wait' watches it "
+            f"again, 'shardline cancel {status.job_id}' ends it"
+        ) from None
+    if as_json:
+        show_json(_content(found, platform.environment))
+    elif waits:
+        _show(found)
+    else:
+        click.echo(f"state: {found.state}; 'shardline status {found.job_id} --wait' watches it")
+    if waits:
+        judge(found)
+
+
+def _show(found: RunStatus) -> None:
+    rows = [
+        (task.name, task.state, task.duration, task.error[:80]) for task in found.tasks if not task.is_group
+    ]
+    if rows:
+        show_table([("TASK", "STATE", "DURATION", ""), *rows])
+        click.echo()
+    click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
+    if found.error:
+        click.echo(f"error: {found.error}")
+
+
+def _content(found: RunStatus, environment: Environment) -> dict[str, Any]:
+    return {"run": found.job_id, **dataclasses.asdict(found), "link": found.link(environment.project)}
+
+
+def _local(moment: str) -> str:
+    return f"{datetime.datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""

@@ -1,0 +1,204 @@
+"""The container image of docker/Dockerfile: how it is built, pushed and pinned."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import PlatformError, RunError, SettingsError
+
+#: What the image can have installed; docker/Dockerfile says what each is for.
+VARIANTS = ("cpu", "gpu", "control")
+#: The label that the OCI image specification has for the revision of the source.
+REVISION_LABEL = "org.opencontainers.image.revision"
+
+_DOCKERFILE = "docker/Dockerfile"
+_TOOLS = ("docker", "podman")
+_DIRTY = "-dirty"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image by its name, with the tags that it gets.
+
+    Attributes:
+        repository: REGISTRY/PROJECT/REPOSITORY/NAME, without tag and digest.
+        tags: One or more.
+        variant: One of VARIANTS.
+    """
+
+    repository: str
+    tags: tuple[str, ...]
+    variant: str = "cpu"
+
+    @classmethod
+    def of(cls, reference: str, *, tags: Sequence[str] = (), variant: str = "cpu") -> Image:
+        """Returns the image that a reference names.
+
+        The variant without TensorFlow is an image of its own, NAME-control: under the name of the full one
+        it would break every pipeline.
+
+        Args:
+            reference: As settings have it, with a tag, a digest, both or none.
+            tags: Instead of the reference's own.
+            variant: One of VARIANTS.
+
+        Raises:
+            SettingsError: When there is no tag.
+        """
+        name = reference.partition("@")[0]
+        path, slash, last = name.rpartition("/")
+        last, _, tag = last.partition(":")
+        chosen = tuple(tags) or ((tag,) if tag else ())
+        if not chosen:
+            raise SettingsError(f"the image {reference!r} names no tag; give one: --tag 0.1.0")
+        suffix = "-control" if variant == "control" else ""
+        return cls(repository=f"{path}{slash}{last}{suffix}", tags=chosen, variant=variant)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """REPOSITORY:TAG for each tag."""
+        return tuple(f"{self.repository}:{tag}" for tag in self.tags)
+
+
+def find_tool(*, needed: bool = True) -> str:
+    """Returns the program that builds images on this machine.
+
+    Args:
+        needed: Whether it is to be run; docker is named otherwise, where there is none.
+
+    Raises:
+        SettingsError: When there is none.
+    """
+    for tool in _TOOLS:
+        if shutil.which(tool):
+            return tool
+    if not needed:
+        return _TOOLS[0]
+    raise SettingsError(
+        f"neither {' nor '.join(_TOOLS)} is installed here; install one, or let Cloud Build do it: "
+        "gcloud builds submit --config cloudbuild.yaml"
+    )
+
+
+def source_revision(*, allow_dirty: bool) -> str:
+    """Returns the git revision of the working directory, with "-dirty" where it holds anything else.
+
+    Args:
+        allow_dirty: Whether files may differ from the revision, or be unknown to it.
+
+    Raises:
+        SettingsError: When they do and may not, or there is no revision.
+    """
+    try:
+        revision = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain").splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        if allow_dirty:
+            return ""
+        raise SettingsError(
+            "no git revision to record in the image: this is no git repository, or git is not installed; "
+            "build in a clone, or give --allow-dirty"
+        ) from None
+    if changed and not allow_dirty:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise SettingsError(
+            f"files differ from the git revision: {changed[0][3:]}{more}; commit them, or give --allow-dirty"
+        )
+    return revision + (_DIRTY if changed else "")
+
+
+def build_command(tool: str, image: Image, revision: str) -> list[str]:
+    """Returns the command that builds an image, to be run where docker/Dockerfile is."""
+    # The lock files are for one platform, which is also the platform's.
+    command = [tool, "build", "--file", _DOCKERFILE, "--platform", "linux/amd64"]
+    command += ["--build-arg", f"VARIANT={image.variant}", "--build-arg", f"REVISION={revision}"]
+    for name in image.names:
+        command += ["--tag", name]
+    return [*command, "."]
+
+
+def push_commands(tool: str, image: Image) -> list[list[str]]:
+    """Returns the commands that push an image, one for each tag."""
+    return [[tool, "push", name] for name in image.names]
+
+
+def build(tool: str, image: Image, revision: str) -> None:
+    """Builds an image from the working directory; what the tool says goes to standard error.
+
+    Raises:
+        SettingsError: When there is no docker/Dockerfile.
+        RunError: When the build fails.
+    """
+    if not Path(_DOCKERFILE).is_file():
+        raise SettingsError(f"no {_DOCKERFILE} in {Path.cwd()}; run this at the top of a clone of Shardline")
+    command = build_command(tool, image, revision)
+    if status := _run(command):
+        raise RunError(f"the build ended with {status}; what {tool} said is above: {shlex.join(command)}")
+
+
+def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:
+    """Pushes an image that was built under all of its tags.
+
+    Returns:
+        REPOSITORY@sha256:... to pin it by, and the revision that it was built from.
+
+    Raises:
+        SettingsError: When the name has no registry, or the image was built from changed files.
+        PlatformError: When the registry refuses, or does not say what it has got.
+        RunError: When there is no such image.
+    """
+    if not has_registry(image.repository):
+        raise SettingsError(
+            f"the image {image.repository!r} names no registry to push to; give --settings with "
+            'image = "LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"'
+        )
+    revision = str((_inspect(tool, image).get("Config", {}).get("Labels") or {}).get(REVISION_LABEL) or "")
+    if not allow_dirty and (not revision or revision.endswith(_DIRTY)):
+        raise SettingsError(
+            f"{image.names[0]} was built from files that no git revision has ({revision or 'none known'}); "
+            "commit, build again, or give --allow-dirty"
+        )
+    for command in push_commands(tool, image):
+        if status := _run(command):
+            raise PlatformError(
+                f"{shlex.join(command)} ended with {status}, see above; for Artifact Registry: "
+                f"gcloud auth configure-docker {image.repository.partition('/')[0]}, and roles/"
+                "artifactregistry.writer on the repository"
+            )
+    for digest in _inspect(tool, image).get("RepoDigests") or ():
+        if str(digest).startswith(f"{image.repository}@sha256:"):
+            return str(digest), revision
+    raise PlatformError(f"{tool} knows no digest of {image.repository} after the push; look it up there")
+
+
+def has_registry(repository: str) -> bool:
+    """Whether an image's name begins with a registry's host, by the rule that docker has for it."""
+    host, slash, _ = repository.partition("/")
+    return bool(slash) and ("." in host or ":" in host or host == "localhost")
+
+
+def _inspect(tool: str, image: Image) -> dict[str, Any]:
+    command = [tool, "image", "inspect", image.names[0]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip() or f"status {done.returncode}"
+        raise RunError(f"{tool} has no image {image.names[0]} ({said}); 'shardline image build' builds it")
+    found: dict[str, Any] = json.loads(done.stdout)[0]
+    return found
+
+
+def _run(command: list[str]) -> int:
+    # Standard output is for the result alone.
+    return subprocess.run(command, stdout=sys.stderr.fileno(), check=False).returncode
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.rstrip("\n")

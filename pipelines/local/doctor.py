@@ -1,0 +1,160 @@
+"""This machine as a local run will find it: versions, memory, cores, disk, ports, a job of two replicas."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines.diagnosis import Diagnosis, error, ok, warning
+
+_GIB = 2**30
+#: A replica with TensorFlow takes about half a GiB before it has loaded any data.
+_MEMORY = (2 * _GIB, 6 * _GIB)
+_DISK = (1 * _GIB, 5 * _GIB)
+_PYTHON = ((3, 11), (3, 13))
+_REPLICAS = 2
+_TOY_TIMEOUT_S = 120.0
+#: Stands at the root of a checkout; an installed package has none.
+_CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+_PIN = re.compile(r"^([\w.-]+)==(\S+)$", re.MULTILINE)
+#: Packages that a run depends on most; of the others a difference rarely matters.
+_MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "google-cloud-aiplatform", "numpy")
+
+
+def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
+    """Yields what is found, one thing after the other.
+
+    Args:
+        runs_dir: Where runs are kept.
+        toy: Whether to run a job of two replicas, which takes some seconds.
+    """
+    yield _python()
+    yield from _versions()
+    yield _cores()
+    yield _memory()
+    yield from _disk(runs_dir)
+    yield _ports()
+    if toy and _version("tensorflow"):
+        yield _toy_job()
+
+
+def _python() -> Diagnosis:
+    here = sys.version.split()[0]
+    low, high = _PYTHON
+    if low <= sys.version_info[:2] < high:
+        return ok("python", here)
+    wanted = f"{low[0]}.{low[1]} or later, before {high[0]}.{high[1]}"
+    return error("python", f"{here}, and Shardline needs {wanted}", "make an environment with another Python")
+
+
+def _versions() -> Iterator[Diagnosis]:
+    installed = {name: _version(name) for name in _MAIN}
+    missing = [name for name, version in installed.items() if version is None]
+    if missing:
+        found = f"not installed: {', '.join(missing)}; nothing can run on this machine"
+        yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
+        return
+    words = ", ".join(f"{name} {installed[name]}" for name in ("tensorflow", "keras", "kfp"))
+    if not _CONSTRAINTS.is_file():
+        yield ok("packages", words)
+        return
+    pins = dict(_PIN.findall(_CONSTRAINTS.read_text(encoding="utf-8")))
+    others = {name: (_version(name), pin) for name, pin in pins.items()}
+    differing = [f"{name} {has} ({pin})" for name, (has, pin) in others.items() if has not in (None, pin)]
+    if differing:
+        more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
+        found = f"other versions than tested: {', '.join(differing[:4])}{more}"
+        yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
+    else:
+        yield ok("packages", f"{words}, all as in constraints.txt")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cores() -> Diagnosis:
+    cores = len(os.sched_getaffinity(0))
+    if cores < _REPLICAS:
+        return warning("cores", str(cores), "replicas will take turns; a run is slow, not wrong")
+    return ok("cores", str(cores))
+
+
+def _memory() -> Diagnosis:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    found = f"{free / _GIB:.1f} GiB available"
+    return _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
+
+
+def _disk(runs_dir: Path) -> Iterator[Diagnosis]:
+    places = {"run directory": _existing(runs_dir.absolute()), "TMPDIR": Path(tempfile.gettempdir())}
+    for what, place in places.items():
+        if not os.access(place, os.W_OK):
+            yield error("disk", f"{what}: {place} cannot be written", "choose another directory")
+            continue
+        free = shutil.disk_usage(place).free
+        found = f"{what}: {free / _GIB:.1f} GiB free in {place}"
+        yield _judge("disk", found, free, _DISK, "make room, or choose another directory")
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str) -> Diagnosis:
+    least, enough = limits
+    if amount < least:
+        return error(what, found, fix)
+    return warning(what, found, fix) if amount < enough else ok(what, found)
+
+
+def _ports() -> Diagnosis:
+    from pipelines.local import ports
+
+    try:
+        with ports.reserve(_REPLICAS):
+            return ok("ports", "loopback ports can be taken")
+    except OSError as refused:
+        return error(
+            "ports", f"no loopback port can be taken: {refused.strerror}", "look at the sandbox's rules"
+        )
+
+
+def _toy_job() -> Diagnosis:
+    from pipelines.local.job import CustomJob
+    from pipelines.local.supervisor import run_job
+    from trainer import progress
+    from trainer.errors import ShardlineError
+
+    command = (sys.executable, "-m", "trainer.handshake")
+    job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="shardline-doctor-") as directory:
+        try:
+            with progress.sink(lambda event: None):
+                run_job(job, Path(directory), topic="handshake")
+        except ShardlineError as failed:
+            log = "; ".join(_last_lines(Path(directory)))
+            return error(
+                "toy job", f"{failed}: {log}" if log else str(failed), "mend this before anything else"
+            )
+    seconds = time.monotonic() - began
+    return ok("toy job", f"{_REPLICAS} replicas of TensorFlow added up a number in {seconds:.0f} s")
+
+
+def _last_lines(directory: Path) -> Iterator[str]:
+    for log in sorted(directory.glob("*.log")):
+        lines = log.read_text(encoding="utf-8").split("\n")
+        yield from (f"{log.stem}: {line.strip()}" for line in lines[-2:] if line.strip())

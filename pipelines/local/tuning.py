@@ -1,0 +1,160 @@
+"""The process that stands in for GCPC's launcher of tuning jobs: `python -m pipelines.local.tuning`.
+
+`localize` puts it into the pipeline in the launcher's place, with the launcher's own arguments. The trials
+run one after the other, whatever parallel_trial_count says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.conclude.run_directory import REPLICAS, RUN_VARIABLE
+from pipelines.local import processes
+from pipelines.local.custom_job import EXECUTOR_VARIABLE, GCS_DIRECTORY
+from pipelines.local.job import parse_payload
+from pipelines.local.trial import Measurement, Trial, run_trial
+from trainer import files
+from trainer.errors import PipelineError, RunError
+from trainer.progress import errors_end_the_process, say
+
+_TOPIC = "tune"
+#: The job as the API would show it, beside what the task puts out.
+JOB_FILE = "tuning_job.json"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the trials of the launcher's arguments and ends as the job ends."""
+    executor = os.environ.get(EXECUTOR_VARIABLE)
+    processes.die_with_parent(int(executor) if executor else None)
+    options = _parse(argv)
+    resources = Path(options.gcp_resources)
+    resources.parent.mkdir(parents=True, exist_ok=True)
+    with processes.adopted_orphans(), errors_end_the_process(_TOPIC):
+        payload = _read(options.payload)
+        try:
+            trials = _run(payload, options.executor_input, resources.parent)
+        finally:
+            processes.stop_descendants(0)
+        job = resources.parent / JOB_FILE
+        files.write_json(job, job_of(payload, trials))
+        resource = {"resourceType": "HyperparameterTuningJob", "resourceUri": job.absolute().as_uri()}
+        files.write_json(resources, {"resources": [resource]})
+
+
+def _read(payload: str) -> dict[str, Any]:
+    """Returns the request that the launcher would send."""
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+
+    try:
+        return dict(json_util.recursive_remove_empty(json.loads(payload, strict=False)))
+    except ValueError as error:
+        raise PipelineError(
+            f"the tuning job's payload is not JSON ({error}); a double quote or backslash in display_name "
+            "or another field of the job breaks it"
+        ) from None
+
+
+def _run(payload: Mapping[str, Any], executor_input: str, task_directory: Path) -> list[Trial]:
+    from pipelines.local.search import Search
+
+    run = Path(os.environ.get(RUN_VARIABLE, task_directory))
+    spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
+    job = parse_payload(
+        json.dumps({"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}),
+        executor_input,
+    )
+    seed = int(payload.get("labels", {}).get("seed", 0))
+    search = Search(spec, seed)
+    most, worst = int(payload["max_trial_count"]), int(payload.get("max_failed_trial_count", 0))
+    say(_TOPIC, f"{search.name}, seed {seed}: up to {most} trials, one after the other")
+    trials: list[Trial] = []
+    while len(trials) < most and (chosen := search.ask()) is not None:
+        trial = Trial(str(len(trials) + 1), chosen)
+        trials.append(trial)
+        words = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        say(_TOPIC, f"trial {trial.id} of {most}: {words}")
+        run_trial(
+            trial,
+            job,
+            metric,
+            run / REPLICAS / task_directory.name / f"trial-{trial.id}",
+            is_hopeless=search.is_hopeless,
+            show_line=_print_line,
+            gcs_root=run / GCS_DIRECTORY,
+        )
+        search.tell(None if trial.fault else final(spec, trial)[1])
+        failed = [trial for trial in trials if trial.fault]
+        if 0 < worst <= len(failed):
+            raise RunError(
+                f"{len(failed)} trials have failed, which max_failed_trial_count allows no more; "
+                f"the last: {failed[-1].fault}"
+            )
+    return trials
+
+
+def final(spec: Mapping[str, Any], trial: Trial) -> Measurement:
+    """Returns the measurement that counts, by the study's rule; the first of equals."""
+    if spec.get("measurement_selection_type") == "LAST_MEASUREMENT":
+        return trial.measurements[-1]
+    sign = -1 if spec["metrics"][0].get("goal") == "MINIMIZE" else 1
+    return max(trial.measurements, key=lambda measurement: sign * measurement[1])
+
+
+def job_of(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
+    """Returns a job that has ended in the JSON form of the API, without what its trials ran."""
+    from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
+    from google.protobuf.json_format import MessageToDict, ParseDict
+
+    spec = payload["study_spec"]
+    content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
+    content["trials"] = [_trial(spec, trial) for trial in trials]
+    content["state"] = "JOB_STATE_SUCCEEDED"
+    # By way of the API's own messages: what is written here has their form.
+    message = ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))
+    return dict(MessageToDict(message))
+
+
+def _trial(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+    metric = spec["metrics"][0]["metric_id"]
+
+    def message(measurement: Measurement) -> dict[str, Any]:
+        step, value, _ = measurement
+        return {"step_count": step, "metrics": [{"metric_id": metric, "value": value}]}
+
+    found: dict[str, Any] = {
+        "id": trial.id,
+        "state": "INFEASIBLE" if trial.fault else "SUCCEEDED",
+        "parameters": [{"parameter_id": key, "value": value} for key, value in trial.parameters.items()],
+        "start_time": trial.start.isoformat(),
+        "measurements": [message(measurement) for measurement in trial.measurements],
+    }
+    if trial.end:
+        found["end_time"] = trial.end.isoformat()
+    if trial.fault:
+        found["infeasible_reason"] = trial.fault
+    else:
+        found["final_measurement"] = message(final(spec, trial))
+    return found
+
+
+def _print_line(name: str, line: str) -> None:
+    print(f"{name} | {line}", flush=True)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--executor_input", required=True)
+    parser.add_argument("--payload", required=True)
+    parser.add_argument("--gcp_resources", required=True)
+    for ignored in ("--marker", "--type", "--project", "--location"):
+        parser.add_argument(ignored)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Everything that speaks to the platform; google.* is imported where it is called."""

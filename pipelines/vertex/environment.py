@@ -1,0 +1,188 @@
+"""Where on the platform things are done: project, region, bucket, and in whose name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from pipelines.tables import read_table
+from trainer.errors import SettingsError
+
+TABLE = "vertex"
+#: Of a value that nobody has given.
+DEFAULT = "default"
+
+_PREFIX = "VERTEX_"
+_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
+
+#: What each value has to look like: the expression, and the same in words.
+_FORMS = {
+    "project": (r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+", "a project id such as my-project"),
+    "location": (r"[a-z]+-[a-z]+\d+", "a region such as europe-west4"),
+    "pipeline_root": (r"gs://[^/\s]+(/\S*)?", "a directory in Cloud Storage, gs://BUCKET/PATH"),
+    "service_account": (r"[^@\s]+@[^@\s]+\.[^@\s]+", "the e-mail address of a service account"),
+    "network": (r"projects/\d+/global/networks/[^/\s]+", "projects/NUMBER/global/networks/NAME"),
+    "encryption_spec_key_name": (
+        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+        "projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY",
+    ),
+    "registry": (
+        r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
+        "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
+    ),
+    "api_endpoint": (r"[\w.-]+(:\d+)?", "a host such as europe-west4-aiplatform.googleapis.com"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One place on the platform.
+
+    Attributes:
+        project: Id or number.
+        location: Region.
+        pipeline_root: Directory in Cloud Storage (gs://) under which runs keep what they make.
+        service_account: E-mail address of the account as which runs act; "" for the project's default.
+        network: VPC network that runs are peered with; "" for none.
+        encryption_spec_key_name: Cloud KMS key of what runs make; "" for Google's own.
+        labels: Of every run and schedule.
+        registry: KFP repository of Artifact Registry, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.
+        api_endpoint: Host of the API; "" for the region's.
+        origins: Where each value came from.
+    """
+
+    project: str
+    location: str
+    pipeline_root: str = ""
+    service_account: str = ""
+    network: str = ""
+    encryption_spec_key_name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    registry: str = ""
+    api_endpoint: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, (form, words) in _FORMS.items():
+            value = getattr(self, name)
+            if value and not re.fullmatch(form, value):
+                raise SettingsError(f"{name} must be {words}, got {value!r}{self._origin(name)}")
+        check_labels(self.labels, self._origin("labels"))
+
+    @property
+    def parent(self) -> str:
+        """Resource name of the location."""
+        return f"projects/{self.project}/locations/{self.location}"
+
+    @property
+    def host(self) -> str:
+        """Host of the API."""
+        return self.api_endpoint or f"{self.location}-aiplatform.googleapis.com"
+
+    def need(self, name: str) -> str:
+        """Returns a value that what is being done cannot do without.
+
+        Raises:
+            SettingsError: When nobody has given it.
+        """
+        value = str(getattr(self, name))
+        if not value:
+            raise _missing(name)
+        return value
+
+    def _origin(self, name: str) -> str:
+        return f" (from {self.origins[name]})" if name in self.origins else ""
+
+
+def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
+    """Checks the form of labels.
+
+    Raises:
+        SettingsError: When one has another.
+    """
+    for name, value in labels.items():
+        if not _LABEL.fullmatch(f"{name}={value}"):
+            raise SettingsError(
+                "a label must have lower-case letters, digits, _ and -, 63 characters at most, "
+                f"and begin with a letter, got {name}={value}{origin}"
+            )
+
+
+#: What can be said of an environment, in order.
+NAMES = tuple(item.name for item in fields(Environment) if item.name != "origins")
+
+
+def load_environment(
+    settings: Path | None,
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    needed: Iterable[str] = ("project", "location"),
+) -> Environment:
+    """Reads an environment: the table [vertex] of a settings file, overridden by VERTEX_*, then by flags.
+
+    Args:
+        settings: Settings file; None for none.
+        flags: Values by name, as on a command line; "" for one that is not given.
+        environ: Environment variables.
+        needed: What must be given.
+
+    Raises:
+        SettingsError: When something needed is missing, or a value has not the form that it needs.
+    """
+    values, origins = read_values(settings, flags, environ)
+    for name in needed:
+        if not values.get(name):
+            raise _missing(name)
+    return Environment(**{"project": "", "location": ""} | values, origins=origins)  # type: ignore[arg-type]  # each is of its field's type
+
+
+def read_values(
+    settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
+    """Returns what has been given, as `load_environment` reads it, and where each value came from.
+
+    Raises:
+        SettingsError: When a key of the table is unknown or mistyped.
+    """
+    values = read_table(settings, TABLE, Environment, leave_out=("origins",)) if settings else {}
+    origins = dict.fromkeys(values, str(settings))
+    for name in NAMES:
+        variable = variable_of(name)
+        for given, origin in ((environ.get(variable), variable), (flags.get(name), flag_of(name))):
+            if given:
+                values[name] = _labels(given, origin) if name == "labels" else given
+                origins[name] = origin
+    return values, origins
+
+
+def variable_of(name: str) -> str:
+    """Returns the environment variable that gives a value."""
+    return f"{_PREFIX}{name.upper()}"
+
+
+def flag_of(name: str) -> str:
+    """Returns the option that gives a value."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _labels(text: str, origin: str) -> dict[str, str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if "=" not in part:
+            raise SettingsError(f"{origin} takes NAME=VALUE,NAME=VALUE, got {text!r}")
+    return {name: value for name, _, value in (part.partition("=") for part in parts)}
+
+
+def _missing(name: str) -> SettingsError:
+    flag = f", or {flag_of(name)}" if name in FLAGS else ""
+    return SettingsError(
+        f"{name} is missing: give it as {name} in the table [{TABLE}] of a settings file (--settings), "
+        f"in the variable {variable_of(name)}{flag}"
+    )
+
+
+#: What can be given as an option as well.
+FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")

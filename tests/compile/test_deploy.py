@@ -1,0 +1,122 @@
+"""Deployment and batch prediction in the compiled retraining pipeline."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from components.register.deploy import BatchPrediction, Deploy
+from components.register.upload import ModelUpload
+from pipelines.check.load import parse
+from pipelines.check.run import check
+from pipelines.cli.main import main
+from pipelines.compile import compile_pipeline
+from pipelines.settings import Settings
+from tests.compile.test_model_upload import JOB, blessed_tasks
+
+ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
+PINNED = f"europe-west4-docker.pkg.dev/my-project/shardline/shardline@sha256:{64 * 'a'}"
+SETTINGS = Settings(
+    image=PINNED, train=JOB, model_upload=ModelUpload(display_name="digits", serving_image_uri="s:1")
+)
+BATCH = BatchPrediction(
+    gcs_source_uris=("gs://b/in/*.jsonl",),
+    gcs_destination_output_uri_prefix="gs://b/out",
+    machine_type="n1-standard-2",
+)
+
+
+def compiled(**changes: Any) -> str:
+    return compile_pipeline(dataclasses.replace(SETTINGS, **changes))
+
+
+def given(task: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a task is given that is fixed."""
+    parameters = task["inputs"]["parameters"]
+    return {
+        name: item["runtimeValue"]["constant"] for name, item in parameters.items() if "runtimeValue" in item
+    }
+
+
+def test_a_model_gets_its_share_of_an_endpoint_that_is_there() -> None:
+    text = compiled(deploy=Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_percent=10))
+    tasks = blessed_tasks(text)
+
+    assert sorted(tasks["traffic-split"]["dependentTasks"]) == ["importer", "model-upload"]
+    assert sorted(tasks["model-deploy"]["dependentTasks"]) == ["importer", "model-upload", "traffic-split"]
+    assert given(tasks["traffic-split"]) == {"percent": 10}
+    split = tasks["model-deploy"]["inputs"]["parameters"]["traffic_split"]
+    assert split == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "traffic-split"}}
+    assert "endpoint-create" not in tasks
+    # The traffic of yesterday is not that of today.
+    assert not tasks["traffic-split"].get("cachingOptions")
+    assert not tasks["model-deploy"].get("cachingOptions")
+    assert check(parse(text, Path("p.yaml"))) == []
+
+
+def test_a_new_endpoint_is_made_where_the_pipeline_runs() -> None:
+    text = compiled(deploy=Deploy(display_name="digits", machine_type="n1-standard-2"))
+    tasks = blessed_tasks(text)
+
+    assert tasks["endpoint-create"]["dependentTasks"] == ["model-upload"]
+    assert given(tasks["endpoint-create"])["location"] == "{{$.pipeline_google_cloud_location}}"
+    assert given(tasks["model-deploy"])["traffic_split"] == {"0": "100"}
+    assert "traffic-split" not in tasks
+    assert check(parse(text, Path("p.yaml"))) == []
+
+
+def test_a_batch_is_predicted_with_the_uploaded_model() -> None:
+    text = compiled(batch_predict=BATCH)
+    task = blessed_tasks(text)["model-batch-predict"]
+
+    assert task["dependentTasks"] == ["model-upload"]
+    assert (
+        given(task).items()
+        >= {
+            "job_display_name": "digits",
+            "location": "{{$.pipeline_google_cloud_location}}",
+            "gcs_source_uris": ["gs://b/in/*.jsonl"],
+            "gcs_destination_output_uri_prefix": "gs://b/out",
+            "machine_type": "n1-standard-2",
+            "starting_replica_count": 1.0,
+        }.items()
+    )
+    assert check(parse(text, Path("p.yaml"))) == []
+
+
+def test_nothing_of_it_is_there_unless_it_is_asked_for() -> None:
+    text = compiled()
+
+    for word in ("endpoint-create", "model-deploy", "traffic", "batch_prediction_job"):
+        assert word not in text
+
+
+@pytest.mark.parametrize(
+    "image", [PINNED, "europe-west4-docker.pkg.dev/my-project/shardline/shardline:0.1.0"]
+)
+def test_an_image_keeps_its_digest_everywhere_and_a_tag_is_warned_of(image: str) -> None:
+    text = compiled(image=image)
+    executors = yaml.safe_load(text)["deploymentSpec"]["executors"].values()
+    own = {
+        item["container"]["image"] for item in executors if "container" in item and "shardline" in str(item)
+    }
+    ours = {name for name in own if "ml-pipeline" not in name}
+
+    assert ours == {image}
+    warned = {finding.code for finding in check(parse(text, Path("p.yaml")))}
+    assert warned == (set() if "@" in image else {"SL410"})
+
+
+def test_a_digest_takes_the_place_of_the_settings_tag(tmp_path: Path) -> None:
+    settings = tmp_path / "s.toml"
+    settings.write_text('image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n')
+    output = tmp_path / "p.yaml"
+    given = ["compile", "--settings", str(settings), "--output", str(output), "--image", PINNED]
+    done = CliRunner().invoke(main, given)
+
+    assert done.exit_code == 0, done.output
+    assert f"image: {PINNED}" in output.read_text()
+    assert "i:1" not in output.read_text()

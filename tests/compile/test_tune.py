@@ -1,0 +1,162 @@
+"""The tuning pipeline: what is in it, that it is up to date, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from components.train.pools.job import CustomJobSettings
+from pipelines import settings
+from pipelines.check.run import check_pipeline
+from pipelines.cli import main as cli
+from pipelines.compile import compile_pipeline
+from pipelines.study import load_study
+from trainer.errors import SettingsError
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL, STUDY = ROOT / "settings" / "local.toml", ROOT / "settings" / "tune.toml"
+
+
+def compiled(environment):
+    return yaml.safe_load(compile_pipeline(environment, load_study(STUDY)))
+
+
+def tasks(spec):
+    """Returns the tasks inside the exit handler."""
+    (name,) = [name for name in spec["components"] if name.startswith("comp-exit-handler")]
+    return spec["components"][name]["dag"]["tasks"]
+
+
+def constants(task):
+    parameters = task["inputs"]["parameters"]
+    return {
+        name: item["runtimeValue"]["constant"] for name, item in parameters.items() if "runtimeValue" in item
+    }
+
+
+def test_the_committed_file_is_what_the_code_compiles_to():
+    found = (ROOT / "compiled" / "tune.yaml").read_text()
+
+    assert found == compile_pipeline(settings.load(LOCAL), load_study(STUDY))
+
+
+def test_compiling_loads_neither_tensorflow_nor_the_vertex_client_nor_the_search():
+    program = (
+        "import sys; from pathlib import Path; from pipelines import compile, settings, study\n"
+        "environment = settings.load(Path('settings/local.toml'))\n"
+        "compile.compile_pipeline(environment, study.load_study(Path('settings/tune.toml')))\n"
+        "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'optuna'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_best_trial_parametrizes_the_final_training():
+    steps = tasks(compiled(settings.load(LOCAL)))
+
+    assert set(steps) == {
+        "preprocess",
+        "plan-study",
+        "hyperparameter-tuning-job",
+        "best-trial",
+        "train-and-register",
+    }
+    final = steps["train-and-register"]["inputs"]["parameters"]
+    producers = {
+        name: item["taskOutputParameter"]["producerTask"]
+        for name, item in final.items()
+        if "taskOutputParameter" in item
+    }
+    tuned = ("epochs", "hparams", "learning_rate", "per_replica_batch_size", "seed", "train_options")
+    assert producers == dict.fromkeys(tuned, "best-trial")
+    # A plan that is cached names the directory of an earlier run.
+    assert not steps["plan-study"]["cachingOptions"].get("enableCache")
+
+
+def test_the_trials_are_the_training_jobs_of_the_settings():
+    local = settings.load(LOCAL)
+    cluster = local.train.cluster
+    train = CustomJobSettings(
+        cluster=cluster,
+        display_name="digits",
+        strategy="FLEX_START",
+        max_wait_duration="3600s",
+        tensorboard="projects/p/locations/l/tensorboards/1",
+        base_output_directory="gs://bucket/{{$.pipeline_job_name}}",
+        labels={"team": "vision"},
+    )
+    steps = tasks(compiled(replace(local, train=train)))
+
+    job = constants(steps["hyperparameter-tuning-job"])
+    assert job["display_name"] == "digits"
+    assert job["restart_job_on_worker_restart"] is True
+    assert (job["strategy"], job["max_wait_duration"]) == ("FLEX_START", "3600s")
+    assert job["service_account"] == "{{$.pipeline_service_account}}"
+    # The directory is the run's own.
+    assert "base_output_directory" not in job
+    plan = constants(steps["plan-study"])
+    assert plan["job_labels"] == {"component": "tune", "pipeline": "tune", "team": "vision"}
+    assert [pool["replica_count"] for pool in plan["worker_pool_specs"]] == [1, 1]
+
+
+def test_a_duration_that_only_one_strategy_takes_is_left_out():
+    assert (
+        constants(tasks(compiled(settings.load(LOCAL)))["hyperparameter-tuning-job"])["max_wait_duration"]
+        == ""
+    )
+
+
+def test_machines_that_are_a_parameter_are_refused():
+    with pytest.raises(SettingsError, match="leave out pools_at_run_time"):
+        compiled(replace(settings.load(LOCAL), pools_at_run_time=True))
+
+
+def test_check_finds_nothing_and_the_study_is_the_default():
+    spec = compiled(settings.load(LOCAL))
+
+    assert check_pipeline(spec) == []
+    default = spec["root"]["inputDefinitions"]["parameters"]["study"]["defaultValue"]
+    assert json.loads(default)["metric"] == "val_accuracy"
+
+
+def test_the_command(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.read_text().replace("val_accuracy", "val_loss"))
+    output = tmp_path / "tune.yaml"
+    given = ["compile", "--pipeline", "tune", "--settings", str(LOCAL), "--output", str(output)]
+
+    assert CliRunner().invoke(cli.main, [*given, "--study", str(study)]).exit_code == 0
+    assert "val_loss" in output.read_text()
+    drift = CliRunner().invoke(cli.main, [*given, "--study", str(STUDY), "--check"])
+    assert drift.exit_code == 2
+    assert "differs from what the code compiles to" in drift.output
+    missing = CliRunner().invoke(cli.main, [*given, "--study", str(tmp_path / "none.toml")])
+    assert missing.exit_code == 2
+    assert "settings/tune.toml is one to start from" in missing.output
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"max_trial_count": "-1"}, "max_trial_count must not be negative"),
+        ({"study": '{"metric": "val_loss"}'}, "a study needs at least one"),
+        ({"min_accuracy": "2"}, "min_accuracy"),
+        ({"train_options": '{"tuning_metric": "loss"}'}, "tuning_metric is the study's metric"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_starts(tmp_path, parameters, words):
+    given = [part for name, value in parameters.items() for part in ("--param", f"{name}={value}")]
+    done = CliRunner().invoke(
+        cli.main, ["run", str(ROOT / "compiled" / "tune.yaml"), "--runs-dir", str(tmp_path / "runs"), *given]
+    )
+
+    assert done.exit_code == 2
+    assert words in done.output
+    assert not (tmp_path / "runs").exists()

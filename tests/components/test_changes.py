@@ -1,0 +1,546 @@
+"""Whether a run has anything to do, and what it leaves for the next to compare with."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from kfp import dsl
+
+from components.changes.component import look_for_changes, record_run
+from components.changes.dates import fill_in_date, run_time
+from components.changes.differences import differences
+from components.changes.last_run import State
+from components.export_validate import layout
+from components.register.champion import publish
+from tests.helpers.evaluations import EVALUATION
+from trainer import progress
+from trainer.errors import SettingsError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SETTINGS = {
+    "data_dir": "",
+    "labels": "",
+    "features": {},
+    "image_size": 0,
+    "resize_mode": "crop",
+    "encoding": "keep",
+    "split": {},
+    "key": "path",
+    "seed": 0,
+    "readers": 2,
+    "shards": 8,
+    "shard_size": 128,
+    "compression": "none",
+    "on_bad_record": "fail",
+    "max_bad_fraction": 0.01,
+    "model": "mnist_cnn",
+    "hparams": {"filters": 8},
+    "epochs": 20,
+    "per_replica_batch_size": 0,
+    "learning_rate": 0.0,
+    "train_options": {},
+    "min_accuracy": 0.95,
+    "rules": [],
+    "first_run": "bless",
+    "champion_uri": "",
+}
+A_DAY = 86_400 * 10**9
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def history(tmp_path):
+    return tmp_path / "history"
+
+
+@pytest.fixture
+def events():
+    seen = []
+    with progress.sink(seen.append):
+        yield seen
+
+
+def look(history, source, job="run-2", **settings):
+    of_the_run = {"force": False, "deep": False, "scheduled": "", "created": "2026-11-20T06:00:00Z"}
+    return look_for_changes(
+        **{
+            "history_uri": str(history),
+            "job_name": job,
+            "source": str(source),
+            **of_the_run,
+            **SETTINGS,
+            **settings,
+        }
+    )
+
+
+def export(directory, *, blessed=True):
+    directory.mkdir()
+    verdict = {"blessed": blessed, "reason": "accuracy 0.9000 >= 0.8"}
+    (directory / layout.BLESSING_FILE).write_text(json.dumps(verdict))
+    (directory / layout.EVALUATION_FILE).write_text(json.dumps(EVALUATION))
+    (directory / layout.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
+    return directory
+
+
+def record(history, found, exported, job="run-1", champion=""):
+    record_run(
+        exported=dsl.Model(uri=str(exported)),
+        state=found.state,
+        reason=found.reason,
+        history_uri=str(history),
+        champion_uri=str(champion),
+        job_name=job,
+    )
+
+
+def train(history, source, tmp_path, **settings):
+    """A run from its first step to its last."""
+    found = look(history, source, job="run-1", **settings)
+    assert found.changed
+    record(history, found, export(tmp_path / "exported"))
+    return found
+
+
+def age(path, nanoseconds=A_DAY):
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + nanoseconds))
+
+
+def test_the_first_run_trains_and_the_same_again_does_not(photos, history, tmp_path, events):
+    source = f"images:{photos}"
+    first = train(history, source, tmp_path)
+    assert first.reason == f"no run is remembered in {history}"
+    assert first.source == source
+
+    again = look(history, source)
+
+    assert not again.changed
+    assert again.reason == "data (3 files, 27 bytes), settings and code are those of run-1"
+    facts = {event.topic: event for event in events if event.kind == "fact"}
+    assert facts["state"].value == "unchanged"
+    assert facts["state"].text.startswith(f"unchanged: {again.reason}, which finished 20")
+    assert facts["blessed"].value is True
+    assert facts["blessed"].text == "yes: accuracy 0.9000 >= 0.8 (of run-1)"
+    assert facts["test accuracy"].value == 0.9
+
+
+def touch(photos):
+    age(photos / "cat" / "1.png")
+
+
+def add(photos):
+    (photos / "dog" / "2.png").write_bytes(b"new")
+
+
+def remove(photos):
+    (photos / "cat" / "2.png").unlink()
+
+
+def rename(photos):
+    (photos / "cat" / "2.png").rename(photos / "dog" / "2.png")
+
+
+def replace_by_an_older_one(photos):
+    (photos / "dog" / "1.png").write_bytes(b"dog/9.png")
+    age(photos / "dog" / "1.png", -A_DAY)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (touch, "3 files, 27 bytes, as before"),
+        (add, "4 files, 30 bytes, was 3 files, 27 bytes"),
+        (remove, "2 files, 18 bytes, was 3 files, 27 bytes"),
+        (rename, "3 files, 27 bytes, as before"),
+        (replace_by_an_older_one, "3 files, 27 bytes, as before"),
+    ],
+)
+def test_other_data_trains(change, text, photos, history, tmp_path):
+    first = train(history, f"images:{photos}", tmp_path)
+    change(photos)
+
+    found = look(history, f"images:{photos}")
+
+    assert (found.changed, found.reason) == (True, f"the data has changed ({text})")
+    assert found.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"epochs": 30}, "epochs was 20, is 30"),
+        ({"hparams": {"filters": 16}}, 'hparams was {"filters": 8}, is {"filters": 16}'),
+        ({"readers": 4}, "readers was 2, is 4"),
+        ({"champion_uri": "elsewhere"}, 'champion_uri was "", is "elsewhere"'),
+        ({"rules": ["ece <= 0.1"]}, 'rules was [], is ["ece <= 0.1"]'),
+        # A JSON object travels with whole numbers as floats.
+        ({"hparams": {"filters": 8.0}}, ""),
+    ],
+)
+def test_other_settings_train_on_the_dataset_as_it_is(settings, reason, photos, history, tmp_path):
+    first = train(history, f"images:{photos}", tmp_path)
+
+    found = look(history, f"images:{photos}", **settings)
+
+    assert found.changed == bool(reason)
+    if reason:
+        assert found.reason == reason
+        assert found.fingerprint == first.fingerprint
+
+
+def test_a_run_that_failed_is_not_remembered(photos, history):
+    for _ in range(2):
+        assert look(history, f"images:{photos}").reason == f"no run is remembered in {history}"
+
+
+def test_what_is_unchanged_is_recorded_but_compared_with_no_more(photos, history, tmp_path):
+    train(history, f"images:{photos}", tmp_path)
+    look(history, f"images:{photos}")
+
+    unchanged = json.loads((history / "runs" / "run-2.json").read_text())
+    assert (unchanged["outcome"], unchanged["same_as"], unchanged["blessed"]) == ("unchanged", "run-1", True)
+    assert json.loads((history / "latest.json").read_text())["run"] == "run-1"
+    third = look(history, f"images:{photos}", job="run-3")
+    assert third.reason.endswith("are those of run-1")
+
+
+def test_force_trains_and_takes_nothing_from_a_cache(photos, history, tmp_path):
+    first = train(history, f"images:{photos}", tmp_path)
+
+    forced = [look(history, f"images:{photos}", force=True) for _ in range(2)]
+
+    assert {(found.changed, found.reason) for found in forced} == {(True, "force is set")}
+    assert len({first.fingerprint, *(found.fingerprint for found in forced)}) == 3
+
+
+def test_a_warm_start_takes_nothing_from_a_cache(photos, history):
+    """The champion that it starts from may be another one; the option's text is the same."""
+    options = {"train_options": {"warm_start": "champion"}}
+
+    found = [look(history, f"images:{photos}", **options) for _ in range(2)]
+
+    assert found[0].fingerprint != found[1].fingerprint
+
+
+def test_without_a_history_every_run_trains_and_nothing_is_looked_at(tmp_path):
+    found = [look("", f"images:{tmp_path}/missing") for _ in range(2)]
+
+    assert [item.changed for item in found] == [True, True]
+    assert found[0].fingerprint != found[1].fingerprint
+    record("", found[0], tmp_path / "missing")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deep_compares_contents(photos, history, tmp_path):
+    source = f"images:{photos}"
+    train(history, source, tmp_path, deep=True)
+    touch(photos)
+    assert not look(history, source, deep=True).changed
+
+    path = photos / "cat" / "1.png"
+    before = path.stat().st_mtime_ns
+    path.write_bytes(b"cat/8.png")
+    os.utime(path, ns=(0, before))
+
+    found = look(history, source, deep=True)
+    assert found.reason == "the data has changed (3 files, 27 bytes, as before)"
+    assert look(history, source).reason == (
+        "the data is known by its names, sizes and times, last time it was by its content"
+    )
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A source of one's own in a module beside another one, and a function that writes it."""
+    directory = tmp_path / "own"
+    directory.mkdir()
+    monkeypatch.syspath_prepend(str(directory))
+    (directory / "own_helper.py").write_text("VERSION = 1\n")
+    body = (
+        "from pathlib import Path\n"
+        "class Own:\n"
+        "    class_names = ('a', 'b')\n"
+        "    def __iter__(self): yield from ()\n"
+    )
+
+    def write(fingerprint=""):
+        sys.modules.pop("own_source", None)
+        (directory / "own_source.py").write_text(body + fingerprint)
+        return "own_source:Own"
+
+    return write
+
+
+def test_a_plugin_without_a_fingerprint_always_trains(plugin, history, tmp_path):
+    source = plugin()
+    first = train(history, source, tmp_path)
+
+    found = look(history, source)
+
+    assert found.reason == (
+        "whether the data has changed is not known: own_source:Own has no method fingerprint() -> str"
+    )
+    assert found.fingerprint != first.fingerprint
+
+
+def test_a_plugin_says_when_its_data_changes(plugin, history, tmp_path):
+    version = tmp_path / "version"
+    version.write_text("monday")
+    source = plugin(f"    def fingerprint(self): return Path({str(version)!r}).read_text()\n")
+    train(history, source, tmp_path)
+    assert not look(history, source).changed
+
+    version.write_text("tuesday")
+
+    assert look(history, source).reason == "the data has changed (tuesday, was monday)"
+
+
+def test_what_a_plugin_imports_counts_as_its_code(plugin, history, tmp_path):
+    source = plugin("    def fingerprint(self): return 'one'\n")
+    first = train(history, source, tmp_path)
+
+    (tmp_path / "own" / "own_helper.py").write_text("VERSION = 2\n")
+
+    found = look(history, source)
+    assert found.reason == "the code of own_source has changed"
+    assert found.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("answer", ["None", "''", "1 / 0"])
+def test_a_fingerprint_that_is_none_is_one_line(answer, plugin, history, events):
+    source = plugin(f"    def fingerprint(self): return {answer}\n")
+
+    with pytest.raises(SystemExit) as caught:
+        look(history, source)
+
+    assert caught.value.code == 2
+    assert events[-1].text.startswith("fingerprint() of 'own_source:Own' ")
+
+
+def test_files_behind_a_url(history, tmp_path):
+    file_system = fsspec.filesystem("memory")
+    file_system.store.clear()
+    file_system.pipe("/bucket/cat/1.png", b"1")
+    file_system.pipe("/bucket/dog/1.png", b"2")
+    source = "images:memory://bucket"
+    train(history, source, tmp_path)
+    assert not look(history, source).changed
+
+    # The same name and size, written anew.
+    file_system.store["/bucket/cat/1.png"].created = datetime(2030, 1, 1, tzinfo=UTC)
+    assert look(history, source).reason == "the data has changed (2 files, 2 bytes, as before)"
+    file_system.store.clear()
+
+
+class Forgetful(MemoryFileSystem):
+    """Of its files, only name and size are known, as of many a server's."""
+
+    protocol = "forgetful"
+    store: ClassVar = {"/bucket/cat/1.png": MemoryFile(None, "/bucket/cat/1.png", b"1")}
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("forgetful:/"))
+
+    def find(self, path, **options):
+        return {name: {**found, "created": None} for name, found in super().find(path, **options).items()}
+
+
+def test_files_of_which_no_version_is_known_always_train(history):
+    fsspec.register_implementation("forgetful", Forgetful, clobber=True)
+    source = "images:forgetful://bucket"
+
+    found = look(history, source)
+
+    assert "neither version nor time of change is known; deep=true reads it" in found.state
+    assert look(history, source).fingerprint != found.fingerprint
+    assert look(history, source, deep=True).fingerprint == look(history, source, deep=True).fingerprint
+
+
+def test_tables_and_the_images_that_they_name(photos, history, tmp_path):
+    table = photos / "table.csv"
+    table.write_text("label,size\ncat,1\ndog,2\n")
+    train(history, f"table:{table}", tmp_path)
+    touch(photos)
+    assert not look(history, f"table:{table}").changed
+    age(table)
+    assert look(history, f"table:{table}").reason == "the data has changed (1 file, 23 bytes, as before)"
+
+    table.write_text("label,image\ncat,cat/1.png\ndog,dog/1.png\n")
+    with_images = look(history, f"table:{table}")
+    touch(photos)
+    assert look(history, f"table:{table}").fingerprint != with_images.fingerprint
+
+
+def test_records_a_label_file_and_prepared_datasets(photos, history, tmp_path):
+    """Every file that a source may read is looked at, and no other."""
+    (tmp_path / "labels.csv").write_text("path,label\ncat/1.png,cat\n")
+    (tmp_path / "b.tfrecord").touch()
+    (tmp_path / "a.tfrecord").touch()
+    tfds = {"source": "tfds:digits:big", "data_dir": str(tmp_path / "tfds")}
+    (tmp_path / "tfds" / "digits" / "big" / "1.0.0").mkdir(parents=True)
+    (tmp_path / "tfds" / "digits" / "big" / "1.0.0" / "info.json").touch()
+    (tmp_path / "tfds" / "mnist").mkdir()
+    looked = {
+        "labels.csv": {"source": f"images:{photos}", "labels": str(tmp_path / "labels.csv")},
+        "b.tfrecord": {"source": f"tfrecord:{tmp_path}/*.tfrecord"},
+        "tfds/digits/big/1.0.0/info.json": tfds,
+    }
+    for name, settings in looked.items():
+        before = look(history, **settings).fingerprint
+        age(tmp_path / "tfds" / "mnist")
+        assert look(history, **settings).fingerprint == before
+        age(tmp_path / name)
+        assert look(history, **settings).fingerprint != before
+
+
+@pytest.mark.parametrize("source", ["digits", "tfds:mnist"])
+def test_what_comes_in_a_package_changes_with_it(source, history):
+    data = json.loads(look(history, source).state)["data"]
+
+    assert data["known_by"] == "version"
+    assert data["text"].split()[0] == {"digits": "scikit-learn", "tfds:mnist": "tensorflow-datasets"}[source]
+
+
+def test_a_damaged_record_trains(photos, history, tmp_path):
+    train(history, f"images:{photos}", tmp_path)
+    (history / "latest.json").write_text("{")
+
+    assert look(history, f"images:{photos}").reason.startswith(f"{history}/latest.json is damaged: ")
+
+
+def test_a_record_that_cannot_be_written_leaves_the_one_before(photos, history, tmp_path, events):
+    train(history, f"images:{photos}", tmp_path)
+    (history / "runs" / "run-2.json").mkdir()
+
+    with pytest.raises(SystemExit) as caught:
+        record(history, look(history, f"images:{photos}", force=True), tmp_path / "exported", job="run-2")
+
+    assert caught.value.code == 1
+    assert events[-1].text.endswith("the run is not remembered")
+    assert json.loads((history / "latest.json").read_text())["run"] == "run-1"
+
+
+def test_a_history_that_cannot_be_written_is_said_at_once(photos, tmp_path, events):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SystemExit) as caught:
+        look(tmp_path / "file", f"images:{photos}")
+
+    assert caught.value.code == 2
+    assert events[-1].text == f"cannot write to {tmp_path}/file: Not a directory; choose another history_uri"
+
+
+@pytest.mark.parametrize("blessed", [True, False])
+def test_the_champion_that_a_run_made_is_remembered(blessed, photos, history, tmp_path, events):
+    champion = tmp_path / "champion"
+    publish(export(tmp_path / "before"), champion, accuracy=0.8)
+    found = look(history, f"images:{photos}", champion_uri=str(champion))
+    exported = export(tmp_path / "now", blessed=blessed)
+    version = publish(exported, champion, accuracy=0.9).version if blessed else ""
+
+    record(history, found, exported, champion=champion)
+
+    remembered = json.loads((history / "latest.json").read_text())
+    assert (remembered["blessed"], remembered["champion"]) == (blessed, version)
+    assert remembered["metrics"] == EVALUATION["metrics"]
+    assert not look(history, f"images:{photos}", champion_uri=str(champion)).changed
+    facts = {event.topic: event.value for event in events if event.kind == "fact"}
+    assert facts.get("champion") == (str(champion / "versions" / version) if blessed else None)
+    assert facts["blessed"] is blessed
+
+
+@pytest.mark.parametrize(
+    ("source", "filled_in"),
+    [
+        ("images:/data/{date}", "images:/data/2026-11-19"),
+        ("tfrecord:gs://b/{date:%Y/%m/%d}/*.tfrecord", "tfrecord:gs://b/2026/11/19/*.tfrecord"),
+        ("table:{date:%Y}-{date:%j}.csv", "table:2026-323.csv"),
+        ("images:/data/{dates}/{a,b}", "images:/data/{dates}/{a,b}"),
+        ("digits", "digits"),
+    ],
+)
+def test_the_date_in_a_source(source, filled_in):
+    assert fill_in_date(source, datetime(2026, 11, 19, 23, 30, tzinfo=UTC)) == filled_in
+
+
+def test_the_scheduled_time_comes_before_that_of_creation():
+    created = "2026-11-20T06:00:03Z"
+    # A run that catches up is for a day of the past.
+    assert run_time("2026-11-18T06:00:00Z", created).day == 18
+    assert run_time("2026-11-18T23:00:00-02:00", created) == datetime(2026, 11, 19, 1, tzinfo=UTC)
+    assert run_time("2026-11-19T06:00:00.123456789", created).isoformat()[:19] == "2026-11-19T06:00:00"
+    # What the platform leaves of the placeholder where nothing was scheduled.
+    for nothing in ("", "{{$.pipeline_job_schedule_time_utc}}"):
+        assert run_time(nothing, created).day == 20
+    with pytest.raises(SettingsError, match="the run has no time"):
+        run_time("", "")
+
+
+def test_the_day_of_a_scheduled_run_finds_its_data(photos, history, tmp_path):
+    photos.rename(tmp_path / "2026-11-19")
+    source = f"images:{tmp_path}/{{date}}"
+
+    found = look(history, source, scheduled="2026-11-19T06:00:00Z")
+
+    assert found.source == f"images:{tmp_path}/2026-11-19"
+    assert json.loads(found.state)["data"]["text"] == "3 files, 27 bytes"
+
+
+def test_differences_are_few_words():
+    last = State(
+        data={"known_by": "content", "digest": "1", "text": "1 file"},
+        settings={"gone": 1, "a": 1, "b": "x" * 100, "c": 1, "d": 1},
+        code={"keras": "3.15.0", "own": "sha256:1"},
+    )
+    now = State(
+        data=last.data,
+        settings={"a": 1, "b": "y", "c": 2, "d": True},
+        code={"keras": "3.15.1", "own": "sha256:2", "tensorflow": "2.21.0"},
+    )
+    assert differences(last, last) == []
+    assert differences(last, now) == [
+        f'b was "{"x" * 56}..., is "y"',
+        "c was 1, is 2",
+        "gone was 1, is null",
+        "3 more changes",
+    ]
+    assert differences(
+        State(data=last.data, settings={}, code=last.code), State(**vars(now) | {"settings": {}})
+    ) == [
+        "keras was 3.15.0, is 3.15.1",
+        "the code of own has changed",
+        "tensorflow was missing, is 2.21.0",
+    ]
+
+
+def test_looking_loads_neither_tensorflow_nor_keras(photos, history):
+    program = (
+        "import sys; from tests.components.test_changes import look\n"
+        "look(sys.argv[1], sys.argv[2])\n"
+        "sys.exit(', '.join({'tensorflow', 'keras', 'sklearn', 'pyarrow'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(history), f"images:{photos}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr

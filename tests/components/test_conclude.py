@@ -1,0 +1,199 @@
+"""The exit handler in a local run: what it says, records and sends, and what cannot stop it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.conclude.component import conclude
+from components.conclude.failure import Failure
+from components.conclude.notification import WEBHOOK_VARIABLE, is_wanted, payload, send, webhook_url
+from components.conclude.outcome import Outcome
+from components.conclude.run_directory import RUN_VARIABLE
+from components.conclude.settings import NotifySettings
+from pipelines.settings import load
+from tests.helpers.webhook import Webhook, serve_webhook
+from trainer.errors import PlatformError, SettingsError
+from trainer.progress import Event
+
+LOG = """\
+12:00:00.000 - INFO - Executing task 'train'
+    worker-0 | epoch 1
+12:00:09.000 - ERROR - Task 'train' finished with status FAILURE
+12:00:09.100 - INFO - Executing task 'conclude'
+"""
+
+
+class Status:
+    """What KFP hands in as PipelineTaskFinalStatus."""
+
+    def __init__(self, state: str) -> None:
+        self.state = state
+        self.error_message = "Task exit-handler-1 failed." if state == "FAILED" else None
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    with serve_webhook() as found:
+        monkeypatch.setenv(WEBHOOK_VARIABLE, found.url)
+        yield found
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a run that is going on, whose training has failed."""
+    directory = tmp_path / "runs" / "today"
+    directory.mkdir(parents=True)
+    record = {"pipeline": "retrain", "state": "running", "error": None}
+    (directory / "run.json").write_text(json.dumps(record))
+    (directory / "run.log").write_text(LOG)
+    monkeypatch.setenv(RUN_VARIABLE, str(directory))
+    return directory
+
+
+def finish(state: str, history: Path | str = "", when: str = "failure") -> None:
+    conclude(
+        status=Status(state),
+        job_name="retrain-1",
+        job_resource_name="projects/local/locations/local/pipelineJobs/local",
+        history_uri=str(history),
+        notify_when=when,
+    )
+
+
+def test_a_failure_is_said_recorded_and_sent(
+    run: Path, tmp_path: Path, webhook: Webhook, events: list[Event]
+) -> None:
+    finish("FAILED", tmp_path / "history")
+
+    lines = [event.text for event in events]
+    assert lines == [
+        "failed step: train",
+        "next step: look at the whole log of the task",
+        "| worker-0 | epoch 1",
+        "the webhook has been told",
+    ]
+    (message,) = webhook.messages
+    assert message["text"] == "retrain failed: train"
+    assert [block["type"] for block in message["blocks"]] == ["section"] * 3
+    record = json.loads((tmp_path / "history" / "runs" / "retrain-1" / "run.json").read_text())
+    assert (record["state"], record["explanation"]["failed"]) == ("failed", "train")
+    # The run's own record is not the exit handler's.
+    assert json.loads((run / "run.json").read_text())["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("when", "state", "messages"),
+    [
+        ("failure", "SUCCEEDED", 0),
+        ("failure", "CANCELLED", 1),
+        ("always", "SUCCEEDED", 1),
+        ("never", "FAILED", 0),
+    ],
+)
+def test_it_tells_when_somebody_wants_to_know(
+    run: Path, webhook: Webhook, when: str, state: str, messages: int
+) -> None:
+    finish(state, when=when)
+
+    assert len(webhook.messages) == messages
+
+
+def test_a_success_is_quiet_where_nobody_wants_to_know(run: Path, events: list[Event]) -> None:
+    finish("SUCCEEDED")
+
+    assert events == []
+
+
+def test_a_webhook_that_refuses_fails_nothing_and_stays_secret(
+    run: Path, webhook: Webhook, events: list[Event]
+) -> None:
+    webhook.status = 500
+
+    finish("FAILED")
+
+    assert events[-1].text == "nobody has been told: the webhook did not take the message (status 500)"
+    assert not any("T0PS3CRET" in event.text for event in events)
+
+
+def test_a_history_that_cannot_be_written_fails_nothing(
+    run: Path, tmp_path: Path, events: list[Event]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    finish("FAILED", tmp_path / "file")
+
+    assert events[-1].text.startswith("cannot keep the record of this run under ")
+
+
+def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
+    run: Path, tmp_path: Path, events: list[Event]
+) -> None:
+    (run / "run.json").write_text("{")
+
+    finish("FAILED", tmp_path / "history")
+
+    assert events[0].text.startswith("cannot read what became of the run: SettingsError")
+    record = json.loads((tmp_path / "history" / "runs" / "retrain-1" / "run.json").read_text())
+    assert record["explanation"]["error"] == "Task exit-handler-1 failed."
+
+
+def test_a_webhook_that_is_not_there_is_not_named() -> None:
+    with pytest.raises(PlatformError) as refused:
+        send("http://127.0.0.1:9/T0PS3CRET", {})
+
+    assert "T0PS3CRET" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_url_that_is_none_is_not_named() -> None:
+    with pytest.raises(SettingsError, match="SHARDLINE_WEBHOOK does not hold a URL") as refused:
+        webhook_url("", {WEBHOOK_VARIABLE: "T0PS3CRET"})
+
+    assert "T0PS3CRET" not in str(refused.value)
+
+
+def test_the_message_is_no_markup_and_fits() -> None:
+    failure = Failure(task="train", error="<b> & co", lines=("x" * 3000, "the last"))
+    blocks = payload(Outcome(name="r", pipeline="p", state="failed", failure=failure))["blocks"]
+
+    texts = [block["text"]["text"] for block in blocks]
+    assert "&lt;b&gt; &amp; co" in texts[1]
+    assert texts[2].endswith("the last```")
+    assert all(len(text) <= 3000 for text in texts)
+
+
+def test_a_cancelled_run_counts_as_none_that_went_well() -> None:
+    assert is_wanted("failure", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"when": "sometimes"}, "when must be one of failure, always, never, got 'sometimes'"),
+        ({"webhook_secret": "https://hooks.x/T0PS3CRET"}, "webhook_secret must be projects/"),
+        ({"emails": ("nobody",)}, "emails must be e-mail addresses, got 'nobody'"),
+        ({"emails": ("a@b.c",), "webhook_secret": "projects/p/secrets/s/versions/1"}, "exclude each other"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        NotifySettings(**values)  # type: ignore[arg-type]
+
+    assert "T0PS3CRET" not in str(refused.value)
+
+
+def test_the_settings_file_has_a_table_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    start = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-4"\n'
+    path.write_text(f'{start}[notify]\nwhen = "always"\nemails = ["a@b.c"]\n')
+
+    assert load(path).notify == NotifySettings(when="always", emails=("a@b.c",))
+    path.write_text(f'{start}[notify]\nwhen = "often"\n')
+    with pytest.raises(
+        SettingsError, match=r"notify.when must be one of failure, always, never, got 'often'"
+    ):
+        load(path)

@@ -1,0 +1,92 @@
+"""Cloud Logging: entries that a test has put in."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from google.api.monitored_resource_pb2 import MonitoredResource
+from google.cloud.logging_v2.types import ListLogEntriesResponse, LogEntry
+from google.logging.type import log_severity_pb2
+from google.protobuf import json_format
+
+from tests.contract.fake.api import PROJECT, now, page, refuse
+from tests.contract.fake.filters import Ranked, matching
+
+
+class LogEntries:
+    """Answers entries:list.
+
+    Attributes:
+        entries: In no particular order.
+    """
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        self.entries: list[LogEntry] = []
+        self._number = number
+
+    def add(
+        self,
+        text: str,
+        resource: tuple[str, dict[str, str]],
+        *,
+        log: str = "stderr",
+        severity: str = "INFO",
+        labels: dict[str, str] | None = None,
+        at: datetime.datetime | None = None,
+    ) -> None:
+        """Puts in an entry as a replica leaves one: jsonPayload.message; `resource` is type and labels."""
+        kind, names = resource
+        entry = LogEntry(
+            log_name=f"projects/{PROJECT}/logs/{log.replace('/', '%2F')}",
+            resource=MonitoredResource(type=kind, labels={"project_id": PROJECT, **names}),
+            json_payload={"message": text},
+            severity=log_severity_pb2.LogSeverity.Value(severity),
+            labels=labels or {},
+            timestamp=at or now(),
+            insert_id=f"{self._number():08}",
+        )
+        entry.receive_timestamp = entry.timestamp
+        self.entries.append(entry)
+
+    def list_log_entries(self, request: Any) -> ListLogEntriesResponse:
+        if set(request.resource_names) - {f"projects/{PROJECT}"}:
+            refuse(f"resource_names: {list(request.resource_names)} is not this project")
+        found = matching(self.entries, request.filter.replace("\n", " "), _read)
+        if request.order_by not in ("", "timestamp asc", "timestamp desc"):
+            refuse(f"order_by: cannot order by {request.order_by!r}")
+        # Entries of the same time are in the order of their insert_id.
+        found.sort(
+            key=lambda entry: (entry.timestamp.timestamp(), entry.insert_id),
+            reverse=request.order_by == "timestamp desc",
+        )
+        entries, token = page(found, request, 50)
+        return ListLogEntriesResponse(entries=entries, next_page_token=token)
+
+
+def _read(entry: LogEntry, name: str) -> Any:
+    """Returns what a filter means by a field of an entry, as JSON names it: resource.labels.job_id."""
+    if name == "timestamp":
+        return entry.timestamp
+    if name == "severity":
+        names = log_severity_pb2.LogSeverity.keys()  # in the order of their weight
+        return Ranked(log_severity_pb2.LogSeverity.Name(entry.severity), names)
+    found: Any = json_format.MessageToDict(LogEntry.pb(entry))
+    for part in _path(name):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _path(name: str) -> list[str]:
+    """Splits a.b."c.d" at its points."""
+    parts: list[str] = []
+    for index, piece in enumerate(name.split('"')):
+        parts += [piece] if index % 2 else [part for part in piece.split(".") if part]
+    # Filters write field names in either way.
+    return [_camel(parts[0]), *parts[1:]]
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(other.title() for other in others)

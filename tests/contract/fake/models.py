@@ -1,0 +1,69 @@
+"""The model registry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from google.cloud.aiplatform_v1.types import Model, ModelEvaluation, model_service
+from google.longrunning import operations_pb2
+from google.rpc import code_pb2
+
+from tests.contract.fake.api import ApiError, done, location, numbered, page, refuse
+from tests.contract.fake.filters import matching
+from tests.contract.fake.model_rules import model_faults
+
+
+class Models:
+    """Answers the calls of models and their evaluations.
+
+    Attributes:
+        models: Versions of each model by the model's name, as they were received.
+        evaluations: Evaluations by the name of the model's version, as they were received.
+    """
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        self.models: dict[str, list[Model]] = {}
+        self.evaluations: dict[str, ModelEvaluation] = {}
+        self._number = number
+
+    def upload_model(self, request: model_service.UploadModelRequest) -> operations_pb2.Operation:
+        """Answers with an operation that is done: the launcher looks at one that is not after 20 s."""
+        parent = location(request.parent)
+        refuse(*model_faults(Model.pb(request.model)))
+        name = numbered(request.parent_model) or f"{parent}/models/{self._number()}"
+        if request.parent_model and name not in self.models:
+            raise ApiError(code_pb2.NOT_FOUND, f"parent_model: no model {request.parent_model!r}")
+        versions = self.models.setdefault(name, [])
+        versions.append(request.model)
+        response = model_service.UploadModelResponse(model=name, model_version_id=str(len(versions)))
+        return done(f"{name}/operations/{self._number()}", model_service.UploadModelResponse.pb(response))
+
+    def get_model(self, request: model_service.GetModelRequest) -> Model:
+        name, _, version = numbered(request.name).partition("@")
+        versions = self.models.get(name, [])
+        number = int(version) if version.isdecimal() else len(versions)
+        if not 1 <= number <= len(versions):
+            raise ApiError(code_pb2.NOT_FOUND, f"The Model does not exist. name: {request.name!r}")
+        found = Model(versions[number - 1])
+        found.name, found.version_id = name, str(number)
+        return found
+
+    def list_models(self, request: model_service.ListModelsRequest) -> model_service.ListModelsResponse:
+        """Answers with the newest version of each model."""
+        parent = location(request.parent)
+        names = [name for name in self.models if name.startswith(f"{parent}/")]
+        found = [self.get_model(model_service.GetModelRequest(name=name)) for name in names]
+        items, token = page(matching(found, request.filter, getattr), request)
+        return model_service.ListModelsResponse(models=items, next_page_token=token)
+
+    def import_model_evaluation(self, request: model_service.ImportModelEvaluationRequest) -> ModelEvaluation:
+        model, _, version = request.parent.partition("@")
+        if not 1 <= int(version or 0) <= len(self.models.get(model, ())):
+            raise ApiError(code_pb2.NOT_FOUND, f"parent: no model {request.parent!r}")
+        evaluation = request.model_evaluation
+        if not re.fullmatch(r"gs://google-cloud-aiplatform/schema/\S+\.yaml", evaluation.metrics_schema_uri):
+            raise ApiError(code_pb2.INVALID_ARGUMENT, "metrics_schema_uri: no such schema")
+        evaluation.name = f"{request.parent}/evaluations/{self._number()}"
+        self.evaluations[request.parent] = evaluation
+        return evaluation

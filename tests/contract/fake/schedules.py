@@ -1,0 +1,198 @@
+"""Schedules. Time does not pass by itself: a test says when one fires."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from google.cloud.aiplatform_v1.types import PipelineJob, Schedule, schedule_service
+from google.longrunning import operations_pb2
+from google.protobuf import empty_pb2, field_mask_pb2, json_format
+from google.rpc import code_pb2
+
+from tests.contract.fake.api import ApiError, done, find, location, now, page, refuse
+from tests.contract.fake.filters import matching, ordered
+from tests.contract.fake.pipeline_jobs import PipelineJobs, as_json
+from tests.contract.fake.pipeline_rules import fire_times, schedule_faults
+
+_OUTPUT_ONLY = (
+    *("started_run_count", "state", "create_time", "update_time", "next_run_time", "last_pause_time"),
+    *("last_resume_time", "catch_up", "last_scheduled_run_response"),
+)
+_TIMES = ("create_time", "start_time", "end_time", "next_run_time")
+#: The second form is that of the documentation.
+_TIME_PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_job_schedule_time_utc(_placeholder)?\}\}")
+
+
+class Schedules:
+    """Answers the calls of ScheduleService.
+
+    Attributes:
+        schedules: Schedules by name.
+    """
+
+    def __init__(self, pipelines: PipelineJobs, number: Callable[[], int]) -> None:
+        self.schedules: dict[str, Schedule] = {}
+        self._pipelines = pipelines
+        self._number = number
+        self._queued: dict[str, list[datetime.datetime]] = {}
+        pipelines.on_end = self._ended
+
+    def create_schedule(self, request: schedule_service.CreateScheduleRequest) -> Schedule:
+        parent = location(request.parent)
+        schedule = Schedule(request.schedule)
+        for field in _OUTPUT_ONLY:
+            Schedule.pb(schedule).ClearField(field)
+        self._check(schedule, parent)
+        schedule.name = f"{parent}/schedules/{self._number()}"
+        schedule.state = Schedule.State.ACTIVE
+        schedule.create_time = schedule.update_time = now()
+        if schedule.start_time is None:
+            schedule.start_time = schedule.create_time
+        _set_next_run(schedule)
+        self.schedules[schedule.name] = schedule
+        return schedule
+
+    def get_schedule(self, request: schedule_service.GetScheduleRequest) -> Schedule:
+        return find(self.schedules, request.name)
+
+    def list_schedules(self, request: schedule_service.ListSchedulesRequest) -> Any:
+        parent = location(request.parent)
+        found = [item for item in self.schedules.values() if item.name.startswith(f"{parent}/")]
+        found = ordered(matching(found, request.filter, _read), request.order_by, _TIMES)
+        items, token = page(found, request)
+        return schedule_service.ListSchedulesResponse(schedules=items, next_page_token=token)
+
+    def update_schedule(self, request: schedule_service.UpdateScheduleRequest) -> Schedule:
+        """Changes what the mask names; what is output only is left as it is."""
+        schedule = find(self.schedules, request.schedule.name)
+        paths = [path for path in request.update_mask.paths if path.split(".")[0] not in _OUTPUT_ONLY]
+        if not request.update_mask.paths:
+            refuse("update_mask: is required")
+        if schedule.state == Schedule.State.COMPLETED:
+            raise ApiError(code_pb2.FAILED_PRECONDITION, f"Schedule {schedule.name!r} is completed.")
+        changed = Schedule(schedule)
+        mask = field_mask_pb2.FieldMask(paths=paths)
+        if "name" in paths or not mask.IsValidForDescriptor(Schedule.pb(schedule).DESCRIPTOR):
+            refuse(f"update_mask: {','.join(paths)!r} names what cannot be updated")
+        for path in paths:
+            if _at(schedule, path) and not _at(request.schedule, path):
+                refuse(f"{path}: cannot be unset")
+        mask.MergeMessage(Schedule.pb(request.schedule), Schedule.pb(changed), True, True)
+        self._check(changed, "/".join(schedule.name.split("/")[:4]))
+        changed.update_time = now()
+        _set_next_run(changed)
+        self.schedules[schedule.name] = changed
+        return changed
+
+    def pause_schedule(self, request: schedule_service.PauseScheduleRequest) -> empty_pb2.Empty:
+        schedule = self._in_state(request.name, Schedule.State.ACTIVE)
+        schedule.state = Schedule.State.PAUSED
+        schedule.last_pause_time = schedule.update_time = now()
+        return empty_pb2.Empty()
+
+    def resume_schedule(self, request: schedule_service.ResumeScheduleRequest) -> empty_pb2.Empty:
+        schedule = self._in_state(request.name, Schedule.State.PAUSED)
+        schedule.state = Schedule.State.ACTIVE
+        schedule.catch_up = request.catch_up
+        schedule.last_resume_time = schedule.update_time = now()
+        _set_next_run(schedule)
+        return empty_pb2.Empty()
+
+    def delete_schedule(self, request: schedule_service.DeleteScheduleRequest) -> operations_pb2.Operation:
+        schedule = find(self.schedules, request.name)
+        del self.schedules[schedule.name]
+        return done(f"{schedule.name}/operations/{self._number()}")
+
+    def fire(self, name: str, at: datetime.datetime) -> PipelineJob | None:
+        """Does what a schedule does at one of its times.
+
+        Returns:
+            The job that was made; None where the schedule has not started, is paused, has ended, or is at its
+            limit (the run is then skipped, or waits until another ends).
+        """
+        schedule = find(self.schedules, name)
+        if schedule.state != Schedule.State.ACTIVE or at.timestamp() < schedule.start_time.timestamp():
+            return None
+        ended = schedule.end_time is not None and at.timestamp() >= schedule.end_time.timestamp()
+        if ended or 0 < schedule.max_run_count <= schedule.started_run_count:
+            schedule.state = Schedule.State.COMPLETED
+            return None
+        schedule.next_run_time = next(fire_times(schedule.cron, at))
+        limit = schedule.max_concurrent_active_run_count
+        if limit and self._pipelines.active(schedule.name) >= limit:
+            if schedule.allow_queueing:
+                self._queued.setdefault(schedule.name, []).append(at)
+            return None
+        return self._start(schedule, at)
+
+    def _start(self, schedule: Schedule, at: datetime.datetime) -> PipelineJob | None:
+        request = schedule.create_pipeline_job_request
+        text = json.dumps(as_json(request.pipeline_job))
+        time = at.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        content = json.loads(_TIME_PLACEHOLDER.sub(time, text))
+        job = PipelineJob(json_format.ParseDict(content, PipelineJob.pb(PipelineJob())))
+        spec = content.get("pipeline_spec") or self._pipelines.resolve_template(job.template_uri)[0]
+        json_format.ParseDict(spec, PipelineJob.pb(job).pipeline_spec)
+        stem = f"{spec['pipelineInfo']['name']}-{at.astimezone(datetime.UTC):%Y%m%d%H%M%S}-{self._number()}"
+        parent = "/".join(schedule.name.split("/")[:4])
+        job.name = f"{parent}/pipelineJobs/{request.pipeline_job_id or stem}"
+        job.schedule_name = schedule.name
+        schedule.last_scheduled_run_response.scheduled_run_time = at
+        try:
+            self._pipelines.start(job)
+        except ApiError as error:
+            schedule.last_scheduled_run_response.run_response = str(error)
+            return None
+        schedule.last_scheduled_run_response.run_response = "OK"
+        schedule.started_run_count += 1
+        if 0 < schedule.max_run_count <= schedule.started_run_count:
+            schedule.state = Schedule.State.COMPLETED
+        return job
+
+    def _ended(self, job: PipelineJob) -> None:
+        waiting = self._queued.get(job.schedule_name)
+        if waiting and job.schedule_name in self.schedules:
+            self.fire(job.schedule_name, waiting.pop(0))
+
+    def _in_state(self, name: str, state: Schedule.State) -> Schedule:
+        """Returns a schedule, or answers FAILED_PRECONDITION where it is in another state."""
+        schedule = find(self.schedules, name)
+        if schedule.state != state:
+            words = f"Schedule {schedule.name!r} is {schedule.state.name}, not {state.name}."
+            raise ApiError(code_pb2.FAILED_PRECONDITION, words)
+        return schedule
+
+    def _check(self, schedule: Schedule, parent: str) -> None:
+        faults = list(schedule_faults(as_json(schedule)))
+        if location(schedule.create_pipeline_job_request.parent) != parent:
+            faults.append("create_pipeline_job_request.parent: another location than the schedule's")
+        refuse(*faults)
+
+
+def _set_next_run(schedule: Schedule) -> None:
+    after = max(now().timestamp(), schedule.start_time.timestamp())
+    times = fire_times(schedule.cron, datetime.datetime.fromtimestamp(after, datetime.UTC))
+    schedule.next_run_time = next(times)
+
+
+def _at(schedule: Schedule, path: str) -> Any:
+    found: Any = Schedule.pb(schedule)
+    for name in path.split("."):
+        field = found.DESCRIPTOR.fields_by_name[name]
+        if field.message_type is not None and not field.is_repeated and not found.HasField(name):
+            return None
+        found = getattr(found, name)
+    return found
+
+
+def _read(schedule: Schedule, name: str) -> Any:
+    """Returns what a filter means by a field of a schedule."""
+    if name == "create_pipeline_job_request":
+        return name if name in schedule else None
+    if name not in ("display_name", "state", *_TIMES):
+        refuse(f"filter: no field {name!r}")
+    return getattr(schedule, name)

@@ -1,0 +1,61 @@
+"""Calls that have no gRPC client here: plain HTTP, one method for each form of address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from tests.contract.fake.rpcs import path_of
+
+
+@dataclass(frozen=True)
+class WebRoute:
+    """One form of address.
+
+    Attributes:
+        method: Name of the call.
+        verb: HTTP method, upper case.
+        host: Host, as far as it matters; "" for any.
+        path: Matches a URL's path; its groups are named.
+    """
+
+    method: str
+    verb: str
+    host: re.Pattern[str]
+    path: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class WebRequest:
+    """What a client has sent.
+
+    Attributes:
+        host: Host that it meant.
+        fields: What the path says, by name.
+        query: What the query says.
+        headers: Lower-case names.
+        body: Content.
+    """
+
+    host: str
+    fields: Mapping[str, str]
+    query: Mapping[str, list[str]] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def route(method: str, verb: str, host: str, path: str) -> WebRoute:
+    """Returns a route; {name} in the path is a segment, {name=**} any number of them."""
+    return WebRoute(method, verb, re.compile(host), path_of(path))
+
+
+def matched(routes: tuple[WebRoute, ...], verb: str, host: str, path: str) -> tuple[WebRoute, Any] | None:
+    """Returns the route of an address, the path of which is still quoted, and its fields."""
+    for found in routes:
+        match = found.path.fullmatch(path) if found.verb == verb and found.host.fullmatch(host) else None
+        if match:
+            return found, {name: unquote(value) for name, value in match.groupdict().items()}
+    return None

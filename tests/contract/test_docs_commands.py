@@ -1,0 +1,85 @@
+"""What the documentation tells to type for the platform is typed here, against the fake."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+
+from pipelines.cli.main import main
+from tests.contract.conftest import enter
+from tests.contract.fake.pipeline_jobs import PipelineOutcome
+from tests.contract.fake.services import PROJECT
+from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
+from tests.helpers.markdown import ROOT, Command, commands, shown_files
+
+pytestmark = pytest.mark.timeout(240)
+
+MARKED = [command for command in commands() if command.marked]
+#: Docker is not there: these show what they would do.
+DRY = ("image",)
+
+
+def train(job: PipelineJob) -> PipelineOutcome:
+    """A run whose training step was a custom job."""
+    custom_job = f"projects/{PROJECT}/locations/{LOCATION}/customJobs/1"
+    task = PipelineTaskDetail(
+        task_id=1,
+        task_name="train",
+        state=PipelineTaskDetail.State.SUCCEEDED,
+        executor_detail={"custom_job_detail": {"job": custom_job}},
+    )
+    return PipelineOutcome(tasks=[task])
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
+    """The fake, a directory with the files that the pages show, and a compiled pipeline."""
+    with fake_vertex(tmp_path, run_pipeline=train) as fake:
+        enter(fake.environment, monkeypatch)
+        _set_up(tmp_path, monkeypatch)
+        yield fake
+
+
+def _set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VERTEX_PROJECT", PROJECT)
+    monkeypatch.setenv("VERTEX_PIPELINE_ROOT", f"gs://{BUCKET}/runs")
+    for name, text in shown_files():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shutil.copy(tmp_path / "settings" / "minimal.toml", tmp_path / "settings" / "vertex.toml")
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    shardline("compile", "--settings", "settings/vertex.toml", "--output", "compiled/retrain-vertex.yaml")
+
+
+def shardline(*words: str, codes: tuple[int, ...] = (0,)) -> str:
+    done = CliRunner().invoke(main, words)
+
+    assert done.exit_code in codes, f"{words} ended with {done.exit_code}: {done.output}"
+    return done.output
+
+
+@pytest.mark.parametrize("page", sorted({command.page.name for command in MARKED}))
+def test_the_commands_of_a_page_do_what_it_says(project: FakeVertex, page: str) -> None:
+    for command in MARKED:
+        if command.page.name == page:
+            _type(project, command)
+
+
+def _type(project: FakeVertex, command: Command) -> None:
+    words = [_run_id(project) if word == "RUN" else word for word in command.words[1:]]
+    if words[0] in DRY:
+        words += ["--dry-run", "--allow-dirty"]
+    # explain: the run has failed, or was cancelled; doctor: the fake has no image.
+    codes = {"explain": (0, 1, 4), "doctor": (0, 1)}
+    shardline(*words, codes=codes.get(words[0], (0,)))
+
+
+def _run_id(project: FakeVertex) -> str:
+    return list(project.services.pipeline_jobs)[-1].rpartition("/")[2]

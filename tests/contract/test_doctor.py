@@ -1,0 +1,205 @@
+"""`shardline doctor`: what it says of the platform, and of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from google.cloud.storage import Client
+from google.rpc import code_pb2
+
+from pipelines.cli.main import main
+from pipelines.diagnosis import Diagnosis
+from pipelines.settings import load
+from pipelines.vertex.doctor import examine
+from pipelines.vertex.environment import Environment
+from pipelines.vertex.images import find_image
+from pipelines.vertex.rest import connect
+from tests.contract.fake.services import PROJECT
+from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
+
+pytestmark = pytest.mark.timeout(120)
+
+ACCOUNT = f"runs@{PROJECT}.iam.gserviceaccount.com"
+IMAGE = f"{LOCATION}-docker.pkg.dev/{PROJECT}/shardline/shardline"
+SETTINGS = f"""
+image = "{IMAGE}:1"
+[train]
+replica_count = 4
+machine_type = "n1-standard-8"
+accelerator_type = "NVIDIA_TESLA_T4"
+accelerator_count = 1
+"""
+CPUS, GPUS = "custom_model_training_cpus", "custom_model_training_nvidia_t4_gpus"
+
+
+@pytest.fixture
+def project(vertex_environ: FakeVertex) -> Any:
+    """A project in which everything is as a run needs it."""
+    found = vertex_environ.services.project
+    found.service_accounts[ACCOUNT] = True
+    for role in (
+        "aiplatform.user",
+        "storage.objectUser",
+        "logging.logWriter",
+        "logging.viewer",
+        "artifactregistry.reader",
+    ):
+        found.roles[f"roles/{role}"] = [f"serviceAccount:{ACCOUNT}"]
+    found.quotas |= {f"aiplatform.googleapis.com/{CPUS}".rpartition("/")[2]: 42, GPUS: 4}
+    return found
+
+
+def environment(**values: Any) -> Environment:
+    given = {"pipeline_root": f"gs://{BUCKET}/runs", "service_account": ACCOUNT, **values}
+    return Environment(**{"project": PROJECT, "location": LOCATION, **given})
+
+
+def diagnoses(**values: Any) -> dict[str, Diagnosis]:
+    return {item.what: item for item in examine(environment(**values))}
+
+
+def test_a_platform_that_is_ready_is_said_to_be(project: Any) -> None:
+    found = diagnoses()
+
+    assert {what: item.level for what, item in found.items()} == {
+        "credentials": "ok",
+        "project": "ok",
+        "permissions": "ok",
+        "APIs": "ok",
+        "bucket": "ok",
+        "service account": "ok",
+        "roles": "ok",
+    }
+
+
+def test_a_bucket_elsewhere_is_a_warning(project: Any) -> None:
+    Client(project=PROJECT).create_bucket("far-away", location="US")
+
+    found = diagnoses(pipeline_root="gs://far-away/runs")["bucket"]
+
+    assert (found.level, found.found) == ("warning", f"gs://far-away is in us, and runs in {LOCATION}")
+
+
+@pytest.mark.parametrize(
+    ("image", "level"),
+    [
+        (f"{IMAGE}:1", "ok"),
+        (f"{IMAGE}:2", "error"),
+        (f"{IMAGE}@sha256:{'0' * 64}", "error"),
+        (IMAGE, "warning"),  # neither tag nor digest
+        ("shardline:0.1.0", "warning"),  # nobody's registry
+    ],
+)
+def test_an_image_is_looked_for_in_artifact_registry(
+    vertex_environ: FakeVertex, image: str, level: str
+) -> None:
+    vertex_environ.services.registry.add_image(f"{IMAGE}:1")
+
+    assert find_image(image, connect()[0]).level == level
+
+
+def test_what_is_missing_is_named_with_what_mends_it(project: Any) -> None:
+    project.disabled_apis.add("logging.googleapis.com")
+    project.denied |= {"aiplatform.schedules.create", "iam.serviceAccounts.actAs"}
+    del project.roles["roles/storage.objectUser"]
+
+    found = diagnoses()
+
+    assert found["APIs"].level == "error"
+    assert found["APIs"].fix == f"run 'gcloud services enable logging.googleapis.com --project {PROJECT}'"
+    assert found["permissions"].found == "this account lacks aiplatform.schedules.create"
+    assert found["service account"].found == f"this account may not act as {ACCOUNT}"
+    assert "roles/storage.objectUser" in found["roles"].found
+    assert found["roles"].level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("account", "words"),
+    [
+        (f"nobody@{PROJECT}.iam.gserviceaccount.com", "does not exist"),
+        (f"old@{PROJECT}.iam.gserviceaccount.com", "is disabled"),
+        ("", "act as the project's default"),
+    ],
+)
+def test_a_service_account_that_cannot_be_used(project: Any, account: str, words: str) -> None:
+    project.service_accounts[f"old@{PROJECT}.iam.gserviceaccount.com"] = False
+
+    assert words in diagnoses(service_account=account)["service account"].found
+
+
+@pytest.mark.parametrize(
+    ("root", "words"), [("gs://nowhere-at-all/x", "gs://nowhere-at-all does not exist"), ("", "is not given")]
+)
+def test_a_bucket_that_cannot_be_used(project: Any, root: str, words: str) -> None:
+    assert words in diagnoses(pipeline_root=root)["bucket"].found
+
+
+def test_what_may_not_be_looked_at_is_a_warning_and_the_rest_goes_on(
+    project: Any, vertex: FakeVertex
+) -> None:
+    permission = "resourcemanager.projects.getIamPolicy"
+    words = f"Permission '{permission}' denied on resource '//cloudresourcemanager.googleapis.com/{PROJECT}'"
+    vertex.services.fail("GetProjectPolicy", code_pb2.PERMISSION_DENIED, words)
+
+    found = diagnoses()
+
+    assert found["roles"].level == "warning"
+    assert permission in found["roles"].found
+    assert found["service account"].level == "ok"
+
+
+def test_without_credentials_nothing_else_is_asked(
+    project: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+
+    (only,) = examine(environment())
+
+    assert (only.what, only.level) == ("credentials", "error")
+    assert "gcloud auth application-default login" in only.fix
+
+
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.toml"
+    path.write_text(SETTINGS)
+    return path
+
+
+def test_image_and_quota_are_looked_at_with_settings(
+    project: Any, vertex: FakeVertex, tmp_path: Path
+) -> None:
+    found = list(examine(environment(), load(settings(tmp_path))))
+
+    (image,) = (item for item in found if item.what == "image")
+    assert (image.level, image.found) == ("error", f"{IMAGE}:1 does not exist")
+    quota = {item.found: item.level for item in found if item.what == "quota"}
+    assert quota == {
+        f"training needs 32 of {CPUS}; the limit is 42 (what is in use is not known)": "ok",
+        f"training needs 4 of {GPUS}; the limit is 4 (what is in use is not known)": "ok",
+    }
+    project.quotas[GPUS] = 1
+    again = [item for item in examine(environment(), load(settings(tmp_path))) if item.what == "quota"]
+    assert [item.level for item in again] == ["error", "ok"]
+
+
+@pytest.mark.multiworker
+def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp_path: Path) -> None:
+    path = settings(tmp_path)
+    path.write_text(f'{SETTINGS}\n[vertex]\nproject = "{PROJECT}"\nlocation = "{LOCATION}"\n')
+    runs = tmp_path / "runs"
+
+    result = CliRunner().invoke(main, ["doctor", "--settings", str(path), "--runs-dir", str(runs), "--json"])
+
+    content = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert content["healthy"] is False
+    levels = {item["what"]: item["level"] for item in content["findings"]}
+    assert [what for what, level in levels.items() if level == "error"] == ["image"]
+    assert levels["toy job"] == "ok", content
+    assert {"python", "packages", "cores", "memory", "disk", "ports"} <= set(levels)
+    assert not runs.exists()

@@ -1,0 +1,392 @@
+"""Schedules, planned and applied with the real client against the fake."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from google.cloud.aiplatform_v1.types import CreateNotebookExecutionJobRequest, Schedule
+from google.rpc import code_pb2
+
+from pipelines.cli.main import main
+from pipelines.vertex.calls import clients
+from pipelines.vertex.environment import Environment
+from pipelines.vertex.schedules.apply import apply_plan, list_schedules
+from pipelines.vertex.schedules.declared import Declared
+from pipelines.vertex.schedules.plan import make_plan
+from pipelines.vertex.schedules.request import run_request
+from tests.contract.fake.services import PROJECT
+from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
+from tests.helpers.checks import pipeline
+
+pytestmark = pytest.mark.timeout(120)
+
+#: No run is near it, so that nothing has to be waited for.
+CALM = "TZ=Europe/Vienna 0 0 29 2 *"
+COMMAND = "from pipelines.cli.main import main; main()"
+NEXT = "fires next Tue 2028-02-29 00:00 CET (23:00 UTC)\n"
+WHERE = {
+    "VERTEX_PROJECT": PROJECT,
+    "VERTEX_LOCATION": LOCATION,
+    "VERTEX_PIPELINE_ROOT": f"gs://{BUCKET}/root",
+}
+
+
+@pytest.fixture
+def workplace(vertex_environ: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVertex:
+    """A directory with a pipeline, and the fake around it."""
+    spec = pipeline(parameters={"epochs": "NUMBER_INTEGER", "day": "STRING"}, sdkVersion="kfp-2")
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(spec))
+    monkeypatch.chdir(tmp_path)
+    for name, value in WHERE.items():
+        monkeypatch.setenv(name, value)
+    declare()
+    return vertex_environ
+
+
+def declare(epochs: int = 3, cron: str = CALM, name: str = "nightly", **keys: Any) -> None:
+    """Writes schedules.toml."""
+    content = {"cron": cron, "pipeline": "toy.yaml", **keys}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in content.items()]
+    day = "{{$.pipeline_job_schedule_time_utc}}"
+    Path("schedules.toml").write_text(
+        "\n".join([f"[schedules.{name}]", *lines, f'parameters = {{ epochs = {epochs}, day = "{day}" }}'])
+    )
+
+
+def shardline(verb: str, *arguments: str) -> Result:
+    """Runs `shardline schedule VERB` in this process."""
+    file = ["--file", "schedules.toml"] if verb in ("plan", "apply") else []
+    return CliRunner().invoke(main, ["schedule", verb, *file, *arguments])
+
+
+def done(verb: str, *arguments: str) -> str:
+    """Runs a verb that succeeds, and returns what it prints."""
+    result = shardline(verb, *arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def only(fake: FakeVertex) -> Schedule:
+    (schedule,) = fake.services.schedules.values()
+    return schedule
+
+
+def written(fake: FakeVertex) -> list[str]:
+    """Returns the calls that change something, and forgets all."""
+    calls = [name for name in fake.services.calls if not name.startswith(("List", "Get"))]
+    fake.services.calls.clear()
+    return calls
+
+
+def fired(fake: FakeVertex, at: datetime.datetime) -> list[float]:
+    """Lets a moment come, and returns the epochs of the runs that all schedules together start at it."""
+    names = list(fake.services.schedules)
+    jobs = [job for name in names if (job := fake.services.fire(name, at)) is not None]
+    return [job.runtime_config.parameter_values["epochs"] for job in jobs]
+
+
+def later(**delta: float) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(**delta)
+
+
+def test_apply_makes_it_so_and_twice_is_once(workplace: FakeVertex) -> None:
+    planned = json.loads(done("plan", "--json"))["schedules"]
+    assert [(item["name"], item["action"]) for item in planned] == [("nightly", "create")]
+    assert len(planned[0]["fires"]) == 5
+    assert shardline("plan", "--check").exit_code == 1
+    assert written(workplace) == []
+
+    assert done("apply") == f"nightly: created; {NEXT}"
+    assert written(workplace) == ["CreateSchedule"]
+    before = Schedule.to_dict(only(workplace))
+    assert shardline("plan", "--check").exit_code == 0
+    assert done("apply") == f"nightly: nothing to do; {NEXT}"
+    assert written(workplace) == []
+    assert Schedule.to_dict(only(workplace)) == before
+
+
+def test_a_run_is_what_was_declared(workplace: FakeVertex) -> None:
+    declare(enable_caching=False)
+    done("apply")
+    schedule = only(workplace)
+    assert (schedule.cron, schedule.max_concurrent_active_run_count) == (CALM, 1)
+    assert schedule.next_run_time.isoformat() == "2028-02-28T23:00:00+00:00"
+
+    job = workplace.services.fire(schedule.name, schedule.next_run_time)
+    assert job is not None
+    values = dict(job.runtime_config.parameter_values)
+    assert values == {"epochs": 3, "day": "2028-02-28T23:00:00Z"}
+    assert job.runtime_config.gcs_output_directory == f"gs://{BUCKET}/root"
+    assert set(job.labels) >= {"shardline-template", "shardline-request"}
+    assert job.name.rpartition("/")[2] in done("runs", "nightly")
+
+
+def test_what_can_be_changed_in_place_keeps_its_name(workplace: FakeVertex) -> None:
+    done("apply")
+    name = only(workplace).name
+    declare(cron="TZ=America/New_York 0 0 29 2 *", max_run_count=3)
+
+    assert "cron: TZ=Europe/Vienna 0 0 29 2 * -> TZ=America/New_York 0 0 29 2 *" in done("plan")
+    written(workplace)
+    assert done("apply").startswith("nightly: changed in place; ")
+    assert written(workplace) == ["UpdateSchedule"]
+    assert (only(workplace).name, only(workplace).max_run_count) == (name, 3)
+    assert only(workplace).cron == "TZ=America/New_York 0 0 29 2 *"
+    assert shardline("plan", "--check").exit_code == 0
+
+
+def test_other_parameters_are_another_schedule(workplace: FakeVertex) -> None:
+    done("apply")
+    name = only(workplace).name
+    declare(epochs=4)
+
+    plan = done("plan")
+    assert "nightly: replace" in plan
+    assert "parameters.epochs: 3 -> 4" in plan
+    written(workplace)
+    assert done("apply") == f"nightly: replaced; {NEXT}"
+    assert written(workplace) == ["CreateSchedule", "UpdateSchedule", "DeleteSchedule"]
+    assert only(workplace).name != name
+    assert fired(workplace, later(minutes=1)) == [4]
+    assert shardline("plan", "--check").exit_code == 0
+
+
+def test_another_template_is_found_by_its_digest(workplace: FakeVertex) -> None:
+    done("apply")
+    text = Path("toy.yaml").read_text()
+    Path("toy.yaml").write_text(text.replace("registry/step:1", "registry/step:2"))
+
+    (planned,) = json.loads(done("plan", "--json"))["schedules"]
+    assert [item["what"] for item in planned["differences"]] == ["pipeline"]
+    Path("toy.yaml").write_text(text)
+    assert shardline("plan", "--check").exit_code == 0
+
+
+#: How `apply` ends: the call at which it does, and whether that one is done.
+DEATHS = [
+    ("CreateSchedule", False),
+    ("CreateSchedule", True),
+    ("GetSchedule", False),
+    ("UpdateSchedule", False),
+    ("DeleteSchedule", False),
+]
+
+
+@pytest.mark.parametrize(("method", "is_done"), DEATHS)
+@pytest.mark.parametrize("paused", [False, True], ids=["active", "paused"])
+def test_apply_that_died_anywhere_is_repaired_by_the_next(
+    workplace: FakeVertex, method: str, is_done: bool, paused: bool
+) -> None:
+    done("apply")
+    if paused:
+        done("pause", "nightly")
+    declare(epochs=4)
+    if is_done:
+        workplace.services.fail(method, drop="answer")
+    else:
+        workplace.services.fail(method, code_pb2.PERMISSION_DENIED)
+    died = shardline("apply")
+    assert died.exit_code == 3
+    assert "Traceback" not in died.output
+
+    # Meanwhile the old one fires, and it alone; but for the moment before the deletion, when both do.
+    left = [3, 4] if method == "DeleteSchedule" else [3]
+    assert sorted(fired(workplace, later(minutes=1))) == ([] if paused else left)
+    assert shardline("plan", "--check").exit_code == 1
+
+    done("apply")
+    expected = Schedule.State.PAUSED if paused else Schedule.State.ACTIVE
+    assert only(workplace).state == expected
+    assert fired(workplace, later(minutes=2)) == ([] if paused else [4])
+    assert shardline("plan", "--check").exit_code == 0
+
+
+def test_apply_that_was_killed_at_the_worst_moment_is_repaired_by_the_next(workplace: FakeVertex) -> None:
+    """Killed by the system, after the new one has been woken and before the old one is deleted."""
+    done("apply")
+    declare(epochs=4)
+    process: subprocess.Popen[bytes]
+
+    def kill(method: str) -> None:
+        if method == "UpdateSchedule":
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    workplace.services.call = _before(workplace.services.call, kill)  # type: ignore[method-assign]
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "schedule", "apply", "--file", "schedules.toml"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.wait() == -signal.SIGKILL
+    workplace.services.call = workplace.services.call.__wrapped__  # type: ignore[attr-defined,method-assign]
+    assert len(workplace.services.schedules) == 2
+
+    done("apply")
+    assert fired(workplace, later(minutes=1)) == [4]
+    assert shardline("plan", "--check").exit_code == 0
+
+
+def _before(call: Callable[..., Any], hook: Callable[[str], None]) -> Callable[..., Any]:
+    def hooked(method: str, *arguments: Any) -> Any:
+        hook(method)
+        return call(method, *arguments)
+
+    hooked.__wrapped__ = call  # type: ignore[attr-defined]
+    return hooked
+
+
+@pytest.mark.parametrize("method", ["ListSchedules", "GetSchedule", "UpdateSchedule", "DeleteSchedule"])
+def test_an_answer_that_was_lost_is_asked_for_again(workplace: FakeVertex, method: str) -> None:
+    done("apply")
+    declare(epochs=4)
+    workplace.services.fail(method, drop="answer")
+    done("apply")
+
+    assert fired(workplace, later(minutes=1)) == [4]
+
+
+def test_a_second_schedule_of_the_name_is_seen_and_removed(workplace: FakeVertex) -> None:
+    done("apply")
+    twin = Schedule(only(workplace))
+    twin.name = f"{twin.name}7"
+    workplace.services.schedules[twin.name] = twin
+    assert fired(workplace, later(minutes=1)) == [3, 3]
+
+    assert "2 schedules have this name" in done("plan")
+    refused = shardline("resume", "nightly")
+    assert refused.exit_code == 2
+    assert "2 schedules are called nightly" in refused.output
+    done("apply")
+    assert only(workplace).name != twin.name
+
+
+def test_a_schedule_of_notebooks_is_left_alone(workplace: FakeVertex) -> None:
+    other = Schedule(
+        name=f"projects/123456/locations/{LOCATION}/schedules/77",
+        display_name="nightly",
+        cron=CALM,
+        create_notebook_execution_job_request=CreateNotebookExecutionJobRequest(parent="x"),
+    )
+    workplace.services.schedules[other.name] = other
+    done("apply")
+    done("delete", "nightly")
+
+    assert list(workplace.services.schedules) == [other.name]
+
+
+def test_pause_and_resume(workplace: FakeVertex) -> None:
+    done("apply")
+    assert done("pause", "nightly") == "nightly paused\n"
+    assert done("pause", "nightly") == "nightly is paused: nothing to do\n"
+    assert fired(workplace, later(minutes=1)) == []
+    assert "is paused; would fire" in done("plan")
+    assert done("apply") == "nightly: nothing to do; is paused\n"
+
+    request = json.loads(done("resume", "nightly", "--catch-up", "--dry-run"))["requests"]
+    name = only(workplace).name
+    assert request == [{"call": "ResumeSchedule", "request": {"name": name, "catchUp": True}}]
+    assert only(workplace).state == Schedule.State.PAUSED
+    assert done("resume", "nightly", "--catch-up") == "nightly resumed, missed runs first\n"
+    assert only(workplace).catch_up
+    done("pause", "nightly")
+    done("resume", "nightly")
+    assert not only(workplace).catch_up
+
+
+def test_list_and_delete(workplace: FakeVertex) -> None:
+    assert done("list") == f"no schedules in projects/{PROJECT}/locations/{LOCATION}\n"
+    done("apply")
+    heading, row = done("list").splitlines()
+    assert heading.split() == ["NAME", "ID", "STATE", "CRON", "NEXT", "RUN", "RUNS"]
+    assert "Tue 2028-02-29 00:00 CET (23:00 UTC)" in row
+    assert json.loads(done("list", "--json"))["schedules"][0]["state"] == "ACTIVE"
+    assert done("runs", "nightly") == "nightly has started no run\n"
+
+    assert done("delete", "nightly") == "nightly deleted\n"
+    assert done("delete", "nightly") == "nightly does not exist: nothing to do\n"
+    unknown = shardline("pause", "nightly")
+    assert unknown.exit_code == 2
+    assert "there is no schedule 'nightly'" in unknown.output
+
+
+def test_what_is_not_in_the_file_is_left_alone(workplace: FakeVertex) -> None:
+    done("apply")
+    declare(name="weekly")
+    assert "not in schedules.toml, and left alone: nightly" in done("plan")
+    done("apply")
+
+    assert sorted(item.display_name for item in workplace.services.schedules.values()) == [
+        "nightly",
+        "weekly",
+    ]
+
+
+def test_a_dry_run_prints_what_would_be_sent_and_sends_nothing(workplace: FakeVertex) -> None:
+    requests = json.loads(done("apply", "--dry-run"))["requests"]
+    assert written(workplace) == []
+    done("apply")
+
+    create = requests[0]["request"]["schedule"]
+    sent = only(workplace)
+    assert requests[0]["call"] == "CreateSchedule"
+    assert create["cron"] == sent.cron
+    labels = create["createPipelineJobRequest"]["pipelineJob"]["labels"]
+    assert labels == dict(sent.create_pipeline_job_request.pipeline_job.labels)
+
+
+@pytest.mark.parametrize(
+    ("keys", "exit_code", "message"),
+    [
+        ({"cron": "0 6 * * *"}, 2, "has no time zone"),
+        ({"pipeline": "no.yaml"}, 2, "schedules.nightly: no pipeline no.yaml"),
+        ({"epochs": 2.5}, 2, "schedules.nightly: the parameter epochs is declared as int, got 2.5"),
+    ],
+)
+def test_nothing_is_touched_where_a_declaration_is_wrong(
+    workplace: FakeVertex, keys: Any, exit_code: int, message: str
+) -> None:
+    declare(**keys)
+    result = shardline("apply")
+
+    assert result.exit_code == exit_code
+    assert message in result.output
+    assert workplace.services.calls == []
+
+
+def test_a_name_that_is_not_declared(workplace: FakeVertex) -> None:
+    result = shardline("apply", "nigthly")
+
+    assert result.exit_code == 2
+    assert "declares no schedule 'nigthly'; did you mean 'nightly'?" in result.output
+
+
+def test_near_a_run_it_waits_until_the_old_one_has_fired(workplace: FakeVertex) -> None:
+    done("apply")
+    clock = [later(minutes=0).replace(second=50, microsecond=0)]
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        clock[0] += datetime.timedelta(seconds=seconds)
+
+    platform = clients(Environment(project=PROJECT, location=LOCATION, pipeline_root=f"gs://{BUCKET}"))
+    wanted = Declared(display_name="nightly", cron="TZ=UTC * * * * *", pipeline="toy.yaml")
+    request = run_request(platform.environment, wanted, pipeline(), {})
+    plan = make_plan(wanted, request, list_schedules(platform), clock[0])
+    apply_plan(platform, plan, request, now=lambda: clock[0], sleep=sleep)
+
+    assert waited == [20.0]  # ten seconds after the next full minute
+    assert only(workplace).cron == wanted.cron
+    start = clock[0] + datetime.timedelta(seconds=15)
+    assert only(workplace).start_time.timestamp() == start.timestamp()

@@ -1,0 +1,368 @@
+"""Runs on the platform: `shardline submit`, `status` and `cancel` with Google's own clients."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, PipelineJob, PipelineTaskDetail
+from google.protobuf.json_format import ParseDict
+from google.rpc import code_pb2, status_pb2
+
+from pipelines.cli.main import main
+from tests.contract.conftest import enter
+from tests.contract.fake.pipeline_jobs import PipelineOutcome
+from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
+from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
+from tests.helpers.checks import pipeline
+
+pytestmark = pytest.mark.timeout(120)
+
+PLACE = {
+    "VERTEX_PROJECT": PROJECT,
+    "VERTEX_LOCATION": LOCATION,
+    "VERTEX_PIPELINE_ROOT": f"gs://{BUCKET}/runs",
+}
+NAME = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/pipelineJobs"
+PIPELINE = pipeline(
+    parameters={"count": "NUMBER_INTEGER", "note": {"parameterType": "STRING", "defaultValue": ""}},
+    schemaVersion="2.1.0",
+    sdkVersion="kfp-2",
+)
+COMMAND = "from pipelines.cli.main import main; main()"
+SUBMIT = ["submit", "pipeline.yaml", "--param", "count=3"]
+State = PipelineTaskDetail.State
+NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def task(number: int, name: str, state: State, parent: int = 0, error: str = "") -> PipelineTaskDetail:
+    start = NOON + datetime.timedelta(minutes=number)
+    return PipelineTaskDetail(
+        task_id=number,
+        task_name=name,
+        parent_task_id=parent,
+        state=state,
+        create_time=start,
+        start_time=start,
+        end_time=start + datetime.timedelta(seconds=75),
+        error=status_pb2.Status(code=9, message=error) if error else None,
+    )
+
+
+def run_by_label(job: PipelineJob) -> PipelineOutcome:
+    """Ends as the job's label says, with the task details that the platform has of such a run."""
+    own = job.name.rpartition("/")[2]
+    held = threading.Event()
+    way = job.labels.get("way", "succeed")
+    if way == "held":
+        job.job_detail.task_details = [task(1, own, State.RUNNING), task(2, "train", State.RUNNING, 1)]
+        held.wait(60)
+    if way == "fail":
+        error = "The replica workerpool0-0 exited with a non-zero status of 137."
+        details = [
+            task(1, own, State.FAILED),
+            task(2, "condition-1", State.FAILED, 1),
+            task(3, "train", State.FAILED, 2, error),
+            task(4, "register", State.NOT_TRIGGERED, 2),
+        ]
+        return PipelineOutcome(code_pb2.FAILED_PRECONDITION, "The DAG failed: [train].", details)
+    loops = [task(number, "part", State.SUCCEEDED, 10 + number) for number in (3, 4)]
+    groups = [task(10 + number, f"for-loop-{number}", State.SUCCEEDED, 1) for number in (3, 4)]
+    cached = task(2, "preprocess", State.SKIPPED, 1)
+    return PipelineOutcome(tasks=[task(1, own, State.SUCCEEDED), cached, *groups, *loops])
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(PIPELINE))
+    with fake_vertex(tmp_path, run_pipeline=run_by_label) as fake:
+        enter({**fake.environment, **PLACE}, monkeypatch)
+        monkeypatch.setenv("PYTHONPATH", os.getcwd())
+        monkeypatch.chdir(tmp_path)
+        yield fake
+        assert fake.refused == []
+
+
+def shardline(*arguments: str) -> Result:
+    """Runs a command in this process."""
+    return CliRunner().invoke(main, list(arguments))
+
+
+def submit(*arguments: str) -> Result:
+    return shardline(*SUBMIT, *arguments)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Starts a command as a person does, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_run_is_submitted_and_shown(fake: FakeVertex) -> None:
+    with start(
+        "submit", "pipeline.yaml", "-p", "count=3", "-p", 'note=a "b" {c}', "--label", "team=vision"
+    ) as run:
+        out, err = run.communicate(timeout=100)
+
+    assert (run.returncode, err) == (0, "")
+    ((name, job),) = fake.services.pipeline_jobs.items()
+    job_id = name.rpartition("/")[2]
+    assert out.splitlines()[:2] == [
+        f"submitted {job_id}",
+        f"https://console.cloud.google.com/vertex-ai/locations/{LOCATION}/pipelines/runs/{job_id}?project={PROJECT}",
+    ]
+    values = PipelineJob.to_dict(job)["runtime_config"]["parameter_values"]
+    assert values == {"count": 3, "note": 'a "b" {c}'}
+    assert job.labels["team"] == "vision"
+    assert job.runtime_config.gcs_output_directory == f"gs://{BUCKET}/runs"
+
+
+def test_dry_run_prints_what_would_be_sent_and_sends_nothing(fake: FakeVertex) -> None:
+    shown = submit("--dry-run", "--job-id", "toy-1", "--no-cache")
+    assert shown.exit_code == 0, shown.output
+    assert fake.services.calls == []
+
+    assert submit("--job-id", "toy-1", "--no-cache").exit_code == 0
+    message = ParseDict(json.loads(shown.stdout), CreatePipelineJobRequest.pb(CreatePipelineJobRequest()))
+    (sent,) = fake.services.pipeline_jobs.values()
+    for field in ("display_name", "pipeline_spec", "runtime_config", "service_account"):
+        assert getattr(PipelineJob.pb(sent), field) == getattr(message.pipeline_job, field)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the parameter count (int) has no default and must be given"),
+        (["-p", "count=many"], "the parameter count is declared as int, got 'many'"),
+        (["-p", "count=3", "-p", "coutn=3"], "no parameter 'coutn'; did you mean count?"),
+        (["-p", "count=3", "--job-id", "Toy"], "id must begin with a letter"),
+        (["-p", "count=3", "--label", "Team=a"], "got Team=a"),
+        (["-p", "count=3", "--pipeline-root", "runs"], "pipeline_root must be a directory in Cloud Storage"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_sent(
+    fake: FakeVertex, arguments: list[str], message: str
+) -> None:
+    done = shardline("submit", "pipeline.yaml", *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert fake.services.calls == []
+
+
+def test_a_pipeline_with_errors_is_refused(fake: FakeVertex) -> None:
+    broken = yaml.safe_load(Path("pipeline.yaml").read_text())
+    (one,) = broken["root"]["dag"]["tasks"].values()
+    one["inputs"] = {"parameters": {"x": {"componentInputParameter": "nobody"}}}
+    Path("pipeline.yaml").write_text(yaml.safe_dump(broken))
+    done = submit()
+    assert done.exit_code == 2, done.output
+    assert re.match(r"Error: SL\d+ ", done.stderr)
+    assert fake.services.calls == []
+
+
+def test_wait_ends_with_0_and_shows_the_tasks(fake: FakeVertex) -> None:
+    fake.services.fail("GetPipelineJob", code_pb2.UNAVAILABLE, times=2)
+    done = submit("--wait", "--job-id", "toy-1")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("cannot look at the run toy-1 yet (503 service unavailable)") == 2
+    assert "preprocess: from the cache\n" in done.stdout
+    # Two of one name, in a loop: told apart by their path. What only holds others is not shown.
+    assert "for-loop-3.part: succeeded after 1 min 15 s\n" in done.stdout
+    assert re.search(r"^for-loop-4\.part +succeeded +1 min 15 s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^for-loop-4 ", done.stdout, re.MULTILINE) is None
+    assert "\ntoy-1: succeeded" in done.stdout
+
+
+def test_wait_ends_with_1_and_names_the_task_that_failed(fake: FakeVertex) -> None:
+    done = submit("--wait", "--label", "way=fail", "--job-id", "toy-1")
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "Error: the run toy-1 failed in the task train: The replica workerpool0-0 exited with a non-zero "
+        "status of 137; 'shardline explain toy-1' says more\n"
+    )
+    assert re.search(r"^register +not run +", done.stdout, re.MULTILINE)
+
+
+def test_json_is_all_there_is_on_standard_output(fake: FakeVertex) -> None:
+    fake.services.fail("CreatePipelineJob", code_pb2.UNAVAILABLE)
+    done = submit("--wait", "--json", "--label", "way=fail", "--job-id", "toy-1")
+    assert done.exit_code == 1
+    content = json.loads(done.stdout)
+    assert (content["run"], content["state"]) == ("toy-1", "failed")
+    train = next(task for task in content["tasks"] if task["name"] == "train")
+    assert train["path"] == "condition-1.train"
+    assert train["seconds"] == 75
+    assert "cannot submit the run toy-1 yet (503 service unavailable); trying again" in done.stderr
+    assert "train: failed" in done.stderr
+
+
+def test_a_run_is_cancelled_which_is_no_success(fake: FakeVertex) -> None:
+    with start(*SUBMIT, "--wait", "--label", "way=held", "--job-id", "toy-1") as run:
+        assert run.stdout is not None
+        while run.stdout.readline() not in ("train: running\n", ""):
+            pass
+        shown = json.loads(shardline("cancel", "toy-1", "--dry-run").stdout)
+        assert shown == {"name": f"projects/{PROJECT}/locations/{LOCATION}/pipelineJobs/toy-1"}
+        assert "train" in shardline("status", "toy-1").stdout
+        done = shardline("cancel", "toy-1")
+        assert done.stdout == "asked the platform to cancel toy-1, which was running\n"
+        _, err = run.communicate(timeout=60)
+
+    assert run.returncode == 4
+    assert err == "Error: the run toy-1 was cancelled\n"
+    again = shardline("cancel", "toy-1", "--json")
+    assert json.loads(again.stdout) == {"run": "toy-1", "asked": False, "state": "cancelled"}
+    assert shardline("cancel", "toy-1").stdout == "nothing to cancel: toy-1 was cancelled\n"
+    assert fake.services.calls.count("CancelPipelineJob") == 1
+    assert shardline("status", "toy-1", "--wait").exit_code == 4
+
+
+def test_who_stops_watching_leaves_the_run_alone(fake: FakeVertex) -> None:
+    with start(*SUBMIT, "--wait", "--label", "way=held", "--job-id", "toy-1") as run:
+        assert run.stdout is not None
+        while run.stdout.readline() not in ("train: running\n", ""):
+            pass
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == 75
+    assert "the run goes on: 'shardline status toy-1 --wait' watches it again" in err
+    assert "CancelPipelineJob" not in fake.services.calls
+
+
+def test_status_lists_the_latest_runs(fake: FakeVertex) -> None:
+    assert shardline("status").stdout == f"no runs in projects/{PROJECT}/locations/{LOCATION}\n"
+    for number in range(3):
+        assert submit("--wait", "--job-id", f"toy-{number}").exit_code == 0
+    listed = shardline("status", "--limit", "2").stdout.splitlines()
+    assert [line.split()[:2] for line in listed] == [
+        ["RUN", "STATE"],
+        ["toy-2", "succeeded"],
+        ["toy-1", "succeeded"],
+    ]
+    content = json.loads(shardline("status", "--json").stdout)
+    assert [item["run"] for item in content["runs"]] == ["toy-2", "toy-1", "toy-0"]
+    full = shardline("status", f"{NAME}/toy-0").stdout
+    assert "toy-0: succeeded" in full
+    assert f"/runs/toy-0?project={PROJECT}" in full
+
+
+def test_a_run_that_is_not_there_or_elsewhere(fake: FakeVertex) -> None:
+    done = shardline("status", "nobody")
+    assert done.exit_code == 3
+    assert "cannot look at the run nobody: not found" in done.output
+    done = shardline("status", NAME.replace(LOCATION, "us-east1") + "/toy")
+    assert done.exit_code == 2
+    assert "give --location us-east1" in done.output
+
+
+ACT_AS = "You do not have permission to act as service_account: a@b.iam.gserviceaccount.com."
+DISABLED = "Vertex AI API has not been used in project 123456 before or it is disabled."
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (
+            code_pb2.PERMISSION_DENIED,
+            "",
+            "permission aiplatform.pipelineJobs.create is missing on projects/my-project; "
+            "grant roles/aiplatform.user to tests@my-project.iam.gserviceaccount.com",
+        ),
+        (code_pb2.PERMISSION_DENIED, ACT_AS, "grant roles/iam.serviceAccountUser on it to tests@my-project"),
+        (code_pb2.PERMISSION_DENIED, DISABLED, "run 'gcloud services enable aiplatform.googleapis.com'"),
+        (code_pb2.INVALID_ARGUMENT, "bad field", "the platform refused it: bad field"),
+        (code_pb2.NOT_FOUND, "", "not found: Requested entity was not found"),
+        (code_pb2.ALREADY_EXISTS, "", "it is there already: Requested entity already exists"),
+    ],
+)
+def test_a_refusal_is_one_line(fake: FakeVertex, code: int, message: str, expected: str) -> None:
+    fake.services.fail("CreatePipelineJob", code, message)
+    done = submit()
+    assert done.exit_code == 3
+    assert done.stderr.startswith("Error: cannot submit the run toy-")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert fake.services.calls.count("CreatePipelineJob") == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ({"code": code_pb2.UNAVAILABLE, "times": 2}, "503 service unavailable"),
+        ({"code": code_pb2.RESOURCE_EXHAUSTED}, "429 resource exhausted"),
+        ({"code": code_pb2.UNAUTHENTICATED}, "401 unauthenticated"),
+        ({"drop": "request"}, "503 service unavailable"),
+        # The run was made, and the answer was lost: it is not made twice.
+        ({"drop": "answer"}, "503 service unavailable"),
+    ],
+)
+def test_what_passes_is_tried_again(fake: FakeVertex, failure: dict[str, Any], words: str) -> None:
+    fake.services.fail("CreatePipelineJob", **failure)
+    done = submit("--job-id", "toy-1")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count(f"({words}); trying again") == failure.get("times", 1)
+    assert list(fake.services.pipeline_jobs) == [f"{NAME}/toy-1"]
+
+
+def test_an_id_that_is_taken_is_not_ours(fake: FakeVertex) -> None:
+    assert submit("--job-id", "toy-1").exit_code == 0
+    done = submit("--job-id", "toy-1")
+    assert done.exit_code == 3
+    assert "it is there already" in done.stderr
+
+
+@pytest.mark.parametrize("verb", [SUBMIT, ["status"]])
+def test_without_a_network_there_is_one_line(
+    fake: FakeVertex, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    with socket.socket() as nobody:  # a port at which nobody listens
+        nobody.bind(("127.0.0.1", 0))
+        for name in ("https_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with start(*verb) as run:
+            out, err = run.communicate(timeout=100)
+    assert (run.returncode, out) == (3, "")
+    assert "was not reached: it refuses connections; is this machine connected" in err
+    assert err.count("\n") == 1
+
+
+def test_without_credentials_it_is_said_what_to_run(
+    fake: FakeVertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", os.getcwd())
+    done = submit()
+    assert done.exit_code == 3
+    assert (
+        "no credentials of Google Cloud were found; run 'gcloud auth application-default login'"
+        in done.stderr
+    )
+
+
+def test_data_that_only_the_run_can_reach_is_no_mistake(fake: FakeVertex) -> None:
+    retrain = str(Path(__file__).parents[2] / "compiled" / "retrain.yaml")
+    done = shardline("submit", retrain, "-p", "source=images:/mnt/nowhere", "--dry-run")
+    assert done.exit_code == 0, done.output
+    done = shardline("run", retrain, "-p", "source=images:/mnt/nowhere")
+    assert done.exit_code == 2
+    done = shardline("submit", retrain, "-p", "source=digts", "--dry-run")
+    assert done.exit_code == 2
+    assert "unknown source 'digts'" in done.stderr
+    assert fake.services.calls == []

@@ -1,0 +1,141 @@
+"""What the documentation tells to type is typed here, with its code and with data as it describes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from components.register.champion import publish
+from pipelines.preflight import check_run
+from pipelines.spec import load_pipeline
+from tests.helpers.images import encoded, scene
+from tests.helpers.markdown import ROOT, Command, commands, shown_files
+
+pytestmark = pytest.mark.e2e
+
+#: Verbs that need nothing but this machine. `run` is in other tests, and takes the longest.
+HERE = ("check", "champion", "compile", "dataset", "preprocess", "settings", "train", "validate")
+TYPED = [
+    c for c in commands() if c.whole and c.words[0] == "shardline" and c.words[1] in HERE and not c.marked
+]
+
+#: What stands for a reader's own, by verb where it depends on it.
+OWN = {
+    "SOURCE": "digits",
+    "DATASET": "out/digits",
+    "MODEL.keras": "out/model/model.keras",
+    "preprocess OUT": "out/own",
+    "dataset OUT": "out/own",
+    "train OUT": "out/trained",
+    "validate OUT": "out/validation",
+}
+_SHARDLINE = Path(sys.executable).with_name("shardline")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what the pages take for granted: data, code, a dataset, a model, a champion."""
+    root = tmp_path_factory.mktemp("workspace")
+    for name in ("compiled", "settings", "examples"):
+        shutil.copytree(ROOT / name, root / name)
+    shutil.copy(root / "settings" / "vertex.toml.example", root / "settings" / "vertex.toml")
+    shutil.copy(root / "compiled" / "retrain.yaml", root / "anybodys.yaml")
+    _write_images(root)
+    _write_tables(root)
+    for name, text in shown_files():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shardline(root, "preprocess", "digits", "out/digits", "--readers", "2")
+    shutil.copytree(root / "out/digits", root / "out/own")
+    shardline(root, "train", "out/digits", "out/model", "--epochs", "1")
+    shardline(
+        root, "validate", "out/model/model.keras", "out/digits", "out/blessed", "--rule", "accuracy >= 0"
+    )
+    for _ in range(1 + sum("rollback" in command.words for command in TYPED)):
+        publish(root / "out/blessed", root / "runs/champions/digits", accuracy=0.5)
+    return root
+
+
+def shardline(root: Path, *words: str, codes: tuple[int, ...] = (0,)) -> None:
+    done = subprocess.run([_SHARDLINE, *words], cwd=root, capture_output=True, text=True)
+
+    assert done.returncode in codes, f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}"
+
+
+def _write_images(root: Path) -> None:
+    """Writes photos/, a folder per class, and scans/ with labels.csv."""
+    rng = np.random.default_rng(0)
+    (root / "scans").mkdir()
+    rows = ["path,label"]
+    for name in ("cat", "dog"):
+        (root / "photos" / name).mkdir(parents=True)
+        for number in range(30):
+            image = encoded(scene(40 + int(rng.integers(20)), 40 + number), "PNG")
+            (root / "photos" / name / f"{number}.png").write_bytes(image)
+            (root / "scans" / f"{name}{number}.png").write_bytes(image)
+            rows.append(f"{name}{number}.png,{name}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+
+
+def _write_tables(root: Path) -> None:
+    """Writes iris.csv, flowers.csv and old/*.tfrecord."""
+    rng = np.random.default_rng(0)
+    rows = ["length,width,species"]
+    for number in range(300):
+        species = number % 3
+        length, width = rng.normal((2.0 * species, -1.0 * species), 0.3)
+        rows.append(f"{length:.3f},{width:.3f},{'abc'[species]}")
+    for name in ("iris.csv", "flowers.csv"):
+        (root / name).write_text("\n".join(rows) + "\n")
+    (root / "old").mkdir()
+    with tf.io.TFRecordWriter(str(root / "old" / "0.tfrecord")) as writer:
+        for number in range(60):
+            writer.write(_old_example(encoded(scene(20, 20 + number), "PNG"), number % 2))
+
+
+def _old_example(image: bytes, label: int) -> bytes:
+    """Returns an Example in the words of an older program."""
+    features = {
+        "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+@pytest.mark.parametrize("page", sorted({c.page.name for c in TYPED}))
+def test_the_commands_of_a_page_do_what_it_says(workspace: Path, page: str) -> None:
+    for command in TYPED:
+        if command.page.name == page:
+            _type(workspace, command)
+
+
+def _type(root: Path, command: Command) -> None:
+    verb = command.words[1]
+    words = [OWN.get(f"{verb} {word}", OWN.get(word, word)) for word in command.words[1:]]
+    if verb in ("preprocess", "train"):
+        out = root / words[2]
+        if out.exists():
+            shutil.rmtree(out)  # of another command
+    if verb == "train":  # a few steps are as good as five epochs here, but for what happens at a later step
+        words += ["--epochs", "1"] if "--inject" in words else ["--max-steps", "3"]
+    # A model that was trained for one epoch need not be blessed, but it is judged.
+    shardline(root, *words, codes=(0, 1) if verb == "validate" else (0,))
+
+
+def test_runs_of_the_pipeline_would_start(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters of every `make run` pass all that is checked before a run."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.setattr(sys, "path", [str(workspace), *sys.path])
+    spec = load_pipeline(workspace / "compiled" / "retrain.yaml")
+    for command in commands():
+        if command.words[:2] == ("make", "run"):
+            given = dict(word.split("=", 1) for word in command.words[2:])
+            if "tfds" not in given.get("source", ""):
+                check_run(spec, given)

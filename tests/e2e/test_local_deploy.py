@@ -1,0 +1,94 @@
+"""A pipeline that deploys and predicts, on this machine: what would be done is said, and nothing is done."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kfp import compiler, dsl
+
+from components.register.deploy import BatchPrediction, Deploy
+from components.register.deploy_tasks import batch_prediction_task, deploy_tasks
+from components.register.model_registry import upload_task
+from components.register.upload import ModelUpload
+from pipelines.local import model_deploy
+from pipelines.local.localize import localize
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
+UPLOAD = ModelUpload(display_name="digits", serving_image_uri="s:1")
+BATCH = BatchPrediction(
+    gcs_source_uris=("gs://b/in/*.jsonl",),
+    gcs_destination_output_uri_prefix="gs://b/out",
+    machine_type="n1-standard-2",
+)
+
+
+@dsl.component(base_image="image:1", install_kfp_package=False)
+def ready(serving: dsl.Output[dsl.Artifact]) -> str:
+    """Stands for the component that makes a model ready for its upload."""
+    serving.metadata["containerSpec"] = {"imageUri": "s:1"}
+    return "a model"
+
+
+def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
+    @dsl.pipeline(name="deploy")
+    def pipeline() -> None:
+        component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
+        uploaded = upload_task(UPLOAD, ready(), labels={})
+        deploy_tasks(component(), deploy, uploaded, labels={})
+        batch_prediction_task(BATCH, "digits", uploaded, labels={})
+
+    compiler.Compiler().compile(pipeline, str(directory / "deploy.yaml"))
+    spec = yaml.safe_load((directory / "deploy.yaml").read_text())
+    (directory / "local.yaml").write_text(yaml.safe_dump(localize(spec)))
+    (directory / "given.json").write_text("{}")
+    (directory / "scratch").mkdir()
+    paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
+    return subprocess.run(
+        [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (
+            {"endpoint": ENDPOINT, "traffic_percent": 10},
+            [
+                "nothing was uploaded: no traffic is shared out",
+                f"it would be, to {ENDPOINT}, on 1 to 1 n1-st",
+            ],
+        ),
+        (
+            {"display_name": "digits"},
+            [
+                "no endpoint 'digits' is made",
+                "it would be, to a new endpoint 'digits', on 1 to 1 n1-standard-2",
+            ],
+        ),
+    ],
+)
+def test_what_would_be_done_is_said(tmp_path: Path, where: dict[str, Any], words: list[str]) -> None:
+    done = run(tmp_path, Deploy(machine_type="n1-standard-2", **where))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in (*words, "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out"):
+        assert said in done.stdout
+
+
+def test_a_payload_that_is_no_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"executor_input": "{}", "payload": '{"a": "b"c"}', "gcp_resources": "r", "type": "DeployModel"}
+    with pytest.raises(SystemExit) as ended:
+        model_deploy.main([f"--{name}={value}" for name, value in given.items()])
+
+    assert ended.value.code == 2
+    assert "the payload of DeployModel is not JSON" in capsys.readouterr().err

@@ -1,0 +1,49 @@
+"""The committed tuning pipeline, run whole on this machine by the command a user gives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.multiworker, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARDLINE = str(Path(sys.executable).with_name("shardline"))
+#: The second value is more than the training split has: that trial fails, and the study goes on.
+STUDY = {
+    "metric": "val_accuracy",
+    "algorithm": "GRID_SEARCH",
+    "max_trial_count": 3,
+    "parameter": [{"name": "per_replica_batch_size", "type": "discrete", "values": [32, 100000]}],
+}
+
+
+def test_the_best_of_some_trials_becomes_the_champion(tmp_path):
+    given = {"study": json.dumps(STUDY), "trial_epochs": 1, "epochs": 2, "min_accuracy": 0.2}
+    done = subprocess.run(
+        [
+            *(SHARDLINE, "run", "compiled/tune.yaml", "--runs-dir", str(tmp_path / "runs")),
+            *(part for name, value in given.items() for part in ("--param", f"{name}={value}")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").glob("20*")
+    facts = json.loads((run / "run.json").read_text())["facts"]
+    assert facts["best trial"] == "1"
+    assert facts["blessed"] is True
+    assert "infeasible: per_replica_batch_size 100000 is larger than the training split" in done.stdout
+    # The final training has the parameters of the best trial; a grid of two points ends after them.
+    settings = json.loads((Path(facts["model"]).parent / "settings.json").read_text())
+    assert "100000" not in json.dumps(settings)
+    assert "global batch 64 = 2 x 32" in done.stdout
+    trials = json.loads(Path(facts["trials"]).with_name("trials.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["SUCCEEDED", "INFEASIBLE"]
+    assert (tmp_path / "runs" / "champions" / "digits" / "champion.json").is_file()
+    logs = {path.parent.name for path in run.glob("replicas/hyperparameter-tuning-job/*/chief-0.log")}
+    assert logs == {"trial-1", "trial-2"}

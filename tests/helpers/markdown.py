@@ -1,0 +1,103 @@
+"""What the documentation says: its commands, links and headings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+#: Stands before a block of commands that speak to the platform. They are parsed, and those that have
+#: --dry-run are run with it.
+NEEDS_PLATFORM = "<!-- needs Vertex AI -->"
+
+_COMMAND = re.compile(r"(shardline|make|python -m) ")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line of the documentation.
+
+    Attributes:
+        page: The file.
+        line: Its line there, from 1.
+        words: The program and its arguments.
+        whole: Whether it stands in a block, to be typed as it is; else its arguments may be left out.
+        marked: Whether `NEEDS_PLATFORM` stands before its block.
+    """
+
+    page: Path
+    line: int
+    words: tuple[str, ...]
+    whole: bool
+    marked: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}: {shlex.join(self.words)}"
+
+
+def commands() -> list[Command]:
+    """Returns the commands of all pages but the generated reference of the command line."""
+    return [command for page in PAGES if page.name != "cli.md" for command in _commands(page)]
+
+
+def _commands(page: Path) -> Iterator[Command]:
+    tokens = parsed(page)
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if token.type in ("code_block", "fence") and token.info in ("", "sh", "console"):
+            marked = before is not None and before.content.strip() == NEEDS_PLATFORM
+            yield from _of_block(page, token, marked=marked)
+        for code in token.children or ():
+            if code.type == "code_inline" and _COMMAND.match(code.content):
+                yield Command(page, _line(token), tuple(shlex.split(code.content)), whole=False)
+
+
+def _of_block(page: Path, token: Token, *, marked: bool) -> Iterator[Command]:
+    text = token.content.replace("\\\n", "  ")  # a command that goes on in the next line
+    for number, line in enumerate(text.splitlines()):
+        if _COMMAND.match(line):
+            words = tuple(shlex.split(line, comments=True))
+            yield Command(page, _line(token) + number, words, whole=True, marked=marked)
+
+
+def _line(token: Token) -> int:
+    return token.map[0] + 1 if token.map else 0
+
+
+def parsed(page: Path) -> list[Token]:
+    """Returns a page's tokens, in order."""
+    return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
+
+
+def shown_files() -> Iterator[tuple[str, str]]:
+    """Yields name and text of the files that the pages show in full, below a comment with the name."""
+    for page in PAGES:
+        for before, token in pairwise(parsed(page)):
+            name = re.fullmatch(r"<!-- file: (\S+) -->", before.content.strip())
+            if token.type == "fence" and name:
+                yield name[1], token.content
+
+
+def links(page: Path) -> list[str]:
+    """Returns where a page's links and images point to."""
+    return [
+        str(child.attrs.get("href") or child.attrs.get("src"))
+        for token in parsed(page)
+        for child in token.children or ()
+        if child.type in ("link_open", "image")
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub and the site make them."""
+    tokens = parsed(page)
+    titles = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles}

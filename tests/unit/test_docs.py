@@ -1,0 +1,199 @@
+"""The documentation is right: its commands parse, its links lead somewhere, its reference is the code's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import click
+import pytest
+
+from pipelines.cli.foreground import pairs
+from pipelines.cli.main import main
+from pipelines.cli.reference import commands as all_commands
+from pipelines.cli.reference import reference
+from pipelines.parameters import check_parameters
+from pipelines.settings import load
+from pipelines.spec import declared, load_pipeline
+from tests.helpers.markdown import NEEDS_PLATFORM, PAGES, ROOT, Command, anchors, commands, links, shown_files
+from trainer import task
+from trainer.errors import PipelineError
+from trainer.settings import STRATEGIES
+
+#: What speaks to the platform, whatever it is asked.
+PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor", "image"}
+
+COMMANDS = commands()
+
+
+def context_of(command: Command) -> click.Context:
+    """Returns the context of a shardline command, which parses all that it was given."""
+    words = list(command.words[1:])
+    context = click.Context(main, info_name="shardline")
+    while isinstance(context.command, click.Group):
+        assert words, f"{command}: a group of commands does nothing by itself"
+        child = context.command.get_command(context, words[0])
+        assert child is not None, f"{command}: there is no such command"
+        if not isinstance(child, click.Group):
+            return child.make_context(words[0], words[1:], parent=context)
+        context = click.Context(child, info_name=words.pop(0), parent=context)
+    return context
+
+
+def shardline(command: Command) -> None:
+    """Checks a command of ours; one within a sentence may leave arguments out."""
+    if not command.whole and not any(word.startswith("-") for word in command.words):
+        verbs = [context.command_path.split()[1:] for context in all_commands()]
+        words = list(command.words[1:])
+        assert any(words[: len(verb)] == verb or verb[: len(words)] == words for verb in verbs), str(command)
+        return
+    try:
+        context = context_of(command)
+    except click.UsageError as error:
+        if command.whole or not isinstance(error, click.MissingParameter):
+            pytest.fail(f"{command}: {error.format_message()}")
+    else:
+        if options := context.params.get("trainer_options"):
+            task.parse(["--dataset", "d", "--model", "m", *options])
+        if context.command.name in ("run", "submit"):
+            compiled = ROOT / str(context.params["pipeline"]).replace("-vertex.yaml", ".yaml")
+            if command.whole and compiled.is_file():
+                given = pairs(context.params["params"], "--param", PipelineError)
+                check_parameters(load_pipeline(compiled), given)
+
+
+def make(command: Command) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert command.words[1] in targets, str(command)
+    given = dict(word.split("=", 1) for word in command.words[2:] if "=" in word)
+    if command.words[1] == "run":
+        check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
+    else:
+        assert given.keys() <= {"PYTEST_ARGS"}, str(command)
+
+
+def module(command: Command) -> None:
+    name, *arguments = command.words[2:]
+    assert importlib.util.find_spec(name), str(command)
+    if name == "trainer.task" and command.whole:
+        task.parse(arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_command_of_the_documentation_parses(command: Command) -> None:
+    {"shardline": shardline, "make": make, "python": module}[command.words[0]](command)
+
+
+def test_what_speaks_to_the_platform_is_marked() -> None:
+    unmarked = [
+        str(command)
+        for command in COMMANDS
+        if command.whole
+        and command.words[0] == "shardline"
+        and command.words[1] in PLATFORM
+        and "--dry-run" not in command.words
+        and not command.marked
+    ]
+
+    assert not unmarked, f"write {NEEDS_PLATFORM} before the block"
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(COMMANDS) > 50
+    assert {command.words[0] for command in COMMANDS} == {"shardline", "make", "python"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        parts = urlsplit(link)
+        if parts.scheme in ("http", "https", "mailto"):
+            continue
+        target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        assert target.exists(), f"{page.name}: {link} is not there"
+        assert target.is_relative_to(ROOT), f"{page.name}: {link} leaves the repository"
+        if parts.fragment and target.suffix == ".md":
+            assert parts.fragment in anchors(target), f"{page.name}: {link}: no such heading"
+
+
+def test_every_page_is_reached_from_the_first() -> None:
+    reached, waiting = set(), [ROOT / "docs" / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            paths = [urlsplit(link).path for link in links(page)]
+            waiting += [(page.parent / path).resolve() for path in paths if path.endswith(".md")]
+
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= {page.name for page in reached}
+
+
+def test_the_reference_of_the_command_line_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == reference(), (
+        "python -m pipelines.cli.reference > docs/cli.md"
+    )
+
+
+@pytest.mark.parametrize("context", all_commands(), ids=lambda context: context.command_path)
+def test_every_command_and_option_has_help(context: click.Context) -> None:
+    text = context.command.help or ""
+
+    assert re.match(r"[A-Z].+\.", text), "a sentence that says what it does"
+    for param in context.command.params:
+        if isinstance(param, click.Option):
+            assert param.help, f"{param.opts[0]} has no help"
+        else:
+            name = (param.metavar or str(param.name)).upper().rstrip(".").replace("]", "").replace("[", "")
+            assert name.split("_")[0] in text, f"{name} is not explained"
+
+
+def test_the_quickstart_has_every_parameter_of_the_pipeline() -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+
+    for name in declared(load_pipeline(ROOT / "compiled" / "retrain.yaml")):
+        assert f"`{name}`" in page, name
+
+
+def test_the_page_of_strategies_has_all_of_them() -> None:
+    page = (ROOT / "docs" / "strategies.md").read_text()
+
+    for name in STRATEGIES:
+        assert re.search(rf"^\| `{name}` \|", page, re.MULTILINE), name
+
+
+def test_what_the_doctor_looks_for_is_explained() -> None:
+    """Permissions, roles and APIs stand on the page that says what to set up."""
+    page = (ROOT / "docs" / "vertex.md").read_text()
+    code = (ROOT / "pipelines" / "vertex" / "doctor.py").read_text()
+    apis = re.findall(r'"(\w+)"', re.findall(r"_APIS = \((.+?)\)", code)[0])
+    permissions = re.findall(r'"((?:aiplatform|logging|iam)(?:\.\w+){2})"', code)
+
+    assert len(apis) > 3
+    assert len(permissions) > 3
+    for name in (*permissions, *(f"{api}.googleapis.com" for api in apis)):
+        assert f"`{name}`" in page, name
+
+
+def test_settings_that_are_shown_can_be_read(tmp_path: Path) -> None:
+    shown = [(name, text) for name, text in shown_files() if text.startswith("image")]
+
+    assert len(shown) > 1
+    for name, text in shown:
+        path = tmp_path / Path(name).name
+        path.write_text(text)
+        load(path)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("myst_parser")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert 'href="quickstart.html"' in (tmp_path / "site" / "index.html").read_text()

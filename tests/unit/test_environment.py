@@ -1,0 +1,162 @@
+"""Where on the platform things are done, and who said so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pipelines.cli.main import main
+from pipelines.vertex.environment import NAMES, Environment, load_environment, variable_of
+from trainer.errors import SettingsError
+
+PLACE = {"project": "my-project", "location": "europe-west4"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "vertex.toml"
+    path.write_text(
+        '[vertex]\nproject = "from-file"\nlocation = "europe-west4"\nlabels = { team = "vision" }\n'
+    )
+    return path
+
+
+def test_variables_override_the_file_and_flags_override_both(file: Path) -> None:
+    variables = {"VERTEX_LOCATION": "us-central1", "VERTEX_PIPELINE_ROOT": "gs://b/variable"}
+    found = load_environment(file, {"pipeline_root": "gs://b/flag", "project": ""}, variables)
+
+    assert (found.project, found.location, found.pipeline_root) == ("from-file", "us-central1", "gs://b/flag")
+    assert found.labels == {"team": "vision"}
+    assert found.parent == "projects/from-file/locations/us-central1"
+    assert found.host == "us-central1-aiplatform.googleapis.com"
+    assert found.origins == {
+        "project": str(file),
+        "labels": str(file),
+        "location": "VERTEX_LOCATION",
+        "pipeline_root": "--pipeline-root",
+    }
+
+
+def test_labels_come_from_a_variable() -> None:
+    variables = {"VERTEX_LABELS": "team=vision, stage=test", "VERTEX_API_ENDPOINT": "vertex.p.googleapis.com"}
+    found = load_environment(None, PLACE, variables)
+    assert found.labels == {"team": "vision", "stage": "test"}
+    assert found.host == "vertex.p.googleapis.com"
+
+
+@pytest.mark.parametrize("name", ["project", "location"])
+def test_what_is_missing_is_said_with_all_ways_to_give_it(name: str) -> None:
+    with pytest.raises(
+        SettingsError, match=rf"{name} is missing.*\[vertex\].*VERTEX_{name.upper()}.*--{name}"
+    ):
+        load_environment(None, {key: value for key, value in PLACE.items() if key != name}, {})
+
+
+def test_only_what_is_needed_must_be_given() -> None:
+    with pytest.raises(SettingsError, match="registry is missing"):
+        load_environment(None, PLACE, {}, needed=("registry",))
+    with pytest.raises(
+        SettingsError, match=r"pipeline_root is missing.*VERTEX_PIPELINE_ROOT, or --pipeline-root"
+    ):
+        load_environment(None, PLACE, {}).need("pipeline_root")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("project", "My Project"),
+        ("location", "europe"),
+        ("location", "europe-west4-a"),  # a zone
+        ("pipeline_root", "my-bucket/runs"),
+        ("pipeline_root", "/gcs/my-bucket"),
+        ("service_account", "pipelines"),
+        ("network", "default"),
+        ("network", "projects/my-project/global/networks/default"),  # the API wants the number
+        ("encryption_spec_key_name", "my-key"),
+        ("registry", "europe-west4-docker.pkg.dev/my-project/images"),
+        ("api_endpoint", "https://europe-west4-aiplatform.googleapis.com"),
+        ("labels", "Team=vision"),
+        ("labels", "team"),
+    ],
+)
+def test_a_value_of_a_wrong_form_is_refused_with_its_origin(name: str, value: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_environment(None, PLACE if name not in PLACE else {}, _given(name, value))
+    assert variable_of(name) in str(error.value)
+
+
+def _given(name: str, value: str) -> dict[str, str]:
+    return {variable_of(key): item for key, item in {**PLACE, name: value}.items()}
+
+
+@pytest.mark.parametrize("project", ["my-project", "123456", "example.com:my-project"])
+def test_projects_of_every_form(project: str) -> None:
+    assert Environment(project=project, location="us-central1").parent.startswith(f"projects/{project}/")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[vertex]\nprojct = "p"\n', "unknown key vertex.projct; did you mean vertex.project?"),
+        ("[vertex]\nproject = 3\n", "vertex.project must be of type str, got 3"),
+        ('[vertex]\norigins = { a = "b" }\n', "unknown key vertex.origins"),
+        ("vertex = 3\n", "vertex must be a table"),
+        ("[vertex\n", "cannot read settings file"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(SettingsError) as error:
+        load_environment(tmp_path / "a.toml", PLACE, {})
+    assert message in str(error.value)
+    assert str(tmp_path / "a.toml") in str(error.value)
+
+
+def show(*arguments: str, **variables: str) -> dict[str, Any]:
+    cleared = {variable_of(name): None for name in NAMES}
+    done = CliRunner().invoke(main, ["settings", "show", "--json", *arguments], env={**cleared, **variables})
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_settings_show_says_where_every_value_came_from(file: Path) -> None:
+    with file.open("a") as stream:
+        stream.write(
+            '[train]\nreplica_count = 3\nmachine_type = "n1-standard-8"\n'
+            'accelerator_type = "NVIDIA_TESLA_T4"\n'
+            'accelerator_count = 1\nenv = { API_KEY = "s3cret" }\n[train.workers]\nboot_disk_size_gb = 200\n'
+            '[train.parameter_servers]\nreplica_count = 1\nmachine_type = "n1-highmem-8"\n'
+            '[train.job]\nstrategy = "SPOT"\n'
+        )
+    file.write_text(f'image = "image:1"\n{file.read_text()}')
+    found = show("--settings", str(file), "--pipeline-root", "gs://b/p", VERTEX_PROJECT="other-project")
+
+    assert found["vertex.project"] == {"value": "other-project", "origin": "VERTEX_PROJECT"}
+    assert found["vertex.location"]["origin"] == str(file)
+    assert found["vertex.pipeline_root"]["origin"] == "--pipeline-root"
+    assert found["vertex.network"] == {"value": "", "origin": "default"}
+    assert found["image"] == {"value": "image:1", "origin": str(file)}
+    assert found["train.chief.machine_type"] == {"value": "n1-standard-8", "origin": f"{file} [train]"}
+    assert found["train.workers.boot_disk_size_gb"] == {"value": 200, "origin": f"{file} [train.workers]"}
+    assert found["train.chief.boot_disk_size_gb"] == {"value": 100, "origin": "default"}
+    assert found["train.job.strategy"] == {"value": "SPOT", "origin": f"{file} [train.job]"}
+    # Parameter servers do not take over [train]'s accelerators.
+    assert found["train.parameter_servers.accelerator_type"] == {"value": "", "origin": "default"}
+    assert found["train.chief.env"]["value"] == ["API_KEY"]
+    assert "s3cret" not in json.dumps(found)
+
+
+def test_settings_show_needs_no_settings() -> None:
+    found = show()
+    assert list(found) == [f"vertex.{name}" for name in NAMES]
+    assert {item["origin"] for item in found.values()} == {"default"}
+
+
+def test_the_example_says_where_on_the_platform() -> None:
+    found = load_environment(Path("settings/vertex.toml.example"), {}, {})
+    assert found.project == "my-project"
+    assert found.registry.endswith("-kfp.pkg.dev/my-project/pipelines")

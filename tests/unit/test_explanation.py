@@ -1,0 +1,203 @@
+"""Failures explained: exit codes in words, known causes, and a whole run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.conclude.exits import exit_code, in_words
+from components.conclude.explanation import explain
+from components.conclude.failure import Failure
+from components.conclude.run_directory import read_outcome
+from trainer.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (-9, 137, "SIGKILL (exit code 137): most likely out of memory, else somebody killed it"),
+        ("SIGSEGV", 139, "SIGSEGV (exit code 139): a crash in native code"),
+        (143, 143, "SIGTERM (exit code 143): asked to stop: preempted, cancelled, or past its timeout"),
+        (2, 2, "exit code 2: a mistake in what was given; trying again cannot help"),
+        (75, 75, "exit code 75: asked to be started again"),
+        (42, 42, "exit code 42: the program's own; its log says more"),
+        (255, 255, "exit code 255: the program's own; its log says more"),  # 127 is no signal
+    ],
+)
+def test_an_exit_code_in_words(status: int | str, code: int, words: str) -> None:
+    assert exit_code(status) == code
+    assert in_words(code) == words
+
+
+QUOTA = (
+    "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_cpus"
+)
+DENIED = "Permission 'aiplatform.models.upload' denied on resource '//aiplatform.googleapis.com/projects/p'"
+BUCKET = (
+    "a@p.iam.gserviceaccount.com does not have storage.objects.create access to the Cloud Storage object."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "step"),
+    [
+        (QUOTA, "the quota aiplatform.googleapis.com/custom_model_training_cpus is used up", "ask for more"),
+        (
+            "Resources are insufficient in region: us-central1. Please try",
+            "no such machine free",
+            "FLEX_START",
+        ),
+        ("Failed to pull image europe-docker.pkg.dev/p/r/i:1", "cannot be pulled", "artifactregistry.reader"),
+        (DENIED, "lacks the permission aiplatform.models.upload", "doctor"),
+        (BUCKET, "lacks the permission storage.objects.create", "doctor"),
+        ("The replica workerpool0-0 ran out-of-memory and exited", "out of memory", "per_replica_batch_size"),
+        ("OOM when allocating tensor with shape[64,512]", "a tensor could not be allocated", "accelerator"),
+        ("[Errno 28] No space left on device: '/tmp/x'", "the disk is full", "boot_disk_size_gb"),
+        ("ModuleNotFoundError: No module named 'my_models'", "module my_models is not there", "image"),
+        ("No such file or directory: '/gcs/bucket/x'", "data that is missing", "bucket"),
+        ("the job was stopped: its timeout of 60 s has passed", "longer than it was given", "timeout"),
+    ],
+)
+def test_a_known_cause_is_found_in_what_was_said(error: str, cause: str, step: str) -> None:
+    explanation = explain(Failure(task="train", error=error))
+
+    assert cause in explanation.cause
+    assert step in explanation.next_step
+
+
+def test_how_a_process_ended_counts_before_what_others_complain_of() -> None:
+    lines = ("UNAVAILABLE: Connection reset by peer",)
+    killed = explain(Failure(task="train", replica="worker-1", exit_code=137, lines=lines, restarts=2))
+
+    assert killed.failed == "train, replica worker-1"
+    assert killed.exit.endswith("; after 2 restarts")
+    assert "out of memory" in killed.cause
+    assert explain(Failure(exit_code=1, lines=lines)).cause == "another replica went away"
+
+
+def test_a_message_of_our_own_says_what_to_do_itself() -> None:
+    explanation = explain(
+        Failure(task="train", exit_code=2, error="epochs is 0; give 1 or more", own_words=True)
+    )
+
+    assert explanation.cause.startswith("a mistake in what was given")
+    assert explanation.next_step == "give 1 or more"
+
+
+def test_what_nobody_knows_is_not_invented() -> None:
+    explanation = explain(Failure())
+
+    assert explanation.rows() == [
+        ("failed step", "unknown"),
+        ("next step", "look at the whole log of the task"),
+    ]
+
+
+LOG = """\
+18:23:47.586 - INFO - Running pipeline: 'retrain'
+18:23:47.590 - INFO - Executing task 'preprocess'
+18:23:47.590 - INFO - Streamed logs:
+
+    [KFP Executor 2026-11-20 18:23:47,631 INFO]: Got executor_input:
+    {
+        "inputs": {}
+    }
+preprocess: 3 records
+18:23:50.710 - INFO - Task 'preprocess' finished with status SUCCESS
+18:23:50.713 - INFO - Executing task 'train'
+    worker-0 | about to fail
+    Killed
+18:23:51.000 - ERROR - Task 'train' finished with status FAILURE
+--------------------------------------------------------------------------------
+pipeline: error: the task 'train' failed
+"""
+
+
+def write_run(directory: Path, log: str = LOG, **record: object) -> Path:
+    directory.mkdir()
+    content = {"pipeline": "retrain", "state": "failed", "error": "the task 'train' failed", **record}
+    (directory / "run.json").write_text(json.dumps(content))
+    (directory / "run.log").write_text(log)
+    return directory
+
+
+def test_a_task_that_was_killed_is_told_from_the_shell_s_last_word(tmp_path: Path) -> None:
+    failure = read_outcome(write_run(tmp_path / "run")).failure
+
+    assert failure is not None
+    assert (failure.task, failure.exit_code) == ("train", 137)
+    assert failure.lines == ("worker-0 | about to fail", "Killed")
+
+
+def start(end_s: float | None, status: int | str | None, *, stopped: bool = False) -> dict[str, object]:
+    return {"start_s": 0.0, "end_s": end_s, "exit": status, "stopped": stopped, "peak_memory_bytes": 2**28}
+
+
+def test_the_replica_that_failed_first_is_named_and_not_one_that_was_stopped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    job = run / "replicas" / "train"
+    job.mkdir(parents=True)
+    replicas = [
+        {"name": "chief-0", "restarts": 1, "starts": [start(1, "SIGKILL"), start(3.0, 1, stopped=True)]},
+        {"name": "worker-0", "restarts": 1, "starts": [start(1, 1), start(3.2, 1)]},
+        {"name": "worker-1", "restarts": 1, "starts": [start(1, 1), start(3.1, "SIGKILL")]},
+        {"name": "worker-2", "restarts": 1, "starts": [start(1, 1), start(None, None)]},
+    ]
+    (job / "job.json").write_text(json.dumps({"error": "worker-1 was killed", "replicas": replicas}))
+    (job / "worker-1.log").write_text("loading\n\nstep 3\n")
+
+    failure = read_outcome(run).failure
+
+    assert failure == Failure(
+        task="train",
+        replica="worker-1",
+        exit_code=137,
+        error="worker-1 was killed",
+        lines=("loading", "step 3"),
+        peak_memory=2**28,
+        restarts=1,
+    )
+
+
+def test_a_message_of_our_own_is_the_error(tmp_path: Path) -> None:
+    log = LOG.replace("    Killed\n", "train: error: epochs is 0; give 1 or more\n")
+
+    failure = read_outcome(write_run(tmp_path / "run", log)).failure
+
+    assert failure is not None
+    assert (failure.error, failure.own_words) == ("epochs is 0; give 1 or more", True)
+
+
+def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", state="succeeded", error=None)
+    task = run / "outputs" / "retrain-1" / "export-validate"
+    task.mkdir(parents=True)
+    artifacts = {
+        "exported": {"artifacts": [{"uri": "/x/model", "metadata": {"blessed": False}}]},
+        "metrics": {"artifacts": [{"uri": "/x/metrics", "metadata": {"accuracy": 0.5}}]},
+        "report": {"artifacts": [{"uri": "/x/report", "metadata": {}}]},
+    }
+    (task / "executor_output.json").write_text(json.dumps({"artifacts": artifacts}))
+
+    outcome = read_outcome(run)
+
+    assert outcome.headline() == "retrain succeeded: not blessed, accuracy 0.5000"
+    assert outcome.links == {"run": str(run), "report": "/x/report", "model": "/x/model"}
+    assert outcome.as_json()["explanation"] is None
+
+
+def test_a_run_in_which_nothing_had_changed_says_why(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", state="succeeded", error=None)
+    task = run / "outputs" / "retrain-1" / "look-for-changes"
+    task.mkdir(parents=True)
+    made = {"parameterValues": {"changed": False, "reason": "the same data as on Monday"}}
+    (task / "executor_output.json").write_text(json.dumps(made))
+
+    assert read_outcome(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
+
+
+def test_a_directory_that_is_none_of_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="is not the directory of a run"):
+        read_outcome(tmp_path)

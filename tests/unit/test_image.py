@@ -1,0 +1,157 @@
+"""The image: its Dockerfile, and lock files that agree with setup.cfg and constraints.txt."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from pipelines.image import REVISION_LABEL, VARIANTS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+LOCKS = ("build", *VARIANTS)
+
+#: The extra of setup.cfg that a variant installs beside what is always installed.
+EXTRAS = {"cpu": "image", "gpu": "gpu", "control": ""}
+#: Packages of an extra that no test environment has, and that need nothing beyond one another.
+CUDA = re.compile(r"nvidia-[\w-]+-cu12")
+#: The image's, whatever the tests run with.
+PYTHON = {"python_version": "3.11", "python_full_version": "3.11.0", "platform_machine": "x86_64"}
+
+
+def locked(name: str) -> dict[str, str]:
+    """Returns the versions in a lock file."""
+    text = (ROOT / "docker" / "lock" / f"{name}.txt").read_text()
+    return {canonicalize_name(n): v for n, v in re.findall(r"^([\w.-]+)==(\S+) \\$", text, re.MULTILINE)}
+
+
+def constrained() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines}
+
+
+def declared(variant: str) -> list[Requirement]:
+    """Returns what setup.cfg says that a variant needs."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    text = config["options"]["install_requires"]
+    if EXTRAS[variant]:
+        text += "\n" + config["options.extras_require"][EXTRAS[variant]]
+    return [Requirement(line) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def needed(requirements: list[Requirement]) -> dict[str, set[str]]:
+    """Returns all packages that requirements lead to, with their extras, as the installed packages say."""
+    found: dict[str, set[str]] = {}
+    waiting = list(requirements)
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found and requirement.extras <= found[name]:
+            continue
+        extras = found.setdefault(name, set())
+        extras |= requirement.extras
+        if CUDA.fullmatch(name):
+            continue
+        for text in metadata.requires(name) or ():
+            child = Requirement(text)
+            if not child.marker or any(
+                child.marker.evaluate({**PYTHON, "extra": extra}) for extra in ("", *extras)
+            ):
+                waiting.append(child)
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_lock_holds_what_the_variant_needs_and_nothing_else(variant: str) -> None:
+    assert set(locked(variant)) == set(needed(declared(variant))), "make lock"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_lock_fulfils_what_is_declared(variant: str) -> None:
+    versions = locked(variant)
+
+    wrong = [
+        str(item)
+        for item in declared(variant)
+        if versions.get(canonicalize_name(item.name), "0") not in item.specifier
+    ]
+    assert wrong == [], "make lock"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_the_versions_that_the_tests_ran_with(name: str) -> None:
+    tested = {name: version for name, version in locked(name).items() if not CUDA.fullmatch(name)}
+    constraints = constrained()
+
+    assert tested == {name: constraints.get(name) for name in tested}, "make lock"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_a_hash_for_everything_and_says_nothing_of_where_it_was_made(name: str) -> None:
+    lines = (ROOT / "docker" / "lock" / f"{name}.txt").read_text().splitlines()
+
+    assert lines
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        is_hash = re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line)
+        assert is_hash or re.fullmatch(r"[\w.-]+==[\w.+!]+ \\", line), line
+        assert after.startswith("    --hash=") == line.endswith("\\"), line
+
+
+def test_cuda_is_in_one_variant_and_tensorflow_not_in_the_smallest() -> None:
+    assert {name for name in locked("gpu") if CUDA.fullmatch(name)} == set(locked("gpu")) - set(locked("cpu"))
+    assert {"nvidia-cudnn-cu12", "nvidia-nccl-cu12"} <= set(locked("gpu"))
+    assert not {"tensorflow", "keras", "numpy", "matplotlib"} & set(locked("control"))
+
+
+def test_the_dockerfile_has_nothing_to_object_to() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [hadolint, "--no-color", "--failure-threshold", "info", ROOT / "docker" / "Dockerfile"],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_image_runs_as_a_user_and_says_its_revision() -> None:
+    last = DOCKERFILE.rpartition("\nFROM ")[2]
+
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", last, re.MULTILINE)
+    assert f"LABEL {REVISION_LABEL}=$REVISION" in last
+    assert "pip install" not in last
+
+
+def test_what_is_copied_is_there_and_reaches_the_build() -> None:
+    """.dockerignore leaves everything out but what it names."""
+    copied = [
+        source.replace("${VARIANT}", variant)
+        for line in re.findall(r"^COPY ([^-].*)$", DOCKERFILE, re.MULTILINE)
+        for source in line.split()[:-1]
+        for variant in VARIANTS
+    ]
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    named = [line.removeprefix("!") for line in ignore if line.startswith("!")]
+
+    assert all((ROOT / source).exists() for source in copied)
+    assert all(any(Path(source).is_relative_to(name) for name in named) for source in copied), copied
+    assert all(any(Path(source).is_relative_to(name) for source in copied) for name in named), named
+
+
+def test_nothing_is_installed_that_is_not_locked() -> None:
+    """Each pip command takes hashes, or what the one before it has made."""
+    joined = DOCKERFILE.replace("\\\n", " ")
+    commands = re.findall(r"python -m pip [^&\n]*", joined)
+
+    assert len(commands) == 4
+    assert all("--require-hashes" in command or "--no-index" in command for command in commands)
+    assert all("--no-build-isolation" in command for command in commands if " wheel " in command)

@@ -1,0 +1,294 @@
+"""`shardline image`: the command itself, with a docker that writes down what it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.image import Image
+from trainer.errors import SettingsError
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "europe-west4-docker.pkg.dev/my-project/shardline/shardline"
+DIGEST = f"sha256:{64 * 'a'}"
+
+#: Answers as docker does: `image inspect` with what it has, all else with the status in $DOCKER_STATUS.
+DOCKER = """#!/bin/sh
+printf '%s\\n' "$*" >> "$DOCKER_CALLS"
+if [ "$1 $2" = "image inspect" ]; then exec cat "$DOCKER_HAS"; fi
+echo "docker says something"
+exit "${DOCKER_STATUS:-0}"
+"""
+
+
+class Clone:
+    """A clone with settings, and a PATH on which git and the fake docker are all there is."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "clone"
+        self.bin = directory / "bin"
+        self.calls = directory / "calls"
+        self.has = directory / "has.json"
+        (self.root / "docker").mkdir(parents=True)
+        (self.root / "docker" / "Dockerfile").write_text("FROM scratch\n")
+        (self.root / "settings.toml").write_text(
+            f'image = "{NAME}:0.1.0"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+        )
+        self.bin.mkdir()
+        for tool in ("git", "cat"):
+            found = subprocess.run(["which", tool], capture_output=True, text=True, check=True).stdout.strip()
+            (self.bin / tool).symlink_to(found)
+        self.git("init", "--quiet")
+        self.commit()
+
+    def git(self, *arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        command = ["git", *identity, *arguments]
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True).stdout
+
+    def commit(self) -> None:
+        self.git("add", ".")
+        self.git("commit", "--quiet", "--message", "all")
+
+    @property
+    def revision(self) -> str:
+        return self.git("rev-parse", "HEAD").strip()
+
+    def install(self, tool: str = "docker") -> None:
+        (self.bin / tool).write_text(DOCKER.replace("#!/bin/sh", f"#!{os.path.realpath('/bin/sh')}"))
+        (self.bin / tool).chmod(0o755)
+
+    def hold(self, revision: str, *digests: str) -> None:
+        """Lets docker have the image, built from a revision and pushed to where the digests say."""
+        labels = {"org.opencontainers.image.revision": revision} if revision else None
+        self.has.write_text(json.dumps([{"RepoDigests": digests, "Config": {"Labels": labels}}]))
+
+    def called(self) -> list[list[str]]:
+        return (
+            [shlex.split(line) for line in self.calls.read_text().splitlines()] if self.calls.exists() else []
+        )
+
+    def run(self, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from pipelines.cli.main import main; main()",
+                "image",
+                *arguments,
+                "--settings",
+                "settings.toml",
+            ],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            env={
+                "PATH": str(self.bin),
+                "PYTHONPATH": str(ROOT),
+                "DOCKER_CALLS": str(self.calls),
+                "DOCKER_HAS": str(self.has),
+                "DOCKER_STATUS": str(status),
+            },
+        )
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+def test_an_image_is_built_with_its_variant_and_revision(clone: Clone) -> None:
+    clone.install()
+    done = clone.run("build", "--variant", "gpu", "--tag", "1", "--tag", "latest")
+
+    assert done.returncode == 0, done.stderr
+    (called,) = clone.called()
+    assert called == [
+        "build",
+        *("--file", "docker/Dockerfile"),
+        *("--platform", "linux/amd64"),
+        *("--build-arg", "VARIANT=gpu"),
+        *("--build-arg", f"REVISION={clone.revision}"),
+        *("--tag", f"{NAME}:1"),
+        *("--tag", f"{NAME}:latest"),
+        ".",
+    ]
+    assert done.stdout == f"built {NAME}:1, {NAME}:latest from revision {clone.revision}\n"
+    assert "docker says something" in done.stderr
+
+
+def test_a_dry_run_prints_what_would_be_run_and_runs_nothing(clone: Clone) -> None:
+    clone.install()
+    planned = json.loads(clone.run("build", "--dry-run").stdout)["commands"]
+    assert clone.called() == []
+
+    clone.run("build")
+    assert [shlex.split(command)[1:] for command in planned] == clone.called()
+
+
+def test_a_dry_run_needs_no_docker(clone: Clone) -> None:
+    done = clone.run("push", "--dry-run", "--tag", "1", "--tag", "2")
+
+    assert json.loads(done.stdout) == {"commands": [f"docker push {NAME}:1", f"docker push {NAME}:2"]}
+
+
+def test_json_is_all_that_there_is_on_standard_output(clone: Clone) -> None:
+    clone.install()
+    clone.hold(clone.revision, f"elsewhere@{DIGEST}", f"{NAME}@{DIGEST}")
+
+    built = json.loads(clone.run("build", "--json").stdout)
+    pushed = json.loads(clone.run("push", "--json").stdout)
+
+    names = [f"{NAME}:0.1.0"]
+    assert built == {"names": names, "variant": "cpu", "revision": clone.revision}
+    assert pushed == {**built, "digest": DIGEST, "pinned": f"{NAME}@{DIGEST}"}
+
+
+def test_podman_is_as_good(clone: Clone) -> None:
+    clone.install("podman")
+
+    assert clone.run("build").returncode == 0
+    assert clone.called()[0][0] == "build"
+
+
+def test_without_docker_there_is_cloud_build(clone: Clone) -> None:
+    done = clone.run("build")
+
+    assert done.returncode == 2
+    assert "neither docker nor podman is installed here" in done.stderr
+    assert "gcloud builds submit --config cloudbuild.yaml" in done.stderr
+
+
+def test_a_dirty_tree_is_refused_unless_it_may_be(clone: Clone) -> None:
+    clone.install()
+    (clone.root / "docker" / "Dockerfile").write_text("FROM elsewhere\n")
+    (clone.root / "new.py").write_text("")
+    refused = clone.run("build")
+
+    assert refused.returncode == 2
+    assert "files differ from the git revision: docker/Dockerfile and 1 more; commit them" in refused.stderr
+    assert clone.called() == []
+    assert clone.run("build", "--allow-dirty").returncode == 0
+    assert f"REVISION={clone.revision}-dirty" in clone.called()[0]
+
+
+def test_without_a_repository_there_is_no_revision(clone: Clone) -> None:
+    clone.install()
+    (clone.root / ".git").rename(clone.root.parent / "git")
+
+    assert "this is no git repository" in clone.run("build").stderr
+    assert clone.run("build", "--allow-dirty").stdout == f"built {NAME}:0.1.0 from revision unknown\n"
+
+
+def test_elsewhere_there_is_nothing_to_build(clone: Clone) -> None:
+    clone.install()
+    (clone.root / "docker" / "Dockerfile").unlink()
+    clone.commit()
+    done = clone.run("build")
+
+    assert done.returncode == 2
+    assert f"no docker/Dockerfile in {clone.root}" in done.stderr
+
+
+def test_a_failed_build_is_a_failure(clone: Clone) -> None:
+    clone.install()
+    done = clone.run("build", status=17)
+
+    assert done.returncode == 1
+    assert "the build ended with 17" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_push_says_how_to_pin(clone: Clone) -> None:
+    clone.install()
+    clone.hold(clone.revision, f"{NAME}@{DIGEST}")
+    done = clone.run("push", "--tag", "1", "--tag", "latest")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"pushed {NAME}:1, {NAME}:latest",
+        f'pin it in the settings: image = "{NAME}@{DIGEST}"',
+    ]
+    assert [call for call in clone.called() if call[0] == "push"] == [
+        ["push", f"{NAME}:1"],
+        ["push", f"{NAME}:latest"],
+    ]
+
+
+def test_a_registry_that_refuses_is_the_platforms_error(clone: Clone) -> None:
+    clone.install()
+    clone.hold(clone.revision)
+    done = clone.run("push", status=1)
+
+    assert done.returncode == 3
+    assert f"docker push {NAME}:0.1.0 ended with 1" in done.stderr
+    assert "gcloud auth configure-docker europe-west4-docker.pkg.dev" in done.stderr
+
+
+def test_a_push_without_a_digest_is_no_success(clone: Clone) -> None:
+    clone.install()
+    clone.hold(clone.revision, f"elsewhere@{DIGEST}")
+    done = clone.run("push")
+
+    assert done.returncode == 3
+    assert f"docker knows no digest of {NAME} after the push" in done.stderr
+
+
+@pytest.mark.parametrize("revision", ["", "abc-dirty"])
+def test_an_image_of_changed_files_is_not_pushed(clone: Clone, revision: str) -> None:
+    clone.install()
+    clone.hold(revision, f"{NAME}@{DIGEST}")
+    done = clone.run("push")
+
+    assert done.returncode == 2
+    assert f"was built from files that no git revision has ({revision or 'none known'})" in done.stderr
+    assert [call[0] for call in clone.called()] == ["image"]
+    assert clone.run("push", "--allow-dirty").returncode == 0
+
+
+def test_an_image_that_was_not_built_cannot_be_pushed(clone: Clone) -> None:
+    clone.install()
+    done = clone.run("push")
+
+    assert done.returncode == 1
+    assert f"docker has no image {NAME}:0.1.0" in done.stderr
+    assert "'shardline image build' builds it" in done.stderr
+
+
+def test_a_name_without_a_registry_is_not_pushed(clone: Clone) -> None:
+    clone.install()
+    settings = clone.root / "settings.toml"
+    settings.write_text(settings.read_text().replace(NAME, "shardline"))
+    done = clone.run("push")
+
+    assert done.returncode == 2
+    assert "the image 'shardline' names no registry to push to" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("reference", "tags", "names"),
+    [
+        ("shardline:0.1.0", [], ("shardline:0.1.0",)),
+        # A port is no tag.
+        ("localhost:5000/shardline", ["1"], ("localhost:5000/shardline:1",)),
+        (f"{NAME}@{DIGEST}", ["2"], (f"{NAME}:2",)),
+        (f"{NAME}:1@{DIGEST}", [], (f"{NAME}:1",)),
+    ],
+)
+def test_names(reference: str, tags: list[str], names: tuple[str, ...]) -> None:
+    assert Image.of(reference, tags=tags).names == names
+
+
+def test_the_variant_without_tensorflow_is_another_image() -> None:
+    assert Image.of(f"{NAME}:1", variant="control").names == (f"{NAME}-control:1",)
+
+
+def test_a_digest_is_no_tag() -> None:
+    with pytest.raises(SettingsError, match="names no tag; give one: --tag"):
+        Image.of(f"{NAME}@{DIGEST}")

@@ -1,0 +1,145 @@
+"""The request that starts a run, and what may not get into one."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import re
+from typing import Any
+
+import pytest
+from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest
+from google.protobuf.json_format import ParseDict
+
+from pipelines.vertex.environment import Environment
+from pipelines.vertex.job_request import job_request, new_job_id, with_caching
+from trainer.errors import PipelineError, SettingsError
+
+ENVIRONMENT = Environment(
+    project="my-project", location="europe-west4", pipeline_root="gs://b/runs", labels={"team": "vision"}
+)
+TASK = {"componentRef": {"name": "comp-a"}, "cachingOptions": {"enableCache": True}}
+SPEC: dict[str, Any] = {
+    "pipelineInfo": {"name": "toy"},
+    "schemaVersion": "2.1.0",
+    "root": {"dag": {"tasks": {"a": TASK, "loop": {"componentRef": {"name": "comp-loop"}}}}},
+    "components": {"comp-a": {"executorLabel": "exec-a"}, "comp-loop": {"dag": {"tasks": {"b": TASK}}}},
+    "deploymentSpec": {"executors": {"exec-a": {}}},
+}
+
+
+def test_the_request_is_the_apis_own() -> None:
+    request = job_request(
+        ENVIRONMENT, SPEC, {"count": 3, "note": 'a "b"'}, job_id="toy-1", labels={"stage": "test"}
+    )
+
+    assert request == {
+        "parent": "projects/my-project/locations/europe-west4",
+        "pipelineJob": {
+            "displayName": "toy",
+            "pipelineSpec": SPEC,
+            "labels": {"team": "vision", "stage": "test"},
+            "runtimeConfig": {
+                "gcsOutputDirectory": "gs://b/runs",
+                "parameterValues": {"count": 3, "note": 'a "b"'},
+            },
+        },
+        "pipelineJobId": "toy-1",
+    }
+    # What is shown is what is sent: no key is unknown to the API.
+    message = ParseDict(
+        json.loads(json.dumps(request)), CreatePipelineJobRequest.pb(CreatePipelineJobRequest())
+    )
+    assert message.pipeline_job.runtime_config.parameter_values["count"].number_value == 3
+
+
+def test_everything_that_an_environment_says_is_sent() -> None:
+    key = "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k"
+    environment = Environment(
+        project="my-project",
+        location="europe-west4",
+        pipeline_root="gs://b",
+        service_account="a@my-project.iam.gserviceaccount.com",
+        network="projects/1/global/networks/n",
+        encryption_spec_key_name=key,
+    )
+    job = job_request(environment, SPEC, {}, template_uri="https://x/y")["pipelineJob"]
+    assert job["serviceAccount"] == "a@my-project.iam.gserviceaccount.com"
+    assert job["network"] == "projects/1/global/networks/n"
+    assert job["encryptionSpec"] == {"kmsKeyName": key}
+    assert job["templateUri"] == "https://x/y"
+    assert "labels" not in job
+
+
+def test_the_request_of_a_schedule_has_no_id() -> None:
+    assert "pipelineJobId" not in job_request(ENVIRONMENT, SPEC, {})
+
+
+def test_a_pipelines_own_root_is_used_where_there_is_no_other() -> None:
+    nowhere = Environment(project="my-project", location="europe-west4")
+    own = {**SPEC, "defaultPipelineRoot": "gs://own"}
+    for environment, root in ((nowhere, "gs://own"), (ENVIRONMENT, "gs://b/runs")):
+        config = job_request(environment, own, {})["pipelineJob"]["runtimeConfig"]
+        assert config["gcsOutputDirectory"] == root
+    with pytest.raises(SettingsError, match="pipeline_root is missing"):
+        job_request(nowhere, SPEC, {})
+
+
+@pytest.mark.parametrize(("enabled", "options"), [(True, {"enableCache": True}), (False, {})])
+def test_caching_is_set_for_every_task_and_leaves_the_pipeline_as_it_is(
+    enabled: bool, options: dict[str, Any]
+) -> None:
+    before = copy.deepcopy(SPEC)
+    changed = with_caching(SPEC, enabled)
+    assert changed["root"]["dag"]["tasks"]["a"]["cachingOptions"] == options
+    assert changed["components"]["comp-loop"]["dag"]["tasks"]["b"]["cachingOptions"] == options
+    assert before == SPEC
+    sent = job_request(ENVIRONMENT, SPEC, {}, enable_caching=enabled)["pipelineJob"]["pipelineSpec"]
+    assert sent == changed
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [
+        ("retrain", "retrain"),
+        ("My Pipeline_2!", "my-pipeline-2"),
+        ("2nd", "run-2nd"),  # an id begins with a letter
+        ("é", "run"),
+        ("x" * 200, "x" * 105),  # 127 characters in all
+    ],
+)
+def test_an_id_is_the_pipelines_name_the_second_and_six_digits(name: str, beginning: str) -> None:
+    now = datetime.datetime(2030, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    found = new_job_id(name, now)
+    assert re.fullmatch(re.escape(beginning) + "-20300102030405-[0-9a-f]{6}", found)
+    assert len(found) <= 127
+    assert job_request(ENVIRONMENT, SPEC, {}, job_id=found)["pipelineJobId"] == found
+
+
+def test_ids_of_the_same_second_differ() -> None:
+    now = datetime.datetime(2030, 1, 2, tzinfo=datetime.UTC)
+    assert len({new_job_id("toy", now) for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("job_id", ["Toy", "1a", "a_b", "a" * 128, "a.b"])
+def test_an_id_of_another_form_is_refused(job_id: str) -> None:
+    with pytest.raises(SettingsError, match="id must begin with a letter"):
+        job_request(ENVIRONMENT, SPEC, {}, job_id=job_id)
+
+
+def test_labels_are_checked() -> None:
+    with pytest.raises(SettingsError, match="got Stage=test"):
+        job_request(ENVIRONMENT, SPEC, {}, labels={"Stage": "test"})
+
+
+@pytest.mark.parametrize("name", ['a "b"', "x" * 129])
+def test_a_name_that_breaks_something_is_refused(name: str) -> None:
+    with pytest.raises(PipelineError, match="a name may have 128 characters"):
+        job_request(ENVIRONMENT, {**SPEC, "pipelineInfo": {"name": name}}, {})
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "", None])
+def test_a_pipeline_of_an_older_kfp_is_refused(version: str | None) -> None:
+    with pytest.raises(PipelineError, match=r"compile it with KFP 2, which writes 2\.1\.0"):
+        job_request(ENVIRONMENT, {**SPEC, "schemaVersion": version}, {})

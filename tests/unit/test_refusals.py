@@ -1,0 +1,129 @@
+"""What Google's clients raise, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import requests
+from google.api_core import exceptions as api
+from google.auth import exceptions as auth
+
+from pipelines.vertex.calls import again, platform_errors
+from pipelines.vertex.refusals import is_busy, is_lost, is_unreached, role_of
+from trainer.errors import PlatformError
+
+
+@pytest.fixture(autouse=True)
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name, value in (("GOOGLE_APPLICATION_CREDENTIALS", ""), ("CLOUDSDK_CONFIG", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+
+
+def http_error(status: int, message: str) -> requests.HTTPError:
+    response = requests.Response()
+    response.status_code = status
+    response._content = f'{{"error": {{"message": "{message}"}}}}'.encode()
+    response.request = requests.Request("GET", "https://artifactregistry.googleapis.com/v1/x").prepare()
+    return requests.HTTPError(response=response)
+
+
+DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googleapis.com/projects/_/b'"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            api.PermissionDenied(DENIED),
+            "permission storage.objects.get is missing on projects/_/b; grant roles/storage.objectUser to",
+        ),
+        (api.PermissionDenied("no"), "permission denied: no; ask for it to be granted to your account"),
+        (
+            api.PermissionDenied("The API secretmanager.googleapis.com has not been used in project 1"),
+            "the API secretmanager.googleapis.com is not enabled",
+        ),
+        (
+            http_error(403, DENIED.replace("'", "")),
+            "permission storage.objects.get is missing on projects/_/b",
+        ),
+        (http_error(404, "no such package"), "not found: "),
+        (
+            api.ResourceExhausted(
+                "The following quota metrics exceed quota limits: "
+                "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
+            ),
+            "the quota aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus is used up",
+        ),
+        (api.TooManyRequests("slow down"), "too many requests (slow down); try again later"),
+        (api.RetryError("given up", cause=api.ServiceUnavailable("busy")), "503 service unavailable: busy"),
+        (api.Aborted("race"), "something else has changed it meanwhile: race; try again"),
+        (auth.DefaultCredentialsError("none"), "no credentials of Google Cloud were found"),
+        (
+            auth.RefreshError("invalid_grant: expired"),
+            "the credentials were refused",
+        ),
+        (
+            auth.TransportError("HTTPSConnectionPool(host='oauth2.googleapis.com'): Failed to resolve it"),
+            "oauth2.googleapis.com was not reached: its name is not known",
+        ),
+        (requests.ConnectTimeout("connect timeout=3"), "Google Cloud was not reached: it does not answer"),
+        (api.Unauthenticated("who?"), "not signed in (who?); run 'gcloud auth"),
+        (api.InvalidArgument("a\nb"), "the platform refused it: a b"),
+    ],
+)
+def test_an_error_is_one_line_that_says_what_to_do(error: Exception, expected: str) -> None:
+    with pytest.raises(PlatformError) as raised, platform_errors("do it"):
+        raise error
+    assert str(raised.value).startswith("cannot do it: ")
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 3
+
+
+def test_a_mistake_of_our_own_is_not_the_platforms() -> None:
+    with pytest.raises(ZeroDivisionError), platform_errors("do it"):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("error", "busy", "lost", "unreached"),
+    [
+        (api.ResourceExhausted("x"), True, False, False),
+        (api.ServiceUnavailable("The service is currently unavailable."), False, True, False),
+        (api.ServiceUnavailable("DNS resolution failed for x"), False, True, True),
+        (requests.ConnectionError("Connection aborted."), False, True, False),
+        (requests.exceptions.ChunkedEncodingError("Connection broken"), False, True, False),
+        (api.InvalidArgument("proxy"), False, False, False),  # an answer
+        (api.NotFound("x"), False, False, False),
+    ],
+)
+def test_kinds_of_failures(error: Exception, busy: bool, lost: bool, unreached: bool) -> None:
+    assert (is_busy(error), is_lost(error), is_unreached(error)) == (busy, lost, unreached)
+
+
+def test_a_token_is_replaced_once() -> None:
+    class Credentials:
+        token: str | None = "old"
+
+    credentials, tokens = Credentials(), []
+
+    def call() -> None:
+        tokens.append(credentials.token)
+        raise api.Unauthenticated("old token")
+
+    with pytest.raises(api.Unauthenticated):
+        again("do it", credentials)(call)()
+    assert tokens == ["old", None]
+
+
+@pytest.mark.parametrize(
+    ("permission", "role"),
+    [
+        ("aiplatform.schedules.create", "roles/aiplatform.user"),
+        ("iam.serviceAccounts.actAs", "roles/iam.serviceAccountUser"),
+        ("compute.networks.use", "a role that has it"),
+    ],
+)
+def test_the_role_for_a_permission(permission: str, role: str) -> None:
+    assert role_of(permission) == role

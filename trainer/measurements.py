@@ -1,0 +1,78 @@
+"""What a trial of a hyperparameter tuning job has measured, in the file that Vertex AI's agent reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+#: Where the platform's agent looks, unless the environment says otherwise.
+_FILE = "/tmp/hypertune/output.metrics"
+FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
+_TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
+_MOST_LINES = 100
+
+
+class Measurements:
+    """Writes the file.
+
+    It is that of cloudml-hypertune 0.1.0.dev6, a library of one class whose last release is of 2019 and
+    whose place this takes: a JSON object per report, all values text but the time, the last 100 of them,
+    written in place.
+    Source: https://github.com/GoogleCloudPlatform/cloudml-hypertune/blob/master/hypertune/hypertune.py
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Goes on with what an earlier attempt of a restarted trial has reported.
+
+        Args:
+            environ: The process's environment.
+        """
+        self._path = Path(environ.get(FILE_VARIABLE) or _FILE)
+        self._trial = environ.get(_TRIAL_VARIABLE, "0")
+        earlier = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
+        self._lines = deque(earlier, maxlen=_MOST_LINES)
+
+    def add(self, metric: str, value: float, step: int) -> None:
+        """Reports a metric.
+
+        Args:
+            metric: Its name.
+            value: Finite.
+            step: Training step at which it was measured.
+        """
+        report = {
+            "timestamp": time.time(),
+            "trial": self._trial,
+            metric: str(value),
+            "global_step": str(step),
+            "checkpoint_path": "",
+        }
+        self._lines.append(json.dumps(report, sort_keys=True))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # In place: whether the agent would find a file that has taken the name of another is said nowhere.
+        with self._path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in self._lines)
+
+
+def read_measurements(path: Path, metric: str) -> list[tuple[int, float, float]]:
+    """Returns what a trial has reported: step, value and time of each report (seconds since the epoch).
+
+    Of two reports of one step, which a restarted trial makes, the last counts. A line that is being
+    written is left for later.
+
+    Args:
+        path: The file; none is nothing reported.
+        metric: The metric's name.
+    """
+    found: dict[int, tuple[int, float, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            entry = json.loads(line)
+            step, value = int(entry["global_step"]), float(entry[metric])
+            found[step] = (step, value, float(entry["timestamp"]))
+        except (ValueError, LookupError, TypeError):
+            continue
+    return [found[step] for step in sorted(found)]
