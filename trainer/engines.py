@@ -38,6 +38,7 @@ def _synchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -
         run.strategy,
         iter(batches),
         make_summation(settings, run.strategy, run.cluster),
+        averaging_steps=settings.averaging_steps,
         jit_compile=settings.jit_compile,
         deterministic=settings.deterministic,
     )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
+from trainer.distribute.averaging import make_average, own_gradients
 from trainer.distribute.exchange import GradientExchange
 from trainer.distribute.summation import Summation
 
@@ -56,6 +57,7 @@ class Loop:
         batches: Iterator[Any],
         summation: Summation,
         *,
+        averaging_steps: int = 0,
         jit_compile: bool = False,
         deterministic: bool = False,
     ):
@@ -66,6 +68,8 @@ class Loop:
             strategy: The strategy.
             batches: Distributed batches as `model.train_step` takes them.
             summation: Sums the gradients of all replicas.
+            averaging_steps: Steps that each replica takes by itself until weights are averaged; 0 sums the
+                gradients of every step.
             jit_compile: Whether XLA compiles the step.
             deterministic: Whether TensorFlow has been asked for determinism; it then refuses to tell the
                 time inside a function, and the wait for input is not known.
@@ -75,7 +79,10 @@ class Loop:
         self._batches = batches
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
-        self._exchange = GradientExchange(model, summation)
+        self._averaging_steps = averaging_steps
+        self._average = make_average(strategy, model, summation)
+        own = own_gradients(strategy.num_replicas_in_sync)
+        self._exchange = GradientExchange(model, own if averaging_steps else summation)
         self._steps = self._trace()
 
     def retrace(self) -> None:
@@ -115,6 +122,8 @@ class Loop:
                 with tf.control_dependencies(_tensors(strategy, data)):
                     waited += self._clock() - asked
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, sizes[i])))
+                if self._averaging_steps and self._model.optimizer.iterations % self._averaging_steps == 0:
+                    strategy.run(self._average)
                 if not tf.reduce_all(tf.stack(finite)):
                     diverged = tf.minimum(diverged, i)
             return waited, diverged

@@ -83,6 +83,8 @@ class TrainSettings:
         communication: How workers exchange gradients: tcp, a ring of sockets, which auto takes between
             CPUs; or TensorFlow's own ring or nccl.
         gradient_compression: Type in which gradients travel: none (float32, exact), bfloat16 or float16.
+        averaging_steps: Steps that each worker takes by itself until weights are averaged (local SGD, another
+            algorithm); 0 exchanges the gradients of every step.
         shard_policy: How data reaches the workers, one of `SHARD_POLICIES`.
         cache: Whether each worker keeps its decoded examples in memory: memory, off, or auto for where there
             is room and more than one epoch.
@@ -132,6 +134,7 @@ class TrainSettings:
     strategy: str = "auto"
     communication: str = "auto"
     gradient_compression: str = "none"
+    averaging_steps: int = 0
     shard_policy: str = "auto"
     cache: str = "auto"
     steps_per_execution: int = 0
@@ -162,6 +165,10 @@ class TrainSettings:
         if self.unfreeze_at_epoch > self.epochs:
             raise SettingsError(
                 f"unfreeze_at_epoch {self.unfreeze_at_epoch} never comes: the run has {self.epochs} epochs"
+            )
+        if self.averaging_steps and self.gradient_accumulation_steps > 1:
+            raise SettingsError(
+                "averaging_steps and gradient_accumulation_steps exclude each other; give one of them"
             )
         if self.transform and self.class_weights:
             raise SettingsError(

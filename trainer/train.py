@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from trainer.callbacks.report import Meter
 from trainer.data import faults
 from trainer.data import manifest as manifests
 from trainer.distribute import strategy as strategies
+from trainer.distribute.averaging import make_merge
 from trainer.distribute.cluster import Cluster, read_cluster
 from trainer.distribute.collectives import Collectives
 from trainer.distribute.peers import Peers
@@ -62,6 +63,11 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     if settings.jit_compile and name != "one_device":
         raise SettingsError(
             f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
+        )
+    if settings.averaging_steps and name != "multi_worker_mirrored":
+        raise SettingsError(
+            "averaging_steps needs strategy multi_worker_mirrored: workers with weights of their own; this run "
+            f"has {name}"
         )
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))
@@ -134,7 +140,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
         callbacks=callbacks,
         collectives=together,
         preemption=preemption,
-        merge=strategies.replica_merger(run.strategy, model),
+        merge=_merger(run, model),
         validate=lambda: {f"val_{name}": value for name, value in evaluate().items()},
         meter=meter,
     )
@@ -148,6 +154,11 @@ def _train(run: Run, preemption: Preemption) -> Logs:
             logs |= training.validate()
         _finish(run, model, training.position, logs)
     return logs
+
+
+def _merger(run: Run, model: keras.Model) -> Callable[[], None]:
+    merge = strategies.replica_merger(run.strategy, model)
+    return make_merge(run.strategy, model, merge) if run.settings.averaging_steps else merge
 
 
 def _checkpoints(run: Run, state: TrainingState) -> Checkpoints:
