@@ -66,8 +66,8 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         )
     if settings.averaging_steps and name != "multi_worker_mirrored":
         raise SettingsError(
-            "averaging_steps needs strategy multi_worker_mirrored: workers with weights of their own; this run "
-            f"has {name}"
+            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
+            f"this run has {name}"
         )
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))

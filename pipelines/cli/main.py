@@ -16,6 +16,7 @@ from pipelines.cli.doctor import doctor
 from pipelines.cli.foreground import inject_option, pairs
 from pipelines.cli.image import image
 from pipelines.cli.logs import explain, logs
+from pipelines.cli.predict import predict
 from pipelines.cli.schedule import schedule
 from pipelines.cli.settings import settings
 from pipelines.cli.submit import cancel, status, submit
@@ -141,6 +142,7 @@ def run(
 
 
 main.add_command(check)
+main.add_command(predict)
 main.add_command(preprocess)
 main.add_command(dataset)
 main.add_command(train)

@@ -52,7 +52,7 @@ def chief_callbacks(run: Run, meter: Meter) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that only show or report things; none of them reads a metric itself."""
     settings = run.settings
     callbacks = [
-        Report(meter, settings.epochs),
+        Report(meter, settings.epochs, in_memory=run.feed("train").in_memory),
         keras.callbacks.TensorBoard(
             str(run.dirs.logs), write_graph=False, histogram_freq=settings.histograms
         ),

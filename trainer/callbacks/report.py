@@ -11,6 +11,10 @@ from trainer import progress
 from trainer.loop import Logs
 
 
+#: Share of the time for which it is worth to change something.
+_MUCH = 0.1
+
+
 @dataclass
 class Meter:
     """What the chief has counted since this process began to train.
@@ -54,8 +58,10 @@ class _Mark:
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
 
-    def __init__(self, meter: Meter, epochs: int):
+    def __init__(self, meter: Meter, epochs: int, *, in_memory: bool = False):
+        """Takes what is counted, and whether examples are in memory already."""
         super().__init__()
+        self._in_memory = in_memory
         self._meter = meter
         self._epochs = epochs
         self._epoch = 0
@@ -80,6 +86,14 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Reports the epoch with its validation."""
         progress.say("train", self._text(logs))
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Says what the run has waited for, where that was much, and what would help."""
+        meter = self._meter
+        share = min(1.0, meter.waited / meter.seconds) if meter.seconds else 0.0
+        if share > _MUCH:
+            advice = "larger batches" if self._in_memory else "cache memory, images stored raw or smaller"
+            progress.say("train", f"steps waited for input {share:.0%} of the time; what may help: {advice}")
 
     def _text(self, logs: Logs | None) -> str:
         meter = self._meter
