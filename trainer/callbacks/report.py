@@ -10,7 +10,6 @@ import keras
 from trainer import progress
 from trainer.loop import Logs
 
-
 #: Share of the time for which it is worth to change something.
 _MUCH = 0.1
 
