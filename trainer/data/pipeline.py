@@ -92,10 +92,10 @@ class Feed:
             batches = self.worker_dataset(
                 context.num_input_pipelines, context.input_pipeline_id, range(first_epoch, epochs), start
             )
-            # Nobody reads past the end: the plan says how many steps there are. Of a dataset that may end,
+            # Nobody reads past the end: the plan says how many steps there are. But of a dataset that may end
             # TensorFlow asks all workers before every step whether any of them still has data, an exchange of
             # its own (input_lib.py, `_calculate_replicas_with_values`).
-            return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+            return batches.repeat()
 
         return strategy.distribute_datasets_from_function(dataset)
 
