@@ -229,7 +229,7 @@ def _page(job: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> str:
     facts = {
         "job": job.get("name") or job.get("displayName", ""),
         "metric": f"{study['metrics'][0]['metricId']}, {study['metrics'][0].get('goal', '').lower()}",
-        "algorithm": study.get("algorithm", "Bayesian optimization of the platform"),
+        "algorithm": study.get("algorithm", "the platform's default; in a local run Optuna's"),
         "trials at most": str(job.get("maxTrialCount", "")),
         **{f"label {name}": text for name, text in job.get("labels", {}).items()},
     }

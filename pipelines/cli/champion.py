@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from pipelines.cli.options import json_option, show_json
 from trainer.errors import ModelError
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ def champion() -> None:
 
 @champion.command()
 @click.argument("directory")
-def show(directory: str) -> None:
+@json_option
+def show(directory: str, as_json: bool) -> None:
     """Show the champion in DIRECTORY (or gs://) and the versions that it can go back to."""
     from components.register.champion import champion_directory, current
     from components.register.version import complete_versions
@@ -29,6 +32,10 @@ def show(directory: str) -> None:
     present = current(path)
     if present is None:
         raise ModelError(f"nothing has been published in {path}; give the directory of a champion")
+    if as_json:
+        versions = [asdict(version) for version in reversed(complete_versions(path))]
+        show_json({"champion": _facts(path, present), "versions": versions})
+        return
     for name, value in _facts(path, present).items():
         click.echo(f"{name:<12}{value}")
     click.echo()
@@ -40,11 +47,15 @@ def show(directory: str) -> None:
 @champion.command()
 @click.argument("directory")
 @click.option("--to", "version", default="", metavar="VERSION", help="Default: the one that it replaced.")
-def rollback(directory: str, version: str) -> None:
+@json_option
+def rollback(directory: str, version: str, as_json: bool) -> None:
     """Make the version that the champion in DIRECTORY (or gs://) replaced the champion again."""
     from components.register import champion as champions
 
     restored = champions.rollback(champions.champion_directory(directory), version)
+    if as_json:
+        show_json(asdict(restored))
+        return
     click.echo(f"version {restored.version} is the champion (accuracy {restored.accuracy:.4f})")
 
 

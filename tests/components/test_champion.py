@@ -32,6 +32,15 @@ def invoke(*arguments):
     return CliRunner().invoke(cli.main, ["champion", *map(str, arguments)])
 
 
+def test_a_program_reads_the_same_as_a_person(champion, versions):
+    shown = json.loads(invoke("show", champion, "--json").output)
+    restored = json.loads(invoke("rollback", champion, "--json").output)
+
+    assert shown["champion"]["champion"] == versions[2].version
+    assert [item["version"] for item in shown["versions"]] == [one.version for one in reversed(versions)]
+    assert restored["version"] == versions[1].version == current(champion).version
+
+
 def test_each_version_names_the_one_that_it_replaced(champion, versions):
     assert [version.previous for version in versions] == ["", versions[0].version, versions[1].version]
     assert complete_versions(champion) == sorted(versions, key=lambda version: version.version)
