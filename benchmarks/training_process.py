@@ -133,11 +133,12 @@ def _bare(model: Any, batch: Any) -> Callable[[int], None]:
     import tensorflow as tf
 
     @tf.function  # type: ignore[untyped-decorator]
-    def steps(count: tf.Tensor) -> None:
+    def steps(batch: Any, count: tf.Tensor) -> None:
         for _ in tf.range(count):
             model.train_step(batch)
 
-    return lambda count: steps(tf.constant(count))
+    # An argument: TensorFlow would compute what follows from a constant once and for all.
+    return lambda count: steps(batch, tf.constant(count))
 
 
 def _keras_fit(model: Any, batch: Any) -> Callable[[int], None]:
