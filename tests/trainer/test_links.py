@@ -78,7 +78,8 @@ def test_where_one_cannot_be_reached_nobody_has_a_ring(monkeypatch):
         nobody = server.getsockname()[1]
 
     def lead_astray(values):
-        values[2] = nobody  # the second process's port
+        if len(values) == 4:
+            values[2] = nobody  # the second process's port
 
     assert connect(["127.0.0.1", "127.0.0.1"], lead_astray) == [None, None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,7 @@ class RingSummation:
         """
         self._ring = ring
         self._wire = wire.as_numpy_dtype
+        self._rooms = _Rooms()
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
@@ -100,24 +102,40 @@ class RingSummation:
         return [summed[i] for i in range(len(gradients))]
 
     def _sum(self, *gradients: Array) -> list[Array]:
-        flat, parts = _lay_out(gradients)
+        flat, parts = _lay_out(gradients, self._rooms)
         for gradient, part in zip(gradients, parts, strict=True):
             part[...] = gradient
         self._ring.sum(flat, self._wire)
         return parts
 
 
-def _lay_out(gradients: tuple[Array, ...]) -> tuple[Array, list[Array]]:
-    """Returns a new array with room for all gradients, and the place of each in it.
+class _Rooms:
+    """Memory for sums: used again, since the kernel is slow to hand out new pages, once nobody holds it."""
 
-    It is new each time: TensorFlow takes the parts over without a copy, and may keep them.
-    """
+    # What refers to an array that only the list knows: the list, and the question itself.
+    _FREE = 2
+
+    def __init__(self) -> None:
+        self._rooms: list[Array] = []
+
+    def take(self, size: int) -> Array:
+        """Returns float32 (size,) that is nobody's: TensorFlow takes sums over, and may keep them."""
+        rooms = self._rooms
+        for index in range(len(rooms)):
+            if rooms[index].size == size and sys.getrefcount(rooms[index]) == self._FREE:
+                return rooms[index]
+        rooms.append(np.empty(size, np.float32))
+        return rooms[-1]
+
+
+def _lay_out(gradients: tuple[Array, ...], rooms: _Rooms) -> tuple[Array, list[Array]]:
+    """Returns an array with room for all gradients, and the place of each in it."""
     width = _ALIGN // 4
     starts, end = [], 0
     for gradient in gradients:
         starts.append(end)
         end += -(-gradient.size // width) * width
-    room = np.empty(end + width, np.float32)
+    room = rooms.take(end + width)
     first = (-room.ctypes.data % _ALIGN) // 4
     flat = room[first : first + end]
     parts = []
