@@ -4,8 +4,8 @@ python -m benchmarks.whole --rounds 3
 
 Ours runs compiled/retrain.yaml: a pipeline of processes that preprocess the digits, train on a chief and a
 worker, export, judge and register. The script reads the same digits into memory, trains the same network with
-Keras' own fit for as many epochs with the same global batch, exports a SavedModel, loads it, and evaluates it on
-the test examples, image by image as PNG. They take turns.
+Keras' own fit for as many epochs with the same global batch, exports a SavedModel, loads it, and evaluates it
+on the test examples as PNG. They take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from sklearn.metrics import accuracy_score, confusion_matrix
 
 digits = load_digits()
 images = np.rint(digits.images * 255 / 16).astype(np.uint8)[..., None]
-images = tf.image.resize(images, (28, 28)).numpy().astype(np.uint8) if SIDE == 28 else images
 order = np.random.default_rng(0).permutation(len(images))
 train, validation, test = np.split(order, [1444, 1630])
 model = keras.Sequential([
@@ -69,7 +68,7 @@ def main() -> None:
     found: dict[str, list[float]] = {"make run": [], "script": []}
     with tempfile.TemporaryDirectory(prefix="whole-") as name:
         script = Path(name) / "script.py"
-        script.write_text(_SCRIPT.replace("SIDE", "8"))
+        script.write_text(_SCRIPT)
         shardline = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
         commands = {
             "make run": [*shardline, "run", "compiled/retrain.yaml", "--runs-dir", f"{name}/runs"],

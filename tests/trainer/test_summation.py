@@ -1,0 +1,33 @@
+"""Room for sums: aligned, and never handed out while somebody holds a part of it."""
+
+import numpy as np
+
+from trainer.distribute.summation import _lay_out, _Rooms
+
+
+def gradients():
+    return np.ones((3, 5), np.float32), np.float32(2) * np.ones((), np.float32), np.ones(40, np.float32)
+
+
+def test_every_gradient_has_an_aligned_place_of_its_shape():
+    flat, parts = _lay_out(gradients(), _Rooms())
+
+    assert [part.shape for part in parts] == [(3, 5), (), (40,)]
+    assert {part.ctypes.data % 64 for part in parts} == {0}
+    for number, part in enumerate(parts):
+        part[...] = number + 1
+    assert flat.sum() == 15 + 2 + 3 * 40  # what lies between is 0
+
+
+def test_room_is_used_again_only_when_nobody_holds_a_part():
+    rooms = _Rooms()
+    flat, parts = _lay_out(gradients(), rooms)
+    first = flat.ctypes.data
+    kept = parts[1]
+    del flat, parts
+
+    other, _ = _lay_out(gradients(), rooms)
+    assert other.ctypes.data != first
+    del kept
+    again, _ = _lay_out(gradients(), rooms)
+    assert again.ctypes.data == first
