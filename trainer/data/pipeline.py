@@ -41,6 +41,9 @@ _AHEAD_RECORDS = 1024
 _READ_BYTES = 64 << 20
 _SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
 
+# Bytes of a record from which on it is worth to hand it from thread to thread.
+_LARGE_RECORD = 4096
+
 # More than there are records in a shard, epochs in a run, or shards in a split.
 _MANY = 2**32
 
@@ -194,9 +197,16 @@ class Feed:
         files = files.map(lambda index, place: (tf.cast(index, tf.int64), place))
         if shards.policy == "off" and self.shuffle_seed is not None:
             files = files.shuffle(count, seed=seed, reshuffle_each_iteration=False)
-        # One after the other: handing each record from thread to thread costs more than reading it, and each
-        # shard is read ahead by a thread of its own.
-        records = files.interleave(examples, cycle_length=len(shards.files), block_length=1)
+        # Handing a small record from thread to thread costs more than reading it; for a large one that is
+        # nothing, and the shards are opened at the same time, which counts where they are far away.
+        total, many = sum(shard.bytes for shard in split.shards), tf.data.AUTOTUNE
+        large = read == self._read_records and total > _LARGE_RECORD * split.records
+        records = files.interleave(
+            examples,
+            cycle_length=len(shards.files),
+            block_length=1,
+            num_parallel_calls=many if large else None,
+        )
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
 
     def _read_records(self, place: Place) -> tf.data.Dataset:
