@@ -43,6 +43,8 @@ _SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
 
 # Bytes of a record from which on it is worth to hand it from thread to thread.
 _LARGE_RECORD = 4096
+# Shards that are opened at the same time.
+_OPENED = 32
 
 # More than there are records in a shard, epochs in a run, or shards in a split.
 _MANY = 2**32
@@ -199,13 +201,16 @@ class Feed:
             files = files.shuffle(count, seed=seed, reshuffle_each_iteration=False)
         # Handing a small record from thread to thread costs more than reading it; for a large one that is
         # nothing, and the shards are opened at the same time, which counts where they are far away.
-        total, many = sum(shard.bytes for shard in split.shards), tf.data.AUTOTUNE
-        large = read == self._read_records and total > _LARGE_RECORD * split.records
+        stored = sum(shard.bytes for shard in split.shards)
+        large = read == self._read_records and stored > _LARGE_RECORD * split.records
         records = files.interleave(
             examples,
             cycle_length=len(shards.files),
             block_length=1,
-            num_parallel_calls=many if large else None,
+            # Not AUTOTUNE, which takes no more threads than there are cores: these only wait.
+            num_parallel_calls=min(len(shards.files), _OPENED)
+            if read == self._read_records and large
+            else None,
         )
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
 
