@@ -60,15 +60,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     if name == "parameter_server" and cluster.role in ("worker", "ps"):
         run_server(cluster, settings.startup_timeout)
         return {}
-    if settings.jit_compile and name != "one_device":
-        raise SettingsError(
-            f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
-        )
-    if settings.averaging_steps and name != "multi_worker_mirrored":
-        raise SettingsError(
-            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
-            f"this run has {name}"
-        )
+    _check_strategy(settings, name)
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))
     manifest.info()  # images that differ in size are refused before any peer is waited for
@@ -102,6 +94,19 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         if name == "multi_worker_mirrored":
             peers.leave()
     return logs
+
+
+def _check_strategy(settings: TrainSettings, name: str) -> None:
+    """Refuses settings that the strategy cannot follow."""
+    if settings.jit_compile and name != "one_device":
+        raise SettingsError(
+            f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
+        )
+    if settings.averaging_steps and name != "multi_worker_mirrored":
+        raise SettingsError(
+            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
+            f"this run has {name}"
+        )
 
 
 def _train(run: Run, preemption: Preemption) -> Logs:

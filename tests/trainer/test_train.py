@@ -281,6 +281,14 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
         ({"callbacks": ("tests.helpers.models:nothing",)}, SettingsError, "has no 'nothing'"),
         ({"class_weights": '{"left": 2}'}, SettingsError, "no class 'left'"),
         ({"initial_model": "nowhere.keras"}, ModelError, "nowhere.keras"),
+        ({"averaging_steps": 4}, SettingsError, "averaging_steps needs strategy multi_worker_mirrored"),
+        (
+            {"averaging_steps": 4, "gradient_accumulation_steps": 2},
+            SettingsError,
+            "exclude each other; give one",
+        ),
+        ({"gradient_compression": "int8"}, SettingsError, "unknown gradient_compression 'int8'"),
+        ({"cache": "disk"}, SettingsError, "unknown cache 'disk'"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(dataset, tmp_path, changes, kind, message):
