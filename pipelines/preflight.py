@@ -13,18 +13,17 @@ from components.preprocess.sources import KNOWN_FORMS, open_source
 from components.train.run import check_options
 from components.tune.plan import check_tuned
 from components.tune.study import parse_study, read_study
-from pipelines import retrain, tune
 from pipelines.check.findings import Finding
 from pipelines.check.run import refuse_errors
 from pipelines.check.schedule import Schedule
 from pipelines.parameters import check_parameters
-from pipelines.spec import defaults
+from pipelines.spec import RETRAIN, TUNE, defaults
 from trainer.errors import SettingsError
 from trainer.models import import_string
 from trainer.settings import TrainSettings
 
 #: Names of the pipelines whose parameters are known here.
-OURS = (retrain.NAME, tune.NAME)
+OURS = (RETRAIN, TUNE)
 
 _TRAINING = ("epochs", "per_replica_batch_size", "learning_rate", "seed")
 
@@ -57,7 +56,7 @@ def check_run(
     values = defaults(spec) | parameters
     if spec["pipelineInfo"]["name"] in OURS:
         check_retrain(values, here=here)
-    if spec["pipelineInfo"]["name"] == tune.NAME:
+    if spec["pipelineInfo"]["name"] == TUNE:
         check_tune(values)
     return parameters, refuse_errors(spec, parameters, schedule)
 

@@ -11,10 +11,8 @@ from components.preprocess.component import preprocess
 from components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
 from components.train.pools.planning import check_worker_pools
 from pipelines.settings import Settings
+from pipelines.spec import RETRAIN
 from pipelines.train_and_register import fitting_parameters, train_and_register_pipeline
-
-#: Name of the pipeline, in the compiled YAML too.
-NAME = "retrain"
 
 
 def retrain_pipeline(settings: Settings) -> Any:
@@ -37,10 +35,10 @@ def retrain_pipeline(settings: Settings) -> Any:
     write_shards_op = component(write_shards)
     finish_dataset_op = component(finish_dataset)
     check_worker_pools_op = component(check_worker_pools)
-    train_and_register = train_and_register_pipeline(component, settings, NAME)
+    train_and_register = train_and_register_pipeline(component, settings, RETRAIN)
     record_run_op = component(record_run)
 
-    @dsl.pipeline(name=NAME, description="From raw data to a registered model, if it is good enough.")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name=RETRAIN, description="From raw data to a registered model, if it is good enough.")  # type: ignore[untyped-decorator]
     @fitting_parameters(settings)
     def retrain(
         source: str = "digits",

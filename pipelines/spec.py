@@ -10,6 +10,9 @@ import yaml
 
 from trainer.errors import PipelineError
 
+#: Names of our own pipelines.
+RETRAIN, TUNE = "retrain", "tune"
+
 #: The parser's C code ends the process where a file is nested some 10,000 times; pipelines are 10 deep.
 _DEEPEST = 200
 #: Nodes of a file, aliases followed: some lines of YAML can stand for billions.

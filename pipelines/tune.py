@@ -12,11 +12,9 @@ from components.tune.component import best_trial, plan_study
 from components.tune.job import hyperparameter_tuning_job
 from pipelines.retrain import exit_task
 from pipelines.settings import Settings
+from pipelines.spec import TUNE
 from pipelines.train_and_register import train_and_register_pipeline
 from trainer.errors import SettingsError
-
-#: Name of the pipeline, in the compiled YAML too.
-NAME = "tune"
 
 
 def tune_pipeline(settings: Settings, study_file: str) -> Any:
@@ -43,12 +41,12 @@ def tune_pipeline(settings: Settings, study_file: str) -> Any:
 
     preprocess_op, plan_study_op = component(preprocess), component(plan_study)
     best_trial_op = component(best_trial)
-    train_and_register = train_and_register_pipeline(component, settings, NAME)
+    train_and_register = train_and_register_pipeline(component, settings, TUNE)
     job = job_arguments(settings)
     pools = settings.train.cluster.specs({"image_uri": settings.image})
 
     @dsl.pipeline(  # type: ignore[untyped-decorator]
-        name=NAME, description="The best hyperparameters, and a registered model that was trained with them."
+        name=TUNE, description="The best hyperparameters, and a registered model that was trained with them."
     )
     def tune(
         source: str = "digits",
@@ -160,7 +158,7 @@ def tune_pipeline(settings: Settings, study_file: str) -> Any:
                 epochs=epochs,
                 worker_pool_specs=pools,
                 image=settings.image,
-                job_labels={"component": "tune", "pipeline": NAME, **settings.train.labels},
+                job_labels={"component": "tune", "pipeline": TUNE, **settings.train.labels},
                 dataset=dataset,
                 model_function=model,
                 **training,
@@ -194,7 +192,7 @@ def job_arguments(settings: Settings) -> dict[str, Any]:
     del arguments["base_output_directory"]  # the run's own, below the pipeline's root
     if settings.train.strategy != "FLEX_START":
         arguments["max_wait_duration"] = ""  # which the API takes with no other strategy
-    display_name = settings.train.display_name or NAME
+    display_name = settings.train.display_name or TUNE
     check_pasted_text("display_name", display_name)
     check_labels(settings.train.labels)
     return {"display_name": display_name, **arguments}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import keras
 
@@ -61,8 +61,7 @@ def assemble(run: Run, feed: Feed, *, evaluate_only: bool = False) -> Assembly:
             tune_optimizer(model, settings, run.replicas)
             frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
         with frozen.thawed() if frozen else contextlib.nullcontext():
-            shapes = replace(feed, in_memory=False).worker_dataset(1, 0, range(1)).element_spec
-            create_variables(model, shapes)
+            create_variables(model, feed.element_spec)
         weigh_output_losses(model)
         if settings.initial_model and not evaluate_only:
             warm_start(model, settings.initial_model)

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from trainer.distribute.exchange import optimizers
 from trainer.errors import SettingsError
-from trainer.loop import Logs, Stretch, read_metrics
+from trainer.loop import Logs, Stretch
 from trainer.workers import Outcome, Sums, Workers
 
 Decode = Callable[[Any], Any]
@@ -86,9 +86,13 @@ class CoordinatorLoop:
         _add_to_metrics(self._model, outcomes())
         return Stretch(self._waited, diverged[0] if diverged else None)
 
+    def reset_metrics(self) -> None:
+        """Begins to count anew."""
+        self._model.reset_metrics()
+
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset."""
-        return read_metrics(self._model)
+        return _read_metrics(self._model)
 
     def _take(self, count: int) -> Iterator[Any]:
         for _ in range(count):
@@ -117,7 +121,11 @@ class CoordinatorEvaluation:
         """
         self._model.reset_metrics()
         _add_to_metrics(self._model, self._workers.run(self._step, self._batches))
-        return read_metrics(self._model)
+        return _read_metrics(self._model)
+
+
+def _read_metrics(model: keras.Model) -> Logs:
+    return {name: float(value) for name, value in model.get_metrics_result().items()}
 
 
 def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:

@@ -32,7 +32,7 @@ def make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) ->
 
 def _synchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engines:
     settings = run.settings
-    batches = feed.distribute(run.strategy, position.epoch, settings.epochs, position.examples)
+    batches = feed.distribute(run.strategy, run.process, position.epoch, settings.epochs, position.examples)
     loop = Loop(
         model,
         run.strategy,
@@ -45,7 +45,7 @@ def _synchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -
     if "validation" not in run.manifest.splits:
         return loop, dict
     validation = run.feed("validation")
-    split = validation.distribute(run.strategy, 0, 1)
+    split = validation.distribute(run.strategy, run.process, 0, 1)
     return loop, Evaluation(model, run.strategy, split, validation.plan.steps)
 
 

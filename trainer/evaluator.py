@@ -157,7 +157,7 @@ def run(run: Run) -> None:
     model = assemble(run, feed, evaluate_only=True).model
     Evaluator(
         model,
-        Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.plan.steps),
+        Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps),
         Checkpoints(
             run.dirs.checkpoints,
             # An optimizer that was set up for training has variables that this one lacks.

@@ -3,6 +3,8 @@
 Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this
 loop calls it through `strategy.run`. Everything that reads a metric is a collective and therefore happens
 on every replica, at the same step; only what is done with the numbers differs.
+
+Like Keras' `fit` it lets AutoGraph convert nothing, which would take longer than tracing a small model.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ class Engine(Protocol):
     def train(self, sizes: Sequence[int]) -> Stretch:
         """Trains one step for each of `sizes`, the examples of that step over all replicas."""
 
+    def reset_metrics(self) -> None:
+        """Begins to count anew; every replica must call it at the same step."""
+
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset; every replica must call it at the same step."""
 
@@ -75,6 +80,7 @@ class Loop:
                 time inside a function, and the wait for input is not known.
         """
         self._model = model
+        self._metrics = Metrics(model)
         self._strategy = strategy
         self._batches = batches
         self._jit_compile = jit_compile
@@ -95,14 +101,22 @@ class Loop:
         first = int(diverged.numpy())
         return Stretch(float(waited.numpy()), first if first < len(sizes) else None)
 
+    def reset_metrics(self) -> None:
+        """Begins to count anew; every replica must call it at the same step."""
+        self._metrics.reset()
+
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset; every replica must call it at the same step."""
-        return read_metrics(self._model)
+        return self._metrics.read()
 
     def _trace(self) -> Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
         strategy = self._strategy
         replicas = float(strategy.num_replicas_in_sync)
-        train_step = tf.function(self._model.train_step, jit_compile=True) if self._jit_compile else None
+        train_step = (
+            tf.function(self._model.train_step, jit_compile=True, autograph=False)
+            if self._jit_compile
+            else None
+        )
 
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
             with self._exchange.weighted(_examples(data) * replicas / size):
@@ -110,22 +124,31 @@ class Loop:
             # A running mean: once not finite, it stays so until the epoch ends.
             return tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float32))
 
-        @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+        # Or the first call, of one step, and the next, of several, would each trace the whole step.
+        signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
+
+        @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
         def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            count = tf.size(sizes)
-            waited = tf.constant(0.0, tf.float64)
-            diverged = count
-            for i in tf.range(count):
+            def take(i: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 asked = self._clock()
                 with tf.control_dependencies([asked]):
                     data = next(batches)
                 with tf.control_dependencies(_tensors(strategy, data)):
                     waited += self._clock() - asked
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, sizes[i])))
-                if self._averaging_steps and self._model.optimizer.iterations % self._averaging_steps == 0:
-                    strategy.run(self._average)
-                if not tf.reduce_all(tf.stack(finite)):
-                    diverged = tf.minimum(diverged, i)
+                if self._averaging_steps:
+                    due = self._model.optimizer.iterations % self._averaging_steps == 0
+                    tf.cond(due, average, lambda: due)
+                first = tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
+                return i + 1, waited, first
+
+            def average() -> tf.Tensor:
+                strategy.run(self._average)
+                return tf.constant(True)
+
+            count = tf.size(sizes)
+            begin = (tf.constant(0), tf.constant(0.0, tf.float64), count)
+            _, waited, diverged = tf.while_loop(lambda i, *_: i < count, take, begin)
             return waited, diverged
 
         traced: Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = steps
@@ -143,30 +166,49 @@ class Evaluation:
         Args:
             model: Compiled and built inside the strategy's scope.
             strategy: The strategy.
-            batches: Distributed dataset of the split, every example once.
-            steps: Its elements.
+            batches: Distributed dataset of the split, every example once, again and again: one iterator
+                serves all evaluations, since making one costs more than a small split.
+            steps: Elements in which every example occurs once.
         """
-        self._model = model
+        self._metrics = Metrics(model)
         self._batches = batches
+        self._iterator: Iterator[Any] | None = None
         self._steps = tf.constant(steps)
 
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def run(iterator: Iterator[Any], count: tf.Tensor) -> None:
-            for _ in tf.range(count):
+            def take(i: tf.Tensor) -> tuple[tf.Tensor]:
                 strategy.run(model.test_step, args=(next(iterator),))
+                return (i + 1,)
+
+            tf.while_loop(lambda i: i < count, take, (tf.constant(0),))
 
         self._run = run
 
     def __call__(self) -> Logs:
         """Returns the exact means over all examples; every replica must call it at the same point."""
-        self._model.reset_metrics()
-        self._run(iter(self._batches), self._steps)
-        return read_metrics(self._model)
+        self._iterator = self._iterator or iter(self._batches)
+        self._metrics.reset()
+        self._run(self._iterator, self._steps)
+        return self._metrics.read()
 
 
-def read_metrics(model: keras.Model) -> Logs:
-    """Returns a model's metrics as they are now. A collective under strategies of several processes."""
-    return {name: float(value) for name, value in model.get_metrics_result().items()}
+class Metrics:
+    """A model's metrics over all replicas.
+
+    Of a metric each replica keeps a part, and outside a function to read or reset any of its variables is an
+    exchange, or a call of all replicas, that takes milliseconds: here they share one.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        """Wraps a model that is built."""
+        self._result = tf.function(model.get_metrics_result, autograph=False)
+        #: Begins to count anew; every replica must call it at the same point.
+        self.reset: Callable[[], None] = tf.function(model.reset_metrics, autograph=False)
+
+    def read(self) -> Logs:
+        """Returns the metrics as they are now; every replica must call it at the same point."""
+        return {name: float(value) for name, value in self._result().items()}
 
 
 def _examples(data: Any) -> tf.Tensor:

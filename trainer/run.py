@@ -56,6 +56,11 @@ class Run:
         return tuple(self.cluster.addresses)[: self.cluster.num_workers] or (self.cluster.name,)
 
     @property
+    def process(self) -> int:
+        """Number of this process among those that train; of any other, 0."""
+        return self.processes.index(self.cluster.name) if self.cluster.name in self.processes else 0
+
+    @property
     def shard_policy(self) -> ShardPolicy:
         """How the training data reaches the workers, and why."""
         if self.strategy_name == "parameter_server":

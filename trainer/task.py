@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
-from trainer import quiet
+from trainer import heap, quiet
 from trainer.errors import SettingsError
 from trainer.progress import errors_end_the_process
 from trainer.resume.preemption import Preemption
@@ -123,6 +123,7 @@ def run(settings: TrainSettings) -> dict[str, float]:
     """
     # Before TensorFlow starts threads: they must not take the signal.
     with Preemption(settings.grace_period) as preemption:
+        heap.keep_freed_memory()
         quiet.import_tensorflow()
         from trainer.train import train  # TensorFlow, so only once the settings are known to be good
 

@@ -127,7 +127,7 @@ class Training:
         plan = self._run.plan("train", start=self.position.examples)
         self._callbacks.on_epoch_begin(epoch)
         if self.position.examples == 0:
-            self._model.reset_metrics()
+            self._engine.reset_metrics()
         logs, whole = self._steps(plan)
         if whole:
             self.position = Position(epoch + 1, 0, self.position.steps)
@@ -185,7 +185,7 @@ class Training:
         diverged = [0.0] * cluster.num_workers
         if stretch.diverged is not None:
             step = self.position.steps - count + stretch.diverged + 1
-            diverged[self._run.processes.index(cluster.name)] = step
+            diverged[self._run.process] = step
         stop, time_is_up, save, steps, *bad = self._collectives.total(
             [
                 self._preemption.requested,

@@ -117,7 +117,7 @@ class Workers:
             # One vector: every tensor is fetched by a call of its own.
             return tf.concat([tf.cast(part, tf.float64) for part in ([finite], *sums)], axis=0)
 
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def run(batch: Any) -> tf.Tensor:
             return self._strategy.run(take, args=(decode(batch),))
 

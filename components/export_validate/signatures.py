@@ -42,16 +42,25 @@ def make_signatures(model: keras.Model, manifest: Manifest, head: Head) -> dict[
         head: Whether these numbers are probabilities or logits, which get a softmax.
     """
 
-    def answer(inputs: Inputs) -> Answer:
+    # Functions of their own, so that model and decoder are traced once, however many signatures there are.
+    def answer_inputs(inputs: Inputs) -> Answer:
         return _answer(predict(model, inputs, head), manifest.class_names)
 
     inputs = manifest.inputs
     if "image" not in inputs:
+        takes = {name: tf.TensorSpec([None], item.dtype) for name, item in inputs.items()}
+        answer = _function(answer_inputs, takes)
         return {DEFAULT: _on_columns(answer, inputs), EXAMPLE: _on_examples(answer, inputs)}
+    image = inputs["image"]
+    answer = _function(answer_inputs, tf.TensorSpec([None, *image.shape], tf.uint8))
+    decode = _function(lambda files: _decode_files(files, image), tf.TensorSpec([None], tf.string))
+    stored = decode
+    if image.encoding == "raw":
+        stored = _function(lambda pixels: decode_batch(pixels, image), tf.TensorSpec([None], tf.string))
     return {
-        DEFAULT: _on_images(answer, inputs["image"]),
-        TENSOR: _on_pixels(answer, inputs["image"]),
-        EXAMPLE: _on_examples(answer, inputs),
+        DEFAULT: _on_images(answer, decode),
+        TENSOR: _on_pixels(answer, image),
+        EXAMPLE: _on_examples(answer, inputs, stored),
     }
 
 
@@ -91,21 +100,21 @@ def _answer(probabilities: tf.Tensor, class_names: tuple[str, ...]) -> Answer:
     return dict(zip(OUTPUTS, (probabilities, label, label_name), strict=True))
 
 
-def _on_images(answer: Callable[[Inputs], Answer], image: Feature) -> Function:
-    def serve(images: tf.Tensor) -> Answer:
-        return answer(_decode_files(images, image))
+def _on_images(answer: Function, decode: Function) -> Function:
+    def serve(images: tf.Tensor) -> Any:
+        return answer(decode(images))
 
     return _function(serve, tf.TensorSpec([None], tf.string, IMAGES))
 
 
-def _on_pixels(answer: Callable[[Inputs], Answer], image: Feature) -> Function:
-    return _function(answer, tf.TensorSpec([None, *image.shape], tf.uint8, PIXELS))
+def _on_pixels(answer: Function, image: Feature) -> Function:
+    return _function(lambda pixels: answer(pixels), tf.TensorSpec([None, *image.shape], tf.uint8, PIXELS))
 
 
-def _on_columns(answer: Callable[[Inputs], Answer], columns: Mapping[str, Feature]) -> Function:
+def _on_columns(answer: Function, columns: Mapping[str, Feature]) -> Function:
     names = argument_names(columns)
 
-    def serve(given: dict[str, tf.Tensor]) -> Answer:
+    def serve(given: dict[str, tf.Tensor]) -> Any:
         return answer({column: given[name] for column, name in names.items()})
 
     return _function(
@@ -113,18 +122,14 @@ def _on_columns(answer: Callable[[Inputs], Answer], columns: Mapping[str, Featur
     )
 
 
-def _on_examples(answer: Callable[[Inputs], Answer], inputs: Mapping[str, Feature]) -> Function:
-    image = inputs.get("image")
+def _on_examples(answer: Function, inputs: Mapping[str, Feature], decode: Function | None = None) -> Function:
     stored = {
-        name: tf.io.FixedLenFeature([], "string" if image else item.dtype) for name, item in inputs.items()
+        name: tf.io.FixedLenFeature([], "string" if decode else item.dtype) for name, item in inputs.items()
     }
 
-    def serve(examples: tf.Tensor) -> Answer:
+    def serve(examples: tf.Tensor) -> Any:
         parsed = tf.io.parse_example(examples, stored)
-        if image is None:
-            return answer(parsed)
-        decode = decode_batch if image.encoding == "raw" else _decode_files
-        return answer(decode(parsed["image"], image))
+        return answer(decode(parsed["image"]) if decode else parsed)
 
     return _function(serve, tf.TensorSpec([None], tf.string, EXAMPLES))
 
@@ -138,5 +143,5 @@ def _decode_files(images: tf.Tensor, image: Feature) -> tf.Tensor:
     )
 
 
-def _function(serve: Callable[..., Answer], takes: Any) -> Function:
+def _function(serve: Callable[..., Any], takes: Any) -> Function:
     return tf.function(serve, input_signature=[takes], autograph=False)

@@ -7,9 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
-
-from kfp import dsl
+from typing import TYPE_CHECKING, Any
 
 from trainer import task
 from trainer.data import manifest as manifests
@@ -17,6 +15,9 @@ from trainer.distribute.cluster import read_cluster
 from trainer.errors import SettingsError
 from trainer.progress import errors_end_the_process
 from trainer.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 # Settings that the component itself decides.
 _OF_THE_COMPONENT = {"dataset", "model", "model_dir", "hparams"}

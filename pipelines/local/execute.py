@@ -6,6 +6,7 @@ command's own, and so that all of a run can be stopped at one place.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipelines.local import processes
+from pipelines.local import preloaded, processes, start
 from pipelines.local.custom_job import EXECUTOR_VARIABLE
 from trainer import progress
 from trainer.errors import RunError
@@ -51,8 +52,10 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
     _keep_python3_in_texts()
     _hide_directory_docker()
     try:
-        with processes.adopted_orphans(), progress.errors_end_the_process(TOPIC):
-            _run(Path(pipeline).read_text(encoding="utf-8"), json.loads(Path(parameters).read_text()), root)
+        text = Path(pipeline).read_text(encoding="utf-8")
+        forks = preloaded.loading(scratch) if start.__name__ in text else contextlib.nullcontext()
+        with processes.adopted_orphans(), forks, progress.errors_end_the_process(TOPIC):
+            _run(text, json.loads(Path(parameters).read_text()), root)
     finally:
         processes.stop_descendants()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.local import forkserver, processes
+from pipelines.local import forked, forkserver, processes
 from pipelines.local.cluster import PLATFORM_VARIABLES
 from pipelines.local.launch import Launch
 from pipelines.local.replica import spawn_guardian
+from trainer import files, progress
 
 #: Module of the trainer's program.
 _TRAINER = "trainer.task"
@@ -28,9 +29,21 @@ printf "%s" "$0" > "$program_path/ephemeral_component.py"
 _KFP_RUNTIME=true python3 -m {_EXECUTOR} --component_module_path "$program_path/ephemeral_component.py" "$@"
 """.split()
 #: Components whose source has one of these words will load TensorFlow anyway.
-_SIGNS = ("tensorflow", "keras", "components.train")
+_SIGNS = ("tensorflow", "keras", "components.train", "components.export_validate")
+#: Stand-ins of the platform's launchers that start replicas.
+SUPERVISORS = ("pipelines.local.custom_job", "pipelines.local.tuning")
 #: An NVIDIA driver: whether a process may be forked next to one has not been proven.
-_NVIDIA = Path("/dev/nvidiactl")
+NVIDIA = Path("/dev/nvidiactl")
+#: Where the run's process with TensorFlow loaded listens, in the environment of tasks (see `preloaded`).
+PRELOADED_VARIABLE = "SHARDLINE_PRELOADED"
+#: What no import depends on, beside what is a replica's own.
+_IMMATERIAL = (
+    "PATH",
+    "PYTHONUNBUFFERED",
+    progress.EVENTS_VARIABLE,
+    files.GCS_ROOT_VARIABLE,
+    PRELOADED_VARIABLE,
+)
 
 #: Seconds for TensorFlow to load, and for a fork.
 _PATIENCE_S = 120.0
@@ -55,6 +68,8 @@ def recognize(command: Sequence[str]) -> Program | None:
     """Returns what a command does, where a fork of a process with TensorFlow can do it as well."""
     if list(command[:3]) == [sys.executable, "-m", _TRAINER]:
         return Program(_TRAINER, command[3:])
+    if list(command[:3]) == ["python3", "-u", "-m"] and command[3] in SUPERVISORS:
+        return Program(command[3], command[4:])
     if list(command[:2]) == ["sh", "-ec"] and len(command) > 3 and command[2].split() == _KFP_SCRIPT:
         source = command[3]
         if any(sign in source for sign in _SIGNS):
@@ -62,10 +77,61 @@ def recognize(command: Sequence[str]) -> Program | None:
     return None
 
 
+@dataclass(frozen=True)
+class Server:
+    """A process with TensorFlow loaded that forks replicas of this process's jobs.
+
+    Attributes:
+        connection: Over which it is asked.
+        pid: Its process id.
+        inherited: Its environment, as far as imports may depend on it.
+    """
+
+    connection: socket.socket
+    pid: int
+    inherited: Mapping[str, str]
+
+    def end(self) -> None:
+        """Ends it; what it has forked goes on."""
+        self.connection.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+#: For all jobs of this process.
+_prepared: Server | None = None
+
+
+def prepare(env: Mapping[str, str]) -> None:
+    """Forks the server of all jobs of this process, which has TensorFlow loaded and has done nothing yet.
+
+    Args:
+        env: The environment that this process will have.
+    """
+    global _prepared
+    supervisor = os.getpid()
+    ours, theirs = socket.socketpair()
+    if pid := os.fork():
+        theirs.close()
+        ours.settimeout(_PATIENCE_S)
+        _prepared = Server(ours, pid, _inherited(env))
+        read_line(ours)
+        return
+    forked.die_with(supervisor)
+    os.setsid()
+    ours.close()
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.dup2(theirs.detach(), forkserver.REQUESTS_FD)
+    forkserver.serve(supervisor)
+    os._exit(0)
+
+
 class ForkServer:
     """Starts replicas, by forking where it can, while the context lasts.
 
-    Entering it loads TensorFlow, where there is more than one to be forked.
+    Entering it loads TensorFlow, where no server has been prepared and there is more than one to be forked.
 
     Args:
         launches: What it will be asked to start.
@@ -73,13 +139,14 @@ class ForkServer:
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._held = contextlib.ExitStack()
-        self._connection: socket.socket | None = None
-        self._pid = 0
+        self._server: Server | None = None
         self._programs = [program for launch in launches if (program := recognize(launch.command))]
-        self._inherited = _inherited(launches[0].env)
+        self._env = {name: value for name, value in launches[0].env.items() if name not in PLATFORM_VARIABLES}
 
     def __enter__(self) -> ForkServer:
-        if len(self._programs) > 1 and not _NVIDIA.exists():  # one alone gains nothing
+        if _prepared:
+            self._server = _prepared
+        elif len(self._programs) > 1 and not NVIDIA.exists():  # one alone gains nothing
             try:
                 self._start(["trainer.train", *(["kfp.dsl.executor"] if self._programs[0].source else [])])
             except BaseException:
@@ -88,16 +155,17 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        if self._server is not _prepared:
+            self._end()
         self._held.close()
 
     def spawn(self, command: Sequence[str], env: Mapping[str, str], printed: int, told: int) -> int:
         """Starts a guarded command, as `spawn_guardian` does, and returns the guardian's process id."""
         program = recognize(command)
         # What another environment may ask for has been decided when the modules were imported.
-        if self._connection is not None and program and _inherited(env) == self._inherited:
+        if self._server and program and _inherited(env) == self._server.inherited:
             with contextlib.suppress(OSError, ValueError):
-                return _ask(self._connection, program, env, printed, told)
+                return ask(self._server.connection, program, env, printed, told)
             self._end()
         return spawn_guardian(command, env, printed, told)
 
@@ -105,37 +173,42 @@ class ForkServer:
         self._held.enter_context(processes.adopted_orphans())
         ours, theirs = socket.socketpair()
         with theirs:
-            self._pid = os.posix_spawn(
+            pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-m", forkserver.__name__, str(os.getpid()), *modules],
-                self._inherited,
+                self._env,
                 file_actions=[(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
                 + [(os.POSIX_SPAWN_DUP2, theirs.fileno(), forkserver.REQUESTS_FD)],
                 setsid=True,
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
             )
         ours.settimeout(_PATIENCE_S)
-        self._connection = ours
+        self._server = Server(ours, pid, _inherited(self._env))
         try:
-            _read_line(ours)
+            read_line(ours)
         except (OSError, ValueError):  # whatever it is, a replica that loads TensorFlow by itself will say it
             self._end()
 
     def _end(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        global _prepared
+        if self._server:
+            if self._server is _prepared:
+                _prepared = None
+            self._server.end()
+            self._server = None
 
 
 def _inherited(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without what is one replica's own."""
-    return {name: value for name, value in env.items() if name not in PLATFORM_VARIABLES}
+    """Returns what an import may depend on of an environment, without what is one replica's own."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in PLATFORM_VARIABLES and name not in _IMMATERIAL
+    }
 
 
-def _ask(connection: socket.socket, program: Program, env: Mapping[str, str], printed: int, told: int) -> int:
-    """Sends a request and returns the answer.
+def ask(connection: socket.socket, program: Program, env: Mapping[str, str], printed: int, told: int) -> int:
+    """Sends a request and returns the process id that is answered.
 
     Raises:
         OSError: When the server has ended.
@@ -148,10 +221,16 @@ def _ask(connection: socket.socket, program: Program, env: Mapping[str, str], pr
         file.flush()
         file.seek(0)
         socket.send_fds(connection, [b"."], [descriptor, printed, told])
-    return int(_read_line(connection))
+    return int(read_line(connection))
 
 
-def _read_line(connection: socket.socket) -> bytes:
+def read_line(connection: socket.socket) -> bytes:
+    """Returns one line that a server has sent.
+
+    Raises:
+        OSError: When it takes too long.
+        ValueError: When the server has ended.
+    """
     line = b""
     while not line.endswith(b"\n"):
         if not (data := connection.recv(32)):

@@ -1,8 +1,6 @@
 """The process that has TensorFlow loaded and forks replicas: `python -m pipelines.local.forkserver`.
 
-Importing TensorFlow is most of what a small job costs, and every replica would do it again. It starts no
-thread and touches no device until it is first used, so that a process that has only imported it can be
-forked; nothing else is ever run here.
+Importing TensorFlow is most of what a small job costs, and every replica would do it again.
 
 It says once that it is ready, with an empty line. A request is one byte with three descriptors: a file
 with JSON, what the replica prints to, and what its guardian tells its memory to. The answer is the
@@ -11,36 +9,21 @@ guardian's process id, on a line.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import ctypes
-import gc
-import importlib
-import json
 import os
-import runpy
 import signal
 import socket
 import sys
-import tempfile
-import threading
 import time
-import traceback
 import warnings
-from pathlib import Path
-from typing import Any
 
-from pipelines.local import guardian
-from trainer.errors import EXIT_FAILED
+from pipelines.local import forked, guardian
+from pipelines.local.forked import Request
 
 #: The socket over which requests come.
 REQUESTS_FD = 3
 
-_PR_SET_PDEATHSIG = 1
 #: Seconds for a guardian to become the supervisor's child.
 _ADOPTION_S = 5.0
-
-Request = dict[str, Any]
 
 
 def main(supervisor: int, modules: list[str]) -> None:
@@ -50,24 +33,17 @@ def main(supervisor: int, modules: list[str]) -> None:
         supervisor: Process id of the parent, which must be a child subreaper.
         modules: Names of modules to import beforehand, beside TensorFlow.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:
-        return
-    _load(modules)
+    forked.die_with(supervisor)
+    forked.load(modules)
+    serve(supervisor)
+
+
+def serve(supervisor: int) -> None:
+    """Serves requests that come over `REQUESTS_FD`, in a process that has loaded what it needs."""
     connection = socket.socket(fileno=REQUESTS_FD)
     connection.sendall(b"\n")
     if (request := _serve(connection, supervisor)) is not None:
-        _run(request)
-
-
-def _load(modules: list[str]) -> None:
-    from trainer import quiet
-
-    quiet.import_tensorflow()
-    os.environ["_KFP_RUNTIME"] = "true"  # as in a task: without the compiler and the client
-    for name in modules:
-        importlib.import_module(name)
-    gc.freeze()  # a collection in a replica would write to, and so copy, the memory that all share
+        forked.run(request)
 
 
 def _serve(connection: socket.socket, supervisor: int) -> Request | None:
@@ -94,8 +70,7 @@ def _serve(connection: socket.socket, supervisor: int) -> Request | None:
 def _guard(descriptors: list[int], supervisor: int) -> Request:
     """Becomes the guardian of a replica; returns the request in the replica."""
     os.setsid()
-    with open(descriptors[0], encoding="utf-8") as file:
-        request: Request = json.load(file)
+    request = forked.read(descriptors[0])
     os.dup2(descriptors[1], 1)
     os.dup2(descriptors[1], 2)
     os.dup2(descriptors[2], guardian.MEMORY_FD)
@@ -115,51 +90,6 @@ def _guard(descriptors: list[int], supervisor: int) -> Request:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.close(guardian.MEMORY_FD)
     return request
-
-
-def _run(request: Request) -> None:
-    """Does in this process what `python -m MODULE ARGUMENTS` does in a new one."""
-    os.environ.clear()
-    os.environ.update(request["env"])
-    with contextlib.suppress(ImportError):
-        import numpy as np
-
-        np.random.seed()  # or all replicas would draw the same numbers
-    sys.argv = ["", *request["arguments"]]
-    if request["source"] is not None:
-        os.environ["_KFP_RUNTIME"] = "true"
-        program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
-        program.write_text(request["source"], encoding="utf-8")
-        sys.argv[1:1] = ["--component_module_path", str(program)]
-    _end(_exit_code(request["module"]))
-
-
-def _exit_code(module: str) -> int:
-    """Runs a module and returns the status with which its process would end."""
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return error.code or 0
-        print(error.code, file=sys.stderr)
-        return EXIT_FAILED
-    except BaseException:
-        traceback.print_exc()
-        return EXIT_FAILED
-    return 0
-
-
-def _end(code: int) -> None:
-    """Ends this process as multiprocessing ends those that it has forked.
-
-    What Python takes down otherwise belongs to the process it was forked from; and TensorFlow's context
-    takes a second for it, or ten where a peer has left before.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

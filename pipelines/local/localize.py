@@ -1,9 +1,10 @@
 """Compiled pipeline in, pipeline that stock kfp.local can run out: a pure rewrite of the IR.
 
-Four things change, and only where they stand:
+Five things change, and only where they stand:
 
 * An executor that runs GCPC's launcher of custom jobs, tuning jobs, model uploads or deployments, or its
   e-mail component, runs our own stand-in.
+* A task that will load TensorFlow is started by `start`, which may fork it from a process that has done so.
 * Placeholders that only the platform can resolve become local values.
 * A condition on a task's named output is written so that kfp.local finds the output.
 * Optional pipeline parameters without default and without value are taken from the tasks that would
@@ -17,7 +18,9 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from pipelines.local import start
 from pipelines.local.cluster import LOCAL_PROJECT
+from pipelines.local.forking import recognize
 from pipelines.local.job import EXECUTOR_INPUT_MARKER
 from trainer.errors import PipelineError
 
@@ -86,12 +89,14 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         command = container.get("command", [])
         stand_in = next((_STAND_INS[part] for part in command if part in _STAND_INS), None)
         if stand_in:
-            container["command"] = ["python3", "-u", "-m", stand_in, *_OPTIONS]
+            container["command"] = command = ["python3", "-u", "-m", stand_in, *_OPTIONS]
         elif not any(_PYTHON_COMPONENT in part for part in [*command, *container.get("args", [])]):
             raise PipelineError(
                 f"task {_task_of(local, label)!r} runs the container {container.get('image', '')!r}; on this "
                 "machine only Python components and custom jobs can run"
             )
+        if recognize(command):
+            container["command"] = ["python3", "-m", start.__name__, *command]
     _name_outputs_in_conditions(local)
     _drop_unset(local, set(given))
     return local

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.local import forking
+from pipelines.local import forking, preloaded
 from pipelines.local.forking import Program, recognize
 from pipelines.local.injection import parse_injection
 from pipelines.local.job import CustomJob
@@ -109,7 +109,7 @@ def test_importing_tensorflow_starts_no_thread() -> None:
 import os
 from trainer import quiet
 quiet.import_tensorflow()
-import trainer.train, kfp.dsl.executor
+import trainer.train, kfp.dsl.executor, pipelines.local.supervisor, components.export_validate.run
 print(len(os.listdir("/proc/self/task")))
 """
     # BLAS starts threads, and stops them before a fork.
@@ -120,12 +120,49 @@ print(len(os.listdir("/proc/self/task")))
     assert done.stdout == "1\n"
 
 
+_TASK = """
+import os, sys
+from pathlib import Path
+
+def task(code: int):
+    parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\\0", b" ").decode()
+    print("parent", parent, "loaded", "tensorflow" in sys.modules, flush=True)
+    os._exit(code)
+    import tensorflow
+"""
+
+
+def _start(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str]:
+    """Starts a task of a pipeline as kfp.local does."""
+    source = f"{_TASK}\n"
+    executor_input = {"inputs": {"parameterValues": {"code": code}}, "outputs": {"outputFile": os.devnull}}
+    arguments = ["--executor_input", json.dumps(executor_input), "--function_to_execute", "task"]
+    command = [sys.executable, "-m", "pipelines.local.start", "sh", "-ec", _script(), source, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
+
+
+def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = str(tmp_path)
+    monkeypatch.setenv("TEST_MARK", mark)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with preloaded.loading(str(tmp_path)):
+        done = _start(dict(os.environ), 7)  # at once: it waits for the process to be ready
+        assert done.returncode == 7
+        assert "pipelines.local.preloaded" in done.stdout
+        assert "loaded True" in done.stdout
+        assert _start(dict(os.environ), 0).returncode == 0
+        # Started by itself where the process has gone: here one that does not listen any more.
+        (tmp_path / "preloaded").unlink()
+        plain = _start(dict(os.environ), 3)
+        assert plain.returncode == 3
+        assert "loaded False" in plain.stdout
+    eventually(lambda: not marked(mark), 5)
+
+
 def test_what_is_forked() -> None:
-    script = next(
-        executor["container"]["command"][2]
-        for executor in _compiled()["deploymentSpec"]["executors"].values()
-        if executor["container"]["command"][0] == "sh"
-    )
+    script = _script()
     trains = "from components.train.run import run"
     assert recognize([sys.executable, "-m", "trainer.task", "--x"]) == Program("trainer.task", ["--x"])
     assert recognize(["sh", "-ec", script, trains, "--x"]) == Program(
@@ -134,6 +171,17 @@ def test_what_is_forked() -> None:
     assert recognize(["sh", "-ec", script, "import torch", "--x"]) is None
     assert recognize(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
     assert recognize([sys.executable, "-c", "import tensorflow"]) is None
+    supervisor = ["python3", "-u", "-m", "pipelines.local.custom_job", "--x"]
+    assert recognize(supervisor) == Program("pipelines.local.custom_job", ["--x"])
+    assert recognize(["python3", "-u", "-m", "pipelines.local.model_upload"]) is None
+
+
+def _script() -> str:
+    return next(
+        executor["container"]["command"][2]
+        for executor in _compiled()["deploymentSpec"]["executors"].values()
+        if executor["container"]["command"][0] == "sh"
+    )
 
 
 def _compiled() -> dict[str, dict[str, dict[str, dict[str, list[str]]]]]:

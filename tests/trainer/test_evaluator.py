@@ -66,7 +66,7 @@ class World:
 
     def evaluator(self, metric="loss", model=None):
         model = model or make_model()
-        evaluation = Evaluation(model, tf.distribute.get_strategy(), BATCHES, 3)
+        evaluation = Evaluation(model, tf.distribute.get_strategy(), BATCHES.repeat(), 3)
 
         def evaluate():
             self.evaluated += 1

@@ -1,6 +1,7 @@
 """The input pipeline: same examples in the same step on any number of replicas, each once per epoch."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -67,14 +68,18 @@ def test_a_step_has_the_same_examples_on_any_number_of_replicas(dataset, replica
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_an_epoch_has_every_example_once_and_each_epoch_its_own_order(dataset, replicas):
-    found = steps(dataset, replicas, 4, range(2))
-    half = len(found) // 2
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_an_epoch_has_every_example_once_and_each_epoch_its_own_order(dataset, replicas, in_memory):
+    found = steps(dataset, replicas, 4, range(3, 8), in_memory=in_memory)  # each is read while one is trained
+    size = len(found) // 5
+    epochs = [found[first : first + size] for first in range(0, len(found), size)]
 
-    for epoch in (found[:half], found[half:]):
+    for number, epoch in enumerate(epochs):
         assert sum(map(len, epoch)) == 97
         assert len(set().union(*epoch)) == 97
-    assert found[:half] != found[half:]
+        # The order is that of the epoch's number, wherever a run begins.
+        assert epoch == steps(dataset, replicas, 4, range(3 + number, 4 + number))
+    assert all(one != other for one, other in itertools.combinations(epochs, 2))
 
 
 @pytest.mark.parametrize("policy", ["file", "data", "off"])
@@ -290,7 +295,7 @@ def test_a_label_that_is_no_class_is_named(tmp_path, label):
     )
     manifest = dataclasses.replace(manifest, splits={"train": Split((shard,), (8, 0, 0))})
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    batches = iter(Feed(tmp_path, manifest, "train", EpochPlan(8, 1, 4)).distribute(strategy, 0, 1))
+    batches = iter(Feed(tmp_path, manifest, "train", EpochPlan(8, 1, 4)).distribute(strategy, 0, 0, 1))
 
     @tf.function
     def step():

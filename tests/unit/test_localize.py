@@ -44,7 +44,8 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     launcher = ["python3", "-u", "-m", "google_cloud_pipeline_components.container.v1.custom_job.launcher"]
     old, new = differences.pop(("deploymentSpec", "executors", "exec-train", "container", "command"))
     assert old == launcher
-    assert new[:4] == ["python3", "-u", "-m", "pipelines.local.custom_job"]
+    assert new[:3] == ["python3", "-m", "pipelines.local.start"]
+    assert new[3:7] == ["python3", "-u", "-m", "pipelines.local.custom_job"]
 
     train = ("components", "comp-train", "inputDefinitions", "parameters")
     specs = (*train, "worker_pool_specs", "defaultValue")

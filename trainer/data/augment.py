@@ -29,12 +29,13 @@ def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
         SettingsError: When there is no such function, it fails, or it returns something else than an example
             of the same shape and dtype.
     """
-    function: Augmentation = plugins.load(reference, "augmentation", SettingsError)
+    function = plugins.load(reference, "augmentation", SettingsError)
     if not callable(function):
         raise SettingsError(f"augmentation {reference!r} is not a function but {type(function).__name__}")
     wanted = (_example_spec(dataset), tf.TensorSpec((), tf.int64))
     try:
-        traced = tf.function(function).get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
+        compiled = tf.function(function)  # AutoGraph converts it; what calls it is not converted
+        traced = compiled.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
     except Exception as error:  # a user's code runs here and may raise anything
         text = " ".join(f"{type(error).__name__}: {error}".split())  # names file and line of user code itself
         raise SettingsError(
@@ -46,7 +47,8 @@ def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
             f"augmentation {reference!r} returned {describe_structure(found)}; it must return (x, y) "
             f"as it got them, {describe_structure(wanted)}"
         )
-    return function
+    checked: Augmentation = compiled
+    return checked
 
 
 def augment_batch(

@@ -73,6 +73,17 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset without the thread that tunes it while it is read.
+
+    AUTOTUNE then means as many calls as there are cores. The thread sleeps for up to a minute between two
+    looks, and whoever lets go of an iterator waits until it wakes.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def load(paths: Sequence[str], compression: str, inputs: Mapping[str, Feature]) -> Memory:
     """Reads and decodes whole shards, one after the other.
 
@@ -83,9 +94,10 @@ def load(paths: Sequence[str], compression: str, inputs: Mapping[str, Feature]) 
     """
     records = tf.data.TFRecordDataset(list(paths), compression_type=compression.upper(), buffer_size=8 << 20)
     decoded = records.batch(_BATCH).map(
-        lambda batch: parse_batch(batch, inputs), num_parallel_calls=tf.data.AUTOTUNE
+        tf.autograph.experimental.do_not_convert(lambda batch: parse_batch(batch, inputs)),
+        num_parallel_calls=tf.data.AUTOTUNE,
     )
-    parts = [tf.nest.flatten(batch) for batch in decoded.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()]
+    parts = [tf.nest.flatten(batch) for batch in untuned(decoded.prefetch(2)).as_numpy_iterator()]
     with tf.device("CPU:0"):
         whole = [tf.constant(np.concatenate(column)) for column in zip(*parts, strict=True)]
     values, labels = tf.nest.pack_sequence_as(decoded.element_spec, whole)

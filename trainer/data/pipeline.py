@@ -14,10 +14,11 @@ from trainer.data.augment import Augmentation, augment_batch
 from trainer.data.decode import parse_batch
 from trainer.data.faults import check_labels
 from trainer.data.manifest import Manifest, Split
-from trainer.data.memory import Memory, load
+from trainer.data.memory import Memory, load, untuned
 from trainer.data.order import EpochPlan, share
 from trainer.data.sharding import WorkerShards, worker_shards
 from trainer.data.transform import Transform
+from trainer.distribute import strategy as strategies
 from trainer.errors import DatasetError
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
@@ -32,19 +33,29 @@ Place = dict[str, tf.Tensor]
 #: Gives the examples of a shard: serialized, or their positions in memory.
 Read = Callable[[Place], tf.data.Dataset]
 
-# Records held for shuffling, over all shards of the split. Shards are dealt at random by preprocessing, so
-# that a window over each of them is enough.
+# Held for shuffling, over all shards of the split: records, and their bytes. Shards are dealt at random by
+# preprocessing, so that a window over each of them is enough.
 _SHUFFLE_RECORDS = 16_384
+_SHUFFLE_BYTES = 256 << 20
 
-# Read ahead, over all shards: records, and bytes, which a remote file system likes to give in large pieces.
+# Read ahead, over all shards: records, and bytes. A remote file system likes to give them in large pieces,
+# but all pieces together should stay in the processor's cache: every record is copied out of its piece.
 _AHEAD_RECORDS = 1024
-_READ_BYTES = 64 << 20
+_READ_BYTES = 16 << 20
 _SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
+
+# Batches of the next epoch that are read while an epoch is trained; before the first of them all that is held
+# for shuffling has been read.
+_AHEAD_BATCHES = 2
 
 # Bytes of a record from which on it is worth to hand it from thread to thread.
 _LARGE_RECORD = 4096
 # Shards that are opened at the same time.
 _OPENED = 32
+
+# AutoGraph would take longer to convert these functions than TensorFlow takes to trace them, and none of them
+# branches on a tensor.
+_as_is = tf.autograph.experimental.do_not_convert
 
 # More than there are records in a shard, epochs in a run, or shards in a split.
 _MANY = 2**32
@@ -79,30 +90,46 @@ class Feed:
     transform: Transform | None = None
     in_memory: bool = False
 
+    @property
+    def element_spec(self) -> Data:
+        """Types and shapes of what `decode` returns: a tf.TensorSpec for each tensor, of any batch size."""
+        raw = {"example": tf.TensorSpec([None], tf.string)}
+        if self.augmentation is not None:
+            raw["seed"] = tf.TensorSpec([None, 2], tf.int64)
+        traced = tf.function(self.decode, autograph=False).get_concrete_function(raw)
+        return tf.nest.map_structure(
+            lambda one: tf.TensorSpec(one.shape, one.dtype), traced.structured_outputs
+        )
+
     def distribute(
-        self, strategy: tf.distribute.Strategy, first_epoch: int, epochs: int, start: int = 0
+        self, strategy: tf.distribute.Strategy, worker: int, first_epoch: int, epochs: int, start: int = 0
     ) -> tf.data.Dataset:
-        """Returns the distributed dataset over epochs first_epoch..epochs-1.
+        """Returns the distributed dataset over epochs first_epoch..epochs-1, again and again.
 
         Elements are what a replica trains on in one step, as `decode` returns it.
 
         Args:
             strategy: The strategy of the run.
+            worker: Number of this process among those that train.
             first_epoch: The first epoch, from 0.
             epochs: The one after the last.
             start: Examples of the first epoch that are left out because they are trained already.
         """
 
-        def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            batches = self.worker_dataset(
-                context.num_input_pipelines, context.input_pipeline_id, range(first_epoch, epochs), start
-            )
+        def batches_of(workers: int, worker: int) -> tf.data.Dataset:
+            batches = self.worker_dataset(workers, worker, range(first_epoch, epochs), start)
             # Nobody reads past the end: the plan says how many steps there are. But of a dataset that may end
             # TensorFlow asks all workers before every step whether any of them still has data, an exchange of
             # its own (input_lib.py, `_calculate_replicas_with_values`).
             return batches.repeat()
 
-        return strategy.distribute_datasets_from_function(dataset)
+        if strategies.has_one_cpu(strategy):
+            # Nothing has to be handed to devices, which takes threads, half a millisecond a step, and at the
+            # end some seconds, until a thread that tunes the handing has woken.
+            return batches_of(strategy.num_replicas_in_sync, worker)
+        return strategy.distribute_datasets_from_function(
+            lambda context: batches_of(context.num_input_pipelines, context.input_pipeline_id)
+        )
 
     def raw_dataset(self, first_epoch: int, epochs: int, start: int = 0) -> tf.data.Dataset:
         """Returns the batches of all replicas undecoded, one after the other: what `decode` takes.
@@ -111,7 +138,8 @@ class Feed:
         """
         shards = self._shards(1, 0)
         read = self._read_records
-        return self._batches(1, 0, shards, read, range(first_epoch, epochs), start).prefetch(tf.data.AUTOTUNE)
+        batches = self._batches(1, 0, shards, read, range(first_epoch, epochs), start)
+        return untuned(batches.prefetch(_AHEAD_BATCHES))
 
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
         """Returns what one of `workers` input workers reads: its replicas' batches, step by step."""
@@ -121,8 +149,10 @@ class Feed:
         )
         read = self._read_positions if memory else self._read_records
         batches = self._batches(workers, worker, shards, read, epochs, start)
-        decoded = batches.map(lambda raw: self.decode(raw, memory), num_parallel_calls=tf.data.AUTOTUNE)
-        return decoded.prefetch(tf.data.AUTOTUNE)
+        decoded = batches.map(
+            _as_is(lambda raw: self.decode(raw, memory)), num_parallel_calls=tf.data.AUTOTUNE
+        )
+        return untuned(decoded.prefetch(_AHEAD_BATCHES))
 
     def decode(self, raw: Raw, memory: Memory | None = None) -> Data:
         """Decodes, checks, augments and weights a batch. Can be traced inside a tf.function.
@@ -165,12 +195,20 @@ class Feed:
             sizes = [size for step in zip(*map(plan.batch_sizes, mine), strict=True) for size in step]
             done = share(start, workers, worker)
 
+            @_as_is  # type: ignore[untyped-decorator]
             def batches(epoch: tf.Tensor) -> tf.data.Dataset:
                 records = self._records(shards, read, epoch).skip(done)
                 steps = records.batch(plan.per_replica_batch_size).rebatch(sizes or [1]).take(len(sizes))
-                return steps.map(lambda *batch: self._raw(epoch, *batch))
+                return steps.map(_as_is(lambda *batch: self._raw(epoch, *batch)))
 
-            return tf.data.Dataset.range(epochs.start, epochs.stop).flat_map(batches)
+            @_as_is  # type: ignore[untyped-decorator]
+            def every_other(first: tf.Tensor) -> tf.data.Dataset:
+                following = tf.data.Dataset.range(first, epochs.stop, 2)
+                return following.flat_map(batches).prefetch(_AHEAD_BATCHES)
+
+            # Even and odd epochs take turns, so that one is read ahead while the other is trained.
+            firsts = tf.data.Dataset.range(epochs.start, min(epochs.start + 2, epochs.stop))
+            return firsts.interleave(every_other, cycle_length=2, block_length=max(1, len(sizes)))
 
         return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
 
@@ -181,10 +219,13 @@ class Feed:
         """
         split = self.manifest.splits[self.split]
         count = len(split.shards)
-        window = max(1, _SHUFFLE_RECORDS // count)
+        stored = sum(shard.bytes for shard in split.shards)
+        held = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
+        window = max(1, held // count)
         # By shard and epoch, so that the order is the same on any number of workers.
         seed = (self.shuffle_seed or 0) + shards.order * _MANY + epoch * count
 
+        @_as_is  # type: ignore[untyped-decorator]
         def examples(index: tf.Tensor, place: Place) -> tf.data.Dataset:
             found = read(place)
             if self.augmentation is not None:
@@ -196,21 +237,18 @@ class Feed:
         lengths = [split.shards[index].records for index in shards.indices]
         place = {"path": list(shards.files), "start": _starts(lengths), "records": lengths}
         files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), place))
-        files = files.map(lambda index, place: (tf.cast(index, tf.int64), place))
+        files = files.map(_as_is(lambda index, place: (tf.cast(index, tf.int64), place)))
         if shards.policy == "off" and self.shuffle_seed is not None:
             files = files.shuffle(count, seed=seed, reshuffle_each_iteration=False)
         # Handing a small record from thread to thread costs more than reading it; for a large one that is
         # nothing, and the shards are opened at the same time, which counts where they are far away.
-        stored = sum(shard.bytes for shard in split.shards)
         large = read == self._read_records and stored > _LARGE_RECORD * split.records
         records = files.interleave(
             examples,
             cycle_length=len(shards.files),
             block_length=1,
             # Not AUTOTUNE, which takes no more threads than there are cores: these only wait.
-            num_parallel_calls=min(len(shards.files), _OPENED)
-            if read == self._read_records and large
-            else None,
+            num_parallel_calls=min(len(shards.files), _OPENED) if large else None,
         )
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
 

@@ -26,7 +26,7 @@ def load_transform(reference: str) -> Transform:
     function = plugins.load(reference, "transform", SettingsError)
     if not callable(function):
         raise SettingsError(f"transform {reference!r} is not a function but {type(function).__name__}")
-    checked: Transform = function
+    checked: Transform = tf.function(function)  # AutoGraph converts it; what calls it is not converted
 
     def transform(x: Any, y: tf.Tensor) -> Any:
         try:

@@ -59,7 +59,7 @@ def make_merge(
         merge: Does it for what synchronous replicas have for themselves.
     """
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def merge_weights() -> None:
         variables = [*model.trainable_variables, *_slots(model)]
         strategy.run(lambda: average(strategy, variables, sum_by_tensorflow))

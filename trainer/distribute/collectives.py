@@ -39,7 +39,7 @@ def _sum_over_processes(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor
         first = tf.equal(context.replica_id_in_sync_group % local, 0)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values)))
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)])  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False)  # type: ignore[untyped-decorator]
     def total(values: tf.Tensor) -> tf.Tensor:
         return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
 

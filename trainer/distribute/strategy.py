@@ -168,6 +168,13 @@ def check_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
             )
 
 
+def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
+    """Whether each process of a synchronous strategy trains on one device, its CPU."""
+    if not isinstance(strategy, tf.distribute.OneDeviceStrategy | tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    return ["CPU" in device.upper() for device in strategy.extended.worker_devices] == [True]
+
+
 def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], None]:
     """Returns a function that makes the replicas agree on the float weights that each keeps for itself.
 
@@ -194,5 +201,5 @@ def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Call
         for variable, mean in zip(floats, means, strict=True):
             variable.assign(mean)
 
-    merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge))
+    merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
     return merge_all

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 # Of keras.random without a seed; it is state of the run and has no public name.
 from keras.src.random.seed_generator import global_seed_generator
@@ -68,6 +69,12 @@ class TrainingState:
         """
         self._model = model
         self._variables = _named_variables(model)
+        # What each replica keeps for itself: in one function, since each by itself is an exchange.
+        self._own = [name for name, one in self._variables.items() if one.synchronization == "on_read"]
+        self._read_own = tf.function(
+            lambda: [self._variables[name].value for name in self._own], autograph=False
+        )
+        self._assign_own = tf.function(self._assign, autograph=False)
         self._callbacks = CallbackStates(callbacks)
 
     @property
@@ -85,12 +92,13 @@ class TrainingState:
             position: How far the run has come.
         """
         remembered, arrays = self._callbacks.capture()
-        arrays |= {name: np.asarray(variable.numpy()) for name, variable in self._variables.items()}
-        for name, variable in self._variables.items():
-            if variable.synchronization == "on_read":
-                # Shares the sum out among the replicas as `restore` does: a run that goes on from here and
-                # one that is restored from here round alike.
-                variable.assign(arrays[name])
+        own = dict(zip(self._own, self._read_own(), strict=True))
+        arrays |= {
+            name: np.asarray(own.get(name, variable).numpy()) for name, variable in self._variables.items()
+        }
+        # Shares the sums out among the replicas as `restore` does: a run that goes on from here and one that
+        # is restored from here round alike.
+        self._assign_own(own)
         host = {
             "callbacks": remembered,
             "stop_training": bool(self._model.stop_training),
@@ -103,11 +111,14 @@ class TrainingState:
         Args:
             snapshot: Of a run with the same variables (see `identity`).
         """
-        for name, variable in self._variables.items():
-            # TensorFlow divides what was summed over the replicas (metrics) among them.
-            variable.assign(snapshot.arrays[name])
+        self._assign({name: snapshot.arrays[name] for name in self._variables})
         self._callbacks.restore(snapshot.host["callbacks"], snapshot.arrays)
         self._model.stop_training = snapshot.host["stop_training"]
+
+    def _assign(self, values: Mapping[str, tf.Tensor]) -> None:
+        for name, value in values.items():
+            # TensorFlow divides what was summed over the replicas (metrics) among them.
+            self._variables[name].assign(value)
 
 
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from trainer.errors import SourceError
 
 #: Ink per pixel in scikit-learn's data is 0..16.
 _FULL_INK = 16.0
+_COUNT = 1797
 
 
 class Digits:
@@ -19,19 +21,17 @@ class Digits:
     class_names = tuple(str(digit) for digit in range(10))
 
     def __init__(self) -> None:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError:
-            raise SourceError(
-                "source 'digits' needs scikit-learn: pip install 'shardline[preprocess]'"
-            ) from None
-        loaded = load_digits()
-        self._images = np.rint(loaded.images * (255.0 / _FULL_INK)).astype(np.uint8)[..., np.newaxis]
-        self._labels = loaded.target
+        if importlib.util.find_spec("sklearn") is None:
+            raise SourceError("source 'digits' needs scikit-learn: pip install 'shardline[preprocess]'")
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return _COUNT
 
     def __iter__(self) -> Iterator[Example]:
-        for index, (pixels, label) in enumerate(zip(self._images, self._labels, strict=True)):
+        # Here, since it takes a second: a check of the source alone does without.
+        from sklearn.datasets import load_digits
+
+        loaded = load_digits()
+        images = np.rint(loaded.images * (255.0 / _FULL_INK)).astype(np.uint8)[..., np.newaxis]
+        for index, (pixels, label) in enumerate(zip(images, loaded.target, strict=True)):
             yield Example(key=f"digits/{index:04d}", label=int(label), image=pixels)
