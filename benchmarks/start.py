@@ -3,21 +3,25 @@
 python -m benchmarks.start --rounds 5
 
 The same job, a chief and a worker that train the tutorial's network, is started in turn in both ways: forked
-from a process that has TensorFlow loaded, and plain. A flag of Python's own (-u) keeps the runner
-from recognizing a command that it could fork.
+from a process that has TensorFlow loaded, and plain; and once more as in a pipeline, where that process is
+ready when the job begins. A flag of Python's own (-u) keeps the runner from recognizing a command that it
+could fork.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from pipelines.local import forked, forking
 from pipelines.local.job import CustomJob
 from pipelines.local.supervisor import run_job
 from trainer import progress
@@ -55,6 +59,22 @@ def _cpu_seconds() -> float:
     return times.children_user + times.children_system
 
 
+def ready(dataset: str, out: str, replicas: str) -> None:
+    """Measures a job of a process that was forked from the one that a pipeline's run keeps ready."""
+    forked.load(["trainer.train"])
+    forking.prepare(os.environ)
+    print(json.dumps(measure(Path(dataset), Path(out), int(replicas), forked=True)), flush=True)
+
+
+def _measure(kind: str, dataset: Path, out: Path, replicas: int) -> tuple[float, float, float]:
+    if kind != "ready":
+        return measure(dataset, out, replicas, forked=kind == "forked")
+    command = [sys.executable, "-m", "benchmarks.start", "--ready", str(dataset), str(out), str(replicas)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    first, whole, cpu = json.loads(done.stdout.splitlines()[-1])
+    return first, whole, cpu
+
+
 def main() -> None:
     """Measures and prints medians and spreads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -63,29 +83,25 @@ def main() -> None:
     options = parser.parse_args()
     from tests.helpers.datasets import write_dataset
 
-    found: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
+    kinds = ("ready", "forked", "plain")
+    found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory(prefix="start-") as name:
         directory = Path(name)
         write_dataset(directory / "data", records={"train": 512, "validation": 32, "test": 8}, shards=4)
         for number in range(options.rounds):
-            for forked in found:
-                out = directory / f"{number}-{forked}"
-                found[forked].append(measure(directory / "data", out, options.replicas, forked=forked))
-                print(
-                    f"round {number + 1} {'forked' if forked else 'plain'}: {found[forked][-1][0]:.1f} s",
-                    flush=True,
-                )
+            for kind in kinds:
+                out = directory / f"{number}-{kind}"
+                found[kind].append(_measure(kind, directory / "data", out, options.replicas))
+                print(f"round {number + 1} {kind}: {found[kind][-1][0]:.1f} s", flush=True)
     for column, what in enumerate(("to the end of the first step", "whole job", "CPU of all replicas")):
         medians = {}
-        for forked, rows in found.items():
+        for kind, rows in found.items():
             values = [row[column] for row in rows]
-            medians[forked] = statistics.median(values)
-            print(
-                f"{what}, {'forked' if forked else 'plain'}: {medians[forked]:.1f} s "
-                f"({min(values):.1f}-{max(values):.1f})"
-            )
-        print(f"  ratio {medians[True] / medians[False]:.2f}")
+            medians[kind] = statistics.median(values)
+            print(f"{what}, {kind}: {medians[kind]:.1f} s ({min(values):.1f}-{max(values):.1f})")
+        ratios = "  ".join(f"{kind} {medians[kind] / medians['plain']:.2f}" for kind in kinds[:2])
+        print(f"  of plain: {ratios}")
 
 
 if __name__ == "__main__":
-    main()
+    ready(*sys.argv[2:]) if sys.argv[1:2] == ["--ready"] else main()

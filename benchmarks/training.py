@@ -10,6 +10,7 @@ is measured before and after them. Medians (smallest-largest) of the rounds.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ WORKS: dict[str, tuple[str, int, int, int]] = {
     "tutorial CNN, B=512": (_CNN, 28, 512, 15),
     "ResNet50 96 px, B=16": ("resnet50", 96, 16, 4),
 }
+_PARTS = ("loop", "mirrored", "exchange", "crowd")
 _EXCHANGES = {
     "TensorFlow's ring": {"communication": "ring"},
     "ring of sockets": {"communication": "tcp"},
@@ -35,7 +37,12 @@ _EXCHANGES = {
 
 
 def measure(
-    workers: int, work: str, variants: dict[str, Any], rounds: int, steps: int = 0
+    workers: int,
+    work: str,
+    variants: dict[str, Any],
+    rounds: int,
+    steps: int = 0,
+    strategy: str = "auto",
 ) -> dict[str, list[float]]:
     """Returns milliseconds a step by variant, of the slowest worker in each round."""
     model, side, batch, usual = WORKS[work]
@@ -49,7 +56,8 @@ def measure(
             "batch": batch,
             "steps": steps or usual,
             "rounds": rounds,
-            "core": cores[rank % len(cores)],
+            "cores": cores[:2] if strategy == "mirrored" else [cores[rank % len(cores)]],
+            "strategy": strategy,
             "variants": variants,
         }
         environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -83,13 +91,26 @@ def loop(rounds: int) -> None:
     """Our loop against the bare compiled step and Keras' fit, on one worker."""
     work = "tutorial CNN, B=64"
     # Each is first in one of two processes: where a model lies in memory makes some percent.
-    orders = ["bare step", "our loop", "Keras fit"], ["Keras fit", "our loop", "bare step"]
+    ways = ["bare step", "our loop", "Keras fit"]
+    ways += ["tf_keras fit"] if importlib.util.find_spec("tf_keras") else []
+    orders = ways, ways[::-1]
     each = [measure(1, work, {name: {} for name in order}, rounds, steps=300) for order in orders]
     found = {name: [*each[0][name], *each[1][name]] for name in orders[0]}
     print(f"\n| {work}, one worker | a step | of the bare step |\n|---|---|---|")
     bare = statistics.median(found["bare step"])
     for name, values in found.items():
         print(f"| {name} | {_show(values)} | {statistics.median(values) / bare:.3f} |", flush=True)
+
+
+def mirrored(rounds: int) -> None:
+    """Our loop under two replicas in one process against Keras' fit under the same."""
+    work = "tutorial CNN, B=512"
+    ways: dict[str, Any] = {"our loop": {}, "Keras fit": {}}
+    found = measure(1, work, ways, rounds, strategy="mirrored")
+    print(f"\n| {work}, mirrored(2) | a step | of Keras' fit |\n|---|---|---|")
+    peer = statistics.median(found["Keras fit"])
+    for name, values in found.items():
+        print(f"| {name} | {_show(values)} | {statistics.median(values) / peer:.3f} |", flush=True)
 
 
 def exchange(rounds: int, works: list[str]) -> None:
@@ -120,15 +141,17 @@ def crowd(rounds: int) -> None:
 def main() -> None:
     """Measures and prints tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", action="append", choices=("loop", "exchange", "crowd"))
+    parser.add_argument("--only", action="append", choices=_PARTS)
     parser.add_argument("--work", action="append", choices=tuple(WORKS))
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    wanted = options.only or ["loop", "exchange", "crowd"]
+    wanted = options.only or _PARTS
     if "loop" in wanted:
         loop(options.rounds)
     if "exchange" in wanted:
         exchange(options.rounds, options.work or list(WORKS))
+    if "mirrored" in wanted:
+        mirrored(options.rounds)
     if "crowd" in wanted:
         crowd(options.rounds)
 

@@ -1,6 +1,6 @@
 """A process of the training benchmark: `python -m benchmarks.training_process JSON`, with TF_CONFIG or alone.
 
-JSON: model, side, batch, core, steps, rounds, variants (settings of the trainer by name).
+JSON: model, side, batch, cores, strategy, steps, rounds, variants (settings of the trainer by name).
 Every variant has a model of its own in the same process; they take turns. Prints one JSON line: milliseconds
 a step by variant, one for each round.
 """
@@ -21,19 +21,24 @@ _WARM_UP = 3
 
 def main(request: dict[str, Any]) -> None:
     """Measures."""
-    os.sched_setaffinity(0, {request["core"]})
+    os.sched_setaffinity(0, request["cores"])
     quiet.import_tensorflow()
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(len(request["cores"]))
     from trainer.distribute import strategy as strategies
     from trainer.distribute.cluster import read_cluster
     from trainer.distribute.collectives import Collectives
     from trainer.settings import TrainSettings
 
     cluster = read_cluster(os.environ)
-    plain = TrainSettings(dataset="-", model=request["model"])
+    plain = TrainSettings(
+        dataset="-",
+        model=request["model"],
+        strategy=request["strategy"],
+        cpu_devices=2 if request["strategy"] == "mirrored" else 1,
+    )
     strategy = strategies.create(plain, cluster)
     together = Collectives(strategy)
     runs = {
@@ -61,6 +66,7 @@ def _variant(
     import keras
     import tensorflow as tf
 
+    from trainer.distribute import strategy as strategies
     from trainer.distribute.summation import make_summation
     from trainer.loop import Loop
     from trainer.settings import TrainSettings
@@ -80,7 +86,10 @@ def _variant(
     def dataset(context: Any) -> Any:
         return tf.data.Dataset.from_tensors(batch).repeat()
 
-    batches: Iterator[Any] = iter(strategy.distribute_datasets_from_function(dataset))
+    local = strategies.has_one_cpu(strategy)  # as the trainer's own input
+    batches: Iterator[Any] = iter(
+        dataset(None) if local else strategy.distribute_datasets_from_function(dataset)
+    )
     loop = Loop(model, strategy, batches, make_summation(settings, strategy, cluster))
 
     def run(steps: int) -> None:
@@ -142,10 +151,11 @@ def _bare(model: Any, batch: Any) -> Callable[[int], None]:
 
 
 def _keras_fit(model: Any, batch: Any) -> Callable[[int], None]:
-    """Keras 3's own `fit`, 50 steps an execution."""
+    """Keras 3's own `fit`, 50 steps an execution where it can."""
     import tensorflow as tf
 
-    model.steps_per_execution = 50
+    # More than one fails under a strategy of several replicas, in Keras' own loop.
+    model.steps_per_execution = 50 if model.distribute_strategy.num_replicas_in_sync == 1 else 1
     data = tf.data.Dataset.from_tensors(batch).repeat()
 
     def run(steps: int) -> None:
@@ -154,7 +164,37 @@ def _keras_fit(model: Any, batch: Any) -> Callable[[int], None]:
     return run
 
 
-_PEERS: dict[str, Callable[[Any, Any], Callable[[int], None]]] = {"bare step": _bare, "Keras fit": _keras_fit}
+def _tf_keras_fit(model: Any, batch: Any) -> Callable[[int], None]:
+    """Keras 2's `fit`, 50 steps an execution, of the tutorial's network."""
+    import tensorflow as tf
+    import tf_keras
+
+    layers = tf_keras.layers
+    older = tf_keras.Sequential(
+        [
+            layers.Rescaling(1 / 255, input_shape=model.input_shape[1:]),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    optimizer = tf_keras.optimizers.SGD(0.001)
+    loss = "sparse_categorical_crossentropy"
+    older.compile(optimizer, loss, metrics=["accuracy"], steps_per_execution=50)
+    data = tf.data.Dataset.from_tensors(batch).repeat()
+
+    def run(steps: int) -> None:
+        older.fit(data, steps_per_epoch=steps, epochs=1, verbose=0)
+
+    return run
+
+
+_PEERS: dict[str, Callable[[Any, Any], Callable[[int], None]]] = {
+    "bare step": _bare,
+    "Keras fit": _keras_fit,
+    "tf_keras fit": _tf_keras_fit,
+}
 
 
 if __name__ == "__main__":

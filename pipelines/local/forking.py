@@ -145,6 +145,7 @@ class ForkServer:
 
     def __enter__(self) -> ForkServer:
         if _prepared:
+            self._held.enter_context(processes.adopted_orphans())
             self._server = _prepared
         elif len(self._programs) > 1 and not NVIDIA.exists():  # one alone gains nothing
             try:

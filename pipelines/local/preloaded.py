@@ -23,9 +23,7 @@ from pipelines.local import forked, forking
 from pipelines.local.custom_job import EXECUTOR_VARIABLE
 from pipelines.local.forked import Request
 
-#: What the first task needs beside TensorFlow, and what others need.
 _MODULES = ("trainer.train", "kfp.dsl.executor", "pipelines.local.supervisor")
-_FURTHER = ("components.export_validate.run",)
 
 
 @contextlib.contextmanager
@@ -75,7 +73,6 @@ def _end(_signum: int, _frame: FrameType | None) -> None:
 def _serve(listener: socket.socket) -> Request:
     """Forks tasks; returns the request in each of them, and never in this process."""
     server = os.getpid()
-    further: tuple[str, ...] = _FURTHER
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -84,9 +81,6 @@ def _serve(listener: socket.socket) -> Request:
                 return _keep(connection, descriptors, server)
             for descriptor in descriptors:
                 os.close(descriptor)
-        # While the first task is at work.
-        forked.load(further)
-        further = ()
 
 
 def _keep(connection: socket.socket, descriptors: list[int], server: int) -> Request:
