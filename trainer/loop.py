@@ -9,6 +9,7 @@ Like Keras' `fit` it lets AutoGraph convert nothing, which would take longer tha
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -82,7 +83,7 @@ class Loop:
         self._model = model
         self._metrics = Metrics(model)
         self._strategy = strategy
-        self._batches = batches
+        self._batches = _keep(batches)
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         self._averaging_steps = averaging_steps
@@ -187,10 +188,20 @@ class Evaluation:
 
     def __call__(self) -> Logs:
         """Returns the exact means over all examples; every replica must call it at the same point."""
-        self._iterator = self._iterator or iter(self._batches)
+        self._iterator = self._iterator or _keep(iter(self._batches))
         self._metrics.reset()
         self._run(self._iterator, self._steps)
         return self._metrics.read()
+
+
+def _keep(batches: Iterator[Any]) -> Iterator[Any]:
+    """Never lets go of an iterator that hands batches to devices, not even at the end of the process.
+
+    Whoever does waits for the thread that tunes the handing, which sleeps for up to some 15 s.
+    """
+    if not isinstance(batches, tf.data.Iterator):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(batches))
+    return batches
 
 
 class Metrics:
