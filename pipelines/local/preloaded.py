@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -91,6 +92,9 @@ def _keep(connection: socket.socket, descriptors: list[int], server: int) -> Req
     keeper = os.getpid()
     if child := os.fork():
         connection.sendall(b"%d\n" % child)
+        ended = os.pidfd_open(child)
+        if ended not in select.select([ended, connection], [], [])[0]:  # whoever has asked is gone
+            os.kill(child, signal.SIGTERM)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         with contextlib.suppress(OSError):
             connection.sendall(b"%d\n" % (128 - code if code < 0 else code))

@@ -12,6 +12,7 @@ import sys
 
 from pipelines.local import forking
 from pipelines.local.forking import Program
+from trainer.errors import EXIT_FAILED
 
 
 def main(command: list[str]) -> None:
@@ -21,8 +22,15 @@ def main(command: list[str]) -> None:
     if path and program:
         with socket.socket(socket.AF_UNIX) as connection:
             if _has_begun(connection, path, program):
-                raise SystemExit(int(forking.read_line(connection)))
+                raise SystemExit(_exit_status(connection))
     os.execvp(command[0], command)
+
+
+def _exit_status(connection: socket.socket) -> int:
+    try:
+        return int(forking.read_line(connection))
+    except (OSError, ValueError):  # the process that waits for the task was killed, and the task with it
+        return EXIT_FAILED
 
 
 def _has_begun(connection: socket.socket, path: str, program: Program) -> bool:

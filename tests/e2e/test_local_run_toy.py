@@ -242,8 +242,9 @@ def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[p
 )
 def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum: int, code: int) -> None:
     process, started = _start_hanging(toy, runs)
-    # Executor, runner, and for each replica guardian, shell, program and a child in a session of its own.
-    assert len(started) == 10
+    # Executor, the process with TensorFlow loaded, starter, keeper, runner, server of its replicas; and for
+    # each replica guardian, shell, program and a child in a session of its own.
+    assert len(started) == 14
     process.send_signal(signum)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == code
@@ -262,7 +263,9 @@ def _kill(started: list[psutil.Process], victim: str) -> None:
     chosen.kill()
 
 
-@pytest.mark.parametrize("victim", ["pipelines.local.execute", "pipelines.local.custom_job"])
+@pytest.mark.parametrize(
+    "victim", ["pipelines.local.execute", "pipelines.local.preloaded", "pipelines.local.start"]
+)
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
     process, started = _start_hanging(toy, runs)
     _kill(started, victim)
