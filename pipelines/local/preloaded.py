@@ -93,7 +93,7 @@ def _keep(connection: socket.socket, descriptors: list[int], server: int) -> Req
     if child := os.fork():
         connection.sendall(b"%d\n" % child)
         ended = os.pidfd_open(child)
-        if ended not in select.select([ended, connection], [], [])[0]:  # whoever has asked is gone
+        if ended not in select.select([ended, connection.fileno()], [], [])[0]:  # whoever has asked is gone
             os.kill(child, signal.SIGTERM)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         with contextlib.suppress(OSError):
