@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from benchmarks.training import WORKS
-from trainer import heap, quiet
-from trainer.settings import TrainSettings
+from shardline.trainer import heap, quiet
+from shardline.trainer.settings import TrainSettings
 
 
 def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[float]]:
@@ -26,12 +26,12 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
     import tensorflow as tf
 
     from benchmarks import training_process
-    from trainer.distribute.cluster import read_cluster
-    from trainer.distribute.summation import make_summation
-    from trainer.loop import Loop
-    from trainer.resume.checkpoint import Checkpoints
-    from trainer.resume.identity import Identity
-    from trainer.resume.state import Position, TrainingState
+    from shardline.trainer.distribute.cluster import read_cluster
+    from shardline.trainer.distribute.summation import make_summation
+    from shardline.trainer.loop import Loop
+    from shardline.trainer.resume.checkpoint import Checkpoints
+    from shardline.trainer.resume.identity import Identity
+    from shardline.trainer.resume.state import Position, TrainingState
 
     name, side, batch, steps = WORKS[work]
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")

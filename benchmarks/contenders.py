@@ -145,8 +145,8 @@ def beam(source: str, out: Path, processes: int) -> Work:
 
 def ours(source: str, out: Path, processes: int) -> Work:
     """`shardline preprocess`, from the source string to the manifest."""
-    from components.preprocess.run import preprocess
-    from components.preprocess.settings import PreprocessSettings
+    from shardline.components.preprocess.run import preprocess
+    from shardline.components.preprocess.settings import PreprocessSettings
 
     # All examples into one split of 16 shards, as the others do.
     settings = PreprocessSettings(

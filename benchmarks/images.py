@@ -28,8 +28,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.images.codec import Codec
-from trainer.data.geometry import place
+from shardline.components.preprocess.images.codec import Codec
+from shardline.trainer.data.geometry import place
 
 SIDE = 224
 

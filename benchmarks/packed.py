@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from components.preprocess.sources import Example
-from components.preprocess.sources.source import Span
+from shardline.components.preprocess.sources import Example
+from shardline.components.preprocess.sources.source import Span
 
 CLASSES = 5
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks import inputs
 
 ROOT = Path(__file__).resolve().parents[1]
-_SHARDLINE = "from pipelines.cli.main import main; main()"
+_SHARDLINE = "from shardline.pipelines.cli.main import main; main()"
 
 
 @dataclass

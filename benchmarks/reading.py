@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer import heap
+from shardline.trainer import heap
 
 _TUTORIAL = "tutorial code, 300 px"
 _LIMIT = "decode only, 224 px in memory"
@@ -65,9 +65,9 @@ def contenders(directory: Path) -> dict[str, Any]:
     import tensorflow as tf
 
     def feed(name: str) -> Any:
-        from trainer.data.manifest import load
-        from trainer.data.order import EpochPlan
-        from trainer.data.pipeline import Feed
+        from shardline.trainer.data.manifest import load
+        from shardline.trainer.data.order import EpochPlan
+        from shardline.trainer.data.pipeline import Feed
 
         manifest = load(directory / name)
         plan = EpochPlan(manifest.splits["train"].records, 1, _BATCH)
@@ -91,7 +91,7 @@ def contenders(directory: Path) -> dict[str, Any]:
         return parsed.batch(_BATCH).prefetch(tf.data.AUTOTUNE)
 
     def limit() -> Any:
-        from trainer.data.manifest import load
+        from shardline.trainer.data.manifest import load
 
         manifest = load(directory / "224")
         paths = [str(directory / "224" / shard.file) for shard in manifest.splits["train"].shards]
@@ -130,8 +130,8 @@ def drain(batches: int) -> Callable[[Any], None]:
 def prepare(directory: Path, photos: int) -> None:
     """Writes the shards."""
     from benchmarks.inputs import write_photos
-    from components.preprocess.run import preprocess
-    from components.preprocess.settings import PreprocessSettings
+    from shardline.components.preprocess.run import preprocess
+    from shardline.components.preprocess.settings import PreprocessSettings
 
     write_photos(directory / "photos", photos)
     for name, options in {

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: What each variant has to be able to do.
 _PROOFS = {
     "control": ["shardline --help", "shardline compile --settings local.toml --output retrain.yaml"],
-    "cpu": ["python -m trainer.task --help", "shardline preprocess digits data --shards 1"],
-    "gpu": ["python -m trainer.task --help"],
+    "cpu": ["python -m shardline.trainer.task --help", "shardline preprocess digits data --shards 1"],
+    "gpu": ["python -m shardline.trainer.task --help"],
 }
 
 

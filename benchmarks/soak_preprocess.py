@@ -23,8 +23,8 @@ from pathlib import Path
 _PROGRAM = """
 import sys
 from pathlib import Path
-from components.preprocess.run import preprocess
-from components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
 preprocess(PreprocessSettings(source=sys.argv[1], processes=int(sys.argv[3]), shards=16), Path(sys.argv[2]))
 """
 # A small PNG, to which any number of bytes may be added as a text chunk.

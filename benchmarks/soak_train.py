@@ -55,7 +55,7 @@ class Soak:
         command = [
             sys.executable,
             "-m",
-            "trainer.task",
+            "shardline.trainer.task",
             "--dataset",
             str(self.dataset),
             "--model-dir",

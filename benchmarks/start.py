@@ -21,16 +21,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipelines.local import forked, forking
-from pipelines.local.job import CustomJob
-from pipelines.local.supervisor import run_job
-from trainer import progress
-from trainer.progress import Event
+from shardline.pipelines.local import forked, forking
+from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.supervisor import run_job
+from shardline.trainer import progress
+from shardline.trainer.progress import Event
 
 
 def measure(dataset: Path, out: Path, replicas: int, *, forked: bool) -> tuple[float, float, float]:
     """Returns seconds to the end of the first step, seconds of the whole job, and its CPU seconds."""
-    command = [sys.executable, *([] if forked else ["-u"]), "-m", "trainer.task", "--dataset", str(dataset)]
+    command = [sys.executable, *([] if forked else ["-u"]), "-m", "shardline.trainer.task", "--dataset", str(dataset)]
     command += [
         "--model",
         "mnist_cnn",
@@ -61,7 +61,7 @@ def _cpu_seconds() -> float:
 
 def ready(dataset: str, out: str, replicas: str) -> None:
     """Measures a job of a process that was forked from the one that a pipeline's run keeps ready."""
-    forked.load(["trainer.train"])
+    forked.load(["shardline.trainer.train"])
     forking.prepare(os.environ)
     print(json.dumps(measure(Path(dataset), Path(out), int(replicas), forked=True)), flush=True)
 

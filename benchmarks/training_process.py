@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainer import quiet
+from shardline.trainer import quiet
 
 _WARM_UP = 3
 
@@ -27,10 +27,10 @@ def main(request: dict[str, Any]) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(len(request["cores"]))
-    from trainer.distribute import strategy as strategies
-    from trainer.distribute.cluster import read_cluster
-    from trainer.distribute.collectives import Collectives
-    from trainer.settings import TrainSettings
+    from shardline.trainer.distribute import strategy as strategies
+    from shardline.trainer.distribute.cluster import read_cluster
+    from shardline.trainer.distribute.collectives import Collectives
+    from shardline.trainer.settings import TrainSettings
 
     cluster = read_cluster(os.environ)
     plain = TrainSettings(
@@ -66,11 +66,11 @@ def _variant(
     import keras
     import tensorflow as tf
 
-    from trainer.distribute import strategy as strategies
-    from trainer.distribute.summation import make_summation
-    from trainer.loop import Loop
-    from trainer.settings import TrainSettings
-    from trainer.tuning.optimizer import tune_optimizer
+    from shardline.trainer.distribute import strategy as strategies
+    from shardline.trainer.distribute.summation import make_summation
+    from shardline.trainer.loop import Loop
+    from shardline.trainer.settings import TrainSettings
+    from shardline.trainer.tuning.optimizer import tune_optimizer
 
     settings = TrainSettings(dataset="-", model=request["model"], **options)
     replicas = strategy.num_replicas_in_sync
@@ -99,8 +99,8 @@ def _variant(
 
 
 def _model(request: dict[str, Any]) -> Any:
-    from trainer.data.manifest import DatasetInfo, Feature
-    from trainer.models.build import build
+    from shardline.trainer.data.manifest import DatasetInfo, Feature
+    from shardline.trainer.models.build import build
 
     shape = (request["side"], request["side"], 3 if request["model"] == "resnet50" else 1)
     image = Feature("image", "uint8", shape, "raw")

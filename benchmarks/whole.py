@@ -69,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="whole-") as name:
         script = Path(name) / "script.py"
         script.write_text(_SCRIPT)
-        shardline = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
+        shardline = [sys.executable, "-c", "from shardline.pipelines.cli.main import main; main()"]
         commands = {
             "make run": [*shardline, "run", "compiled/retrain.yaml", "--runs-dir", f"{name}/runs"],
             "script": [sys.executable, str(script), name],

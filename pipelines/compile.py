@@ -7,14 +7,14 @@ from pathlib import Path
 
 from kfp import compiler
 
-from pipelines.check.findings import Finding
-from pipelines.check.load import parse
-from pipelines.check.run import refuse_errors
-from pipelines.retrain import retrain_pipeline
-from pipelines.settings import Settings
-from pipelines.tune import tune_pipeline
-from trainer import files
-from trainer.errors import PipelineError
+from shardline.pipelines.check.findings import Finding
+from shardline.pipelines.check.load import parse
+from shardline.pipelines.check.run import refuse_errors
+from shardline.pipelines.retrain import retrain_pipeline
+from shardline.pipelines.settings import Settings
+from shardline.pipelines.tune import tune_pipeline
+from shardline.trainer import files
+from shardline.trainer.errors import PipelineError
 
 
 def compile_pipeline(settings: Settings, study: str | None = None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import PlatformError, RunError, SettingsError
+from shardline.trainer.errors import PlatformError, RunError, SettingsError
 
 #: What the image can have installed; docker/Dockerfile says what each is for.
 VARIANTS = ("cpu", "gpu", "control")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.settings import load
-from pipelines.vertex.environment import DEFAULT, NAMES, TABLE
+from shardline.pipelines.settings import load
+from shardline.pipelines.vertex.environment import DEFAULT, NAMES, TABLE
 
 #: Name, value, and where it came from.
 Row = tuple[str, Any, str]

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipelines.spec import declared
-from trainer.errors import PipelineError
+from shardline.pipelines.spec import declared
+from shardline.trainer.errors import PipelineError
 
 #: Whole numbers travel as doubles, here as on the platform.
 _LARGEST_INTEGER = 2**53

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from components.export_validate.rules import Gate, check_min_accuracy, parse_rules
-from components.preprocess.artifact import make_settings
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import KNOWN_FORMS, open_source
-from components.train.run import check_options
-from components.tune.plan import check_tuned
-from components.tune.study import parse_study, read_study
-from pipelines.check.findings import Finding
-from pipelines.check.run import refuse_errors
-from pipelines.check.schedule import Schedule
-from pipelines.parameters import check_parameters
-from pipelines.spec import RETRAIN, TUNE, defaults
-from trainer.errors import SettingsError
-from trainer.models import import_string
-from trainer.settings import TrainSettings
+from shardline.components.export_validate.rules import Gate, check_min_accuracy, parse_rules
+from shardline.components.preprocess.artifact import make_settings
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import KNOWN_FORMS, open_source
+from shardline.components.train.run import check_options
+from shardline.components.tune.plan import check_tuned
+from shardline.components.tune.study import parse_study, read_study
+from shardline.pipelines.check.findings import Finding
+from shardline.pipelines.check.run import refuse_errors
+from shardline.pipelines.check.schedule import Schedule
+from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.spec import RETRAIN, TUNE, defaults
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.models import import_string
+from shardline.trainer.settings import TrainSettings
 
 #: Names of the pipelines whose parameters are known here.
 OURS = (RETRAIN, TUNE)

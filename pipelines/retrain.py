@@ -5,14 +5,14 @@ from typing import Any
 
 from kfp import dsl
 
-from components.changes.component import look_for_changes, record_run
-from components.conclude.component import conclude
-from components.preprocess.component import preprocess
-from components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
-from components.train.pools.planning import check_worker_pools
-from pipelines.settings import Settings
-from pipelines.spec import RETRAIN
-from pipelines.train_and_register import fitting_parameters, train_and_register_pipeline
+from shardline.components.changes.component import look_for_changes, record_run
+from shardline.components.conclude.component import conclude
+from shardline.components.preprocess.component import preprocess
+from shardline.components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
+from shardline.components.train.pools.planning import check_worker_pools
+from shardline.pipelines.settings import Settings
+from shardline.pipelines.spec import RETRAIN
+from shardline.pipelines.train_and_register import fitting_parameters, train_and_register_pipeline
 
 
 def retrain_pipeline(settings: Settings) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 #: Seconds to lay out and add up a byte of gradients, measured where RESULTS.md says.
 HANDLING_S_PER_BYTE = 0.4e-9

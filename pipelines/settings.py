@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.conclude.settings import NotifySettings
-from components.register.deploy import BatchPrediction, Deploy
-from components.register.upload import ModelUpload
-from components.train.pools.cluster import Cluster
-from components.train.pools.job import CustomJobSettings
-from components.train.pools.pool import WorkerPool
-from pipelines.tables import named, read_file, read_one, values
-from trainer.errors import SettingsError
+from shardline.components.conclude.settings import NotifySettings
+from shardline.components.register.deploy import BatchPrediction, Deploy
+from shardline.components.register.upload import ModelUpload
+from shardline.components.train.pools.cluster import Cluster
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.train.pools.pool import WorkerPool
+from shardline.pipelines.tables import named, read_file, read_one, values
+from shardline.trainer.errors import SettingsError
 
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from trainer.errors import PipelineError
+from shardline.trainer.errors import PipelineError
 
 #: Names of our own pipelines.
 RETRAIN, TUNE = "retrain", "tune"

@@ -6,9 +6,9 @@ import json
 import tomllib
 from pathlib import Path
 
-from components.tune.plan import check_tuned
-from components.tune.study import read_study
-from trainer.errors import SettingsError
+from shardline.components.tune.plan import check_tuned
+from shardline.components.tune.study import read_study
+from shardline.trainer.errors import SettingsError
 
 
 def load_study(path: Path) -> str:

@@ -10,8 +10,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.train.pools.pool import NfsMount
-from trainer.errors import SettingsError
+from shardline.components.train.pools.pool import NfsMount
+from shardline.trainer.errors import SettingsError
 
 _T = TypeVar("_T")
 

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from kfp import dsl
 
-from components.export_validate.component import export_validate
-from components.register.component import register, registry_evaluation, serving_model
-from components.register.deploy_tasks import batch_prediction_task, deploy_tasks
-from components.register.model_registry import upload_task
-from components.train.component import train
-from components.train.pools.expand import custom_job
-from components.train.pools.run_time import custom_job_at_run_time
-from pipelines.settings import Settings
+from shardline.components.export_validate.component import export_validate
+from shardline.components.register.component import register, registry_evaluation, serving_model
+from shardline.components.register.deploy_tasks import batch_prediction_task, deploy_tasks
+from shardline.components.register.model_registry import upload_task
+from shardline.components.train.component import train
+from shardline.components.train.pools.expand import custom_job
+from shardline.components.train.pools.run_time import custom_job_at_run_time
+from shardline.pipelines.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., None])
 

@@ -5,16 +5,16 @@ from typing import Any
 
 from kfp import dsl
 
-from components.preprocess.component import preprocess
-from components.train.pools.job import check_labels
-from components.train.pools.texts import check_pasted_text
-from components.tune.component import best_trial, plan_study
-from components.tune.job import hyperparameter_tuning_job
-from pipelines.retrain import exit_task
-from pipelines.settings import Settings
-from pipelines.spec import TUNE
-from pipelines.train_and_register import train_and_register_pipeline
-from trainer.errors import SettingsError
+from shardline.components.preprocess.component import preprocess
+from shardline.components.train.pools.job import check_labels
+from shardline.components.train.pools.texts import check_pasted_text
+from shardline.components.tune.component import best_trial, plan_study
+from shardline.components.tune.job import hyperparameter_tuning_job
+from shardline.pipelines.retrain import exit_task
+from shardline.pipelines.settings import Settings
+from shardline.pipelines.spec import TUNE
+from shardline.pipelines.train_and_register import train_and_register_pipeline
+from shardline.trainer.errors import SettingsError
 
 
 def tune_pipeline(settings: Settings, study_file: str) -> Any:

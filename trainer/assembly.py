@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import keras
 
-from trainer.data.pipeline import Feed
-from trainer.distribute import strategy as strategies
-from trainer.models.build import build, create_variables
-from trainer.run import Run
-from trainer.tuning.fine_tuning import FrozenLayers
-from trainer.tuning.optimizer import tune_optimizer
-from trainer.tuning.output_losses import weigh_output_losses
-from trainer.warm_start import warm_start
+from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.models.build import build, create_variables
+from shardline.trainer.run import Run
+from shardline.trainer.tuning.fine_tuning import FrozenLayers
+from shardline.trainer.tuning.optimizer import tune_optimizer
+from shardline.trainer.tuning.output_losses import weigh_output_losses
+from shardline.trainer.warm_start import warm_start
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 

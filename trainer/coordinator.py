@@ -7,7 +7,7 @@ of it have arrived, and how steps interleave differs from run to run. So results
 bit, except with one worker.
 
 What is exact nevertheless: every example of an epoch is handed out once, steps are counted by the
-coordinator, and metrics take in every step once (see `trainer.workers`). What is not, by the nature of the
+coordinator, and metrics take in every step once (see `shardline.trainer.workers`). What is not, by the nature of the
 method: updates of one weight by two workers at once, the moving statistics of BatchNormalization and the
 random state of dropout are each read and then written by all workers; and the step of a worker that dies is
 done again by another one although its update may have arrived.
@@ -26,10 +26,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.distribute.exchange import optimizers
-from trainer.errors import SettingsError
-from trainer.loop import Logs, Stretch
-from trainer.workers import Outcome, Sums, Workers
+from shardline.trainer.distribute.exchange import optimizers
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.loop import Logs, Stretch
+from shardline.trainer.workers import Outcome, Sums, Workers
 
 Decode = Callable[[Any], Any]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import keras
 
-from trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
-from trainer.data.pipeline import Feed
-from trainer.distribute.summation import make_summation
-from trainer.loop import Engine, Evaluation, Logs, Loop
-from trainer.resume.state import Position
-from trainer.run import Run
-from trainer.workers import Workers
+from shardline.trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
+from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.distribute.summation import make_summation
+from shardline.trainer.loop import Engine, Evaluation, Logs, Loop
+from shardline.trainer.resume.state import Position
+from shardline.trainer.run import Run
+from shardline.trainer.workers import Workers
 
 Engines = tuple[Engine, Callable[[], Logs]]
 

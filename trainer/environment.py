@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import SettingsError
-from trainer.files import local_path
-from trainer.settings import TrainSettings
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.files import local_path
+from shardline.trainer.settings import TrainSettings
 
 
 @dataclass(frozen=True)

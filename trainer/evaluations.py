@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainer import files
-from trainer.resume.state import Position
+from shardline.trainer import files
+from shardline.trainer.resume.state import Position
 
 # Seconds between two signs of life.
 _BEAT_S = 5.0

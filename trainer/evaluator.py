@@ -11,17 +11,17 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from trainer import progress
-from trainer.assembly import assemble
-from trainer.callbacks.report import loss_first
-from trainer.callbacks.stopping import Stopping
-from trainer.errors import RunError
-from trainer.evaluations import Evaluations
-from trainer.loop import Evaluation, Logs
-from trainer.resume.checkpoint import Checkpoints
-from trainer.resume.identity import Identity
-from trainer.resume.state import Position, Snapshot, restore_model
-from trainer.run import Run
+from shardline.trainer import progress
+from shardline.trainer.assembly import assemble
+from shardline.trainer.callbacks.report import loss_first
+from shardline.trainer.callbacks.stopping import Stopping
+from shardline.trainer.errors import RunError
+from shardline.trainer.evaluations import Evaluations
+from shardline.trainer.loop import Evaluation, Logs
+from shardline.trainer.resume.checkpoint import Checkpoints
+from shardline.trainer.resume.identity import Identity
+from shardline.trainer.resume.state import Position, Snapshot, restore_model
+from shardline.trainer.run import Run
 
 BEST_FILE = "best.keras"
 

@@ -1,4 +1,4 @@
-"""A toy job: `python -m trainer.handshake`. All replicas add up ones, and must get their number.
+"""A toy job: `python -m shardline.trainer.handshake`. All replicas add up ones, and must get their number.
 
 It shows that TensorFlow loads here, that replicas find each other, and that a collective works.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 
-from trainer import progress
-from trainer.errors import RunError
+from shardline.trainer import progress
+from shardline.trainer.errors import RunError
 
 _TOPIC = "handshake"
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from trainer.distribute.averaging import make_average, own_gradients
-from trainer.distribute.exchange import GradientExchange
-from trainer.distribute.summation import Summation
+from shardline.trainer.distribute.averaging import make_average, own_gradients
+from shardline.trainer.distribute.exchange import GradientExchange
+from shardline.trainer.distribute.summation import Summation
 
 Logs = dict[str, float]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainer.errors import ModelError, ShardlineError
+from shardline.trainer.errors import ModelError, ShardlineError
 
 _SHOWN_NAMES = 8
 

@@ -1,4 +1,4 @@
-"""`python -m trainer.predict`: a trained model's answers for a split, over all devices of this machine."""
+"""`python -m shardline.trainer.predict`: a trained model's answers for a split, over all devices of this machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer import files, progress, quiet
-from trainer.data import manifest as manifests
-from trainer.distribute.cluster import Cluster
-from trainer.errors import DatasetError
-from trainer.settings import TrainSettings
+from shardline.trainer import files, progress, quiet
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.errors import DatasetError
+from shardline.trainer.settings import TrainSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,10 +43,10 @@ def predict(
     quiet.import_tensorflow()
     import numpy as np
 
-    from trainer.data.order import EpochPlan
-    from trainer.data.pipeline import Feed
-    from trainer.distribute import strategy as strategies
-    from trainer.saving import load_model
+    from shardline.trainer.data.order import EpochPlan
+    from shardline.trainer.data.pipeline import Feed
+    from shardline.trainer.distribute import strategy as strategies
+    from shardline.trainer.saving import load_model
 
     manifest = manifests.load(dataset)
     if split not in manifest.splits:
@@ -65,7 +65,7 @@ def predict(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.predict", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m shardline.trainer.predict", description=__doc__)
     parser.add_argument("model", type=Path, help="model.keras")
     parser.add_argument("dataset", type=Path, help="dataset directory")
     parser.add_argument("output", type=Path, help="CSV file: label, predicted label, probability by class")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from trainer.errors import ShardlineError
+from shardline.trainer.errors import ShardlineError
 
 EVENTS_VARIABLE = "SHARDLINE_EVENTS"
 _MARK = "@shardline "

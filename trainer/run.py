@@ -9,19 +9,19 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainer import files, progress, saving
-from trainer.data import memory
-from trainer.data.augment import load_augmentation
-from trainer.data.class_weights import class_weights
-from trainer.data.manifest import Manifest
-from trainer.data.order import EpochPlan
-from trainer.data.pipeline import Feed
-from trainer.data.sharding import ShardPolicy, choose_policy
-from trainer.data.transform import load_transform
-from trainer.distribute.cluster import Cluster
-from trainer.environment import OutputDirs
-from trainer.errors import DatasetError, SettingsError
-from trainer.settings import TrainSettings
+from shardline.trainer import files, progress, saving
+from shardline.trainer.data import memory
+from shardline.trainer.data.augment import load_augmentation
+from shardline.trainer.data.class_weights import class_weights
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data.order import EpochPlan
+from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.sharding import ShardPolicy, choose_policy
+from shardline.trainer.data.transform import load_transform
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.environment import OutputDirs
+from shardline.trainer.errors import DatasetError, SettingsError
+from shardline.trainer.settings import TrainSettings
 
 _NAMED_SHARDS = 4
 

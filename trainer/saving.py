@@ -7,9 +7,9 @@ from pathlib import Path
 
 import keras
 
-from trainer import plugins
-from trainer.errors import ModelError
-from trainer.models import import_string
+from shardline.trainer import plugins
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models import import_string
 
 MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from trainer import progress
-from trainer.distribute import peers
-from trainer.distribute.cluster import Cluster
-from trainer.errors import RunError
+from shardline.trainer import progress
+from shardline.trainer.distribute import peers
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.errors import RunError
 
 # Seconds between two looks at the chief, and those after which a chief that does not answer has ended.
 _PROBE_S = 1.0

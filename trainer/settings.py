@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 STRATEGIES = (
     "auto",

@@ -1,4 +1,4 @@
-"""`python -m trainer.task`: the program that every replica of a training job runs."""
+"""`python -m shardline.trainer.task`: the program that every replica of a training job runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
-from trainer import heap, quiet
-from trainer.errors import SettingsError
-from trainer.progress import errors_end_the_process
-from trainer.resume.preemption import Preemption
-from trainer.settings import CHOICES, TrainSettings
+from shardline.trainer import heap, quiet
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.progress import errors_end_the_process
+from shardline.trainer.resume.preemption import Preemption
+from shardline.trainer.settings import CHOICES, TrainSettings
 
 # Flags that are named in another way than the setting.
 _FLAGS = {"callbacks": "--callback"}
@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong with the flags as every other mistake is said."""
 
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; see python -m trainer.task --help")
+        raise SettingsError(f"{message}; see python -m shardline.trainer.task --help")
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser: a flag for every field of `TrainSettings`, explained by its docstring."""
     parser = _Parser(
-        prog="python -m trainer.task",
+        prog="python -m shardline.trainer.task",
         description="Trains a compiled Keras 3 model on a dataset directory, alone or as one replica of the "
         "cluster that TF_CONFIG describes.",
         allow_abbrev=False,
@@ -125,7 +125,7 @@ def run(settings: TrainSettings) -> dict[str, float]:
     with Preemption(settings.grace_period) as preemption:
         heap.keep_freed_memory()
         quiet.import_tensorflow()
-        from trainer.train import train  # TensorFlow, so only once the settings are known to be good
+        from shardline.trainer.train import train  # TensorFlow, so only once the settings are known to be good
 
         return train(settings, os.environ, preemption)
 

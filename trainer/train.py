@@ -11,31 +11,31 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from trainer import evaluator, files, progress, saving
-from trainer.assembly import assemble
-from trainer.callbacks.chosen import chief_callbacks, stateful_callbacks
-from trainer.callbacks.report import Meter
-from trainer.data import faults
-from trainer.data import manifest as manifests
-from trainer.distribute import strategy as strategies
-from trainer.distribute.averaging import make_merge
-from trainer.distribute.cluster import Cluster, read_cluster
-from trainer.distribute.collectives import Collectives
-from trainer.distribute.peers import Peers
-from trainer.engines import make_engine
-from trainer.environment import has_evaluator, output_dirs
-from trainer.errors import RunError, SettingsError
-from trainer.loop import Engine, Logs
-from trainer.models.build import model_function
-from trainer.resume.checkpoint import Checkpoints
-from trainer.resume.identity import Identity, check_model_dir
-from trainer.resume.preemption import Preemption
-from trainer.resume.state import Position, TrainingState
-from trainer.run import Run, announce, check_splits
-from trainer.server import run_server
-from trainer.settings import TrainSettings
-from trainer.training import Training
-from trainer.tuning.optimizer import finalize
+from shardline.trainer import evaluator, files, progress, saving
+from shardline.trainer.assembly import assemble
+from shardline.trainer.callbacks.chosen import chief_callbacks, stateful_callbacks
+from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.data import faults
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.distribute.averaging import make_merge
+from shardline.trainer.distribute.cluster import Cluster, read_cluster
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute.peers import Peers
+from shardline.trainer.engines import make_engine
+from shardline.trainer.environment import has_evaluator, output_dirs
+from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.loop import Engine, Logs
+from shardline.trainer.models.build import model_function
+from shardline.trainer.resume.checkpoint import Checkpoints
+from shardline.trainer.resume.identity import Identity, check_model_dir
+from shardline.trainer.resume.preemption import Preemption
+from shardline.trainer.resume.state import Position, TrainingState
+from shardline.trainer.run import Run, announce, check_splits
+from shardline.trainer.server import run_server
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.training import Training
+from shardline.trainer.tuning.optimizer import finalize
 
 
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:

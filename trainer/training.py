@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import keras
 
-from trainer import progress
-from trainer.callbacks.report import Meter
-from trainer.data.order import EpochPlan
-from trainer.distribute.collectives import Collectives
-from trainer.errors import DivergedError, RestartError
-from trainer.loop import Engine, Logs, Stretch
-from trainer.pace import Pace
-from trainer.resume.checkpoint import Checkpoints
-from trainer.resume.preemption import Preemption
-from trainer.resume.state import Position, TrainingState
-from trainer.run import Run
+from shardline.trainer import progress
+from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.data.order import EpochPlan
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.errors import DivergedError, RestartError
+from shardline.trainer.loop import Engine, Logs, Stretch
+from shardline.trainer.pace import Pace
+from shardline.trainer.resume.checkpoint import Checkpoints
+from shardline.trainer.resume.preemption import Preemption
+from shardline.trainer.resume.state import Position, TrainingState
+from shardline.trainer.run import Run
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import keras
 
-from trainer import files
-from trainer.errors import ModelError
-from trainer.saving import MODEL_FILE, load_model
+from shardline.trainer import files
+from shardline.trainer.errors import ModelError
+from shardline.trainer.saving import MODEL_FILE, load_model
 
 _CHAMPION_FILE = "champion.json"
 

@@ -21,11 +21,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import progress
-from trainer.distribute.cluster import Cluster
-from trainer.distribute.exchange import optimizers
-from trainer.errors import RunError, SettingsError
-from trainer.server import answers
+from shardline.trainer import progress
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.distribute.exchange import optimizers
+from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.server import answers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
 _AHEAD = 2

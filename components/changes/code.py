@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from trainer.models import BUILT_IN, KERAS_PREFIX
+from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
 #: Before a version that is a digest of source files.
 DIGEST = "sha256:"
 
-_OWN = ("trainer", "components")
+_OWN = ("shardline.trainer", "shardline.components")
 _LIBRARIES = ("tensorflow", "keras")
 _SOURCE_FORMS = ("digits", "tfds", "images", "tfrecord", "table")
 
@@ -47,7 +47,7 @@ def _plugin_packages(model: str, source: str) -> Iterator[str]:
         references.append(source)
     for reference in references:
         package = reference.partition(":")[0].partition(".")[0]
-        if package and package not in _OWN:
+        if package and package != "shardline":
             yield package
 
 

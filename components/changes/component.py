@@ -61,10 +61,10 @@ def look_for_changes(  # noqa: D417  # the settings are explained by the steps t
         reason: Why there is something to do or not, in one line.
         state: What was found, for `record_run`.
     """
-    from trainer.progress import errors_end_the_process
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
-        from components.changes.run import look
+        from shardline.components.changes.run import look
 
         return look(
             history_uri=history_uri,
@@ -125,9 +125,9 @@ def record_run(
     """
     from pathlib import Path
 
-    from trainer.progress import errors_end_the_process
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
-        from components.changes.record import remember
+        from shardline.components.changes.record import remember
 
         remember(Path(exported.path), state, reason, history_uri, champion_uri, job_name)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.changes.code import DIGEST
-from components.changes.last_run import State
+from shardline.components.changes.code import DIGEST
+from shardline.components.changes.last_run import State
 
 _SHOWN = 3
 _LONGEST = 60

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import cast
 
-from components.changes.listing import File, files_below, files_matching, first_line
-from components.preprocess import storage
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import open_source
-from components.preprocess.sources.columns import open_columns
-from trainer import plugins
-from trainer.errors import ShardlineError, SourceError
+from shardline.components.changes.listing import File, files_below, files_matching, first_line
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.columns import open_columns
+from shardline.trainer import plugins
+from shardline.trainer.errors import ShardlineError, SourceError
 
 #: Ways to know a content.
 LISTING, CONTENT, VERSION, OWN = "names, sizes and times", "content", "version", "its own fingerprint"

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from trainer import files
-from trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer import files
+from shardline.trainer.errors import ModelError, RunError, SettingsError
 
 RUNS = "runs"
 LATEST = "latest.json"

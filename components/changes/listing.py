@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from components.preprocess import storage
+from shardline.components.preprocess import storage
 
 #: What file systems call the version of a file, the surest first.
 _VERSIONS = (

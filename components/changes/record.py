@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from components.changes import last_run
-from components.changes.last_run import Run, State
-from components.export_validate import layout
-from components.register.champion import champion_directory, current, read_part
-from trainer.progress import say
+from shardline.components.changes import last_run
+from shardline.components.changes.last_run import Run, State
+from shardline.components.export_validate import layout
+from shardline.components.register.champion import champion_directory, current, read_part
+from shardline.trainer.progress import say
 
 
 def remember(

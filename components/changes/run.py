@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.changes import last_run
-from components.changes.code import code_versions
-from components.changes.dates import fill_in_date, run_time
-from components.changes.differences import differences
-from components.changes.fingerprint import Fingerprint, fingerprint
-from components.changes.last_run import Run, State
-from components.preprocess.artifact import make_settings
-from components.preprocess.settings import PreprocessSettings
-from components.register.champion import champion_directory
-from components.register.version import VERSIONS
-from trainer.errors import ModelError
-from trainer.progress import fact, say
+from shardline.components.changes import last_run
+from shardline.components.changes.code import code_versions
+from shardline.components.changes.dates import fill_in_date, run_time
+from shardline.components.changes.differences import differences
+from shardline.components.changes.fingerprint import Fingerprint, fingerprint
+from shardline.components.changes.last_run import Run, State
+from shardline.components.preprocess.artifact import make_settings
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.register.champion import champion_directory
+from shardline.components.register.version import VERSIONS
+from shardline.trainer.errors import ModelError
+from shardline.trainer.progress import fact, say
 
 _TOPIC = "changes"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from components.conclude.failure import Failure
+from shardline.components.conclude.failure import Failure
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ def conclude(
         webhook_secret: Secret Manager's name of the webhook's URL,
             projects/PROJECT/secrets/NAME/versions/latest; "" for the variable SHARDLINE_WEBHOOK.
     """
-    from trainer.progress import errors_end_the_process
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("conclude"):
-        from components.conclude.run import conclude_run
+        from shardline.components.conclude.run import conclude_run
 
         conclude_run(
             state=status.state,

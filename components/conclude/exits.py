@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from trainer import errors
+from shardline.trainer import errors
 
 _SIGNALS = {
     signal.SIGKILL: "most likely out of memory, else somebody killed it",

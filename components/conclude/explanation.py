@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from components.conclude.causes import find_cause
-from components.conclude.exits import in_words
-from components.conclude.failure import Failure
-from trainer.errors import EXIT_BAD_INPUT
+from shardline.components.conclude.causes import find_cause
+from shardline.components.conclude.exits import in_words
+from shardline.components.conclude.failure import Failure
+from shardline.trainer.errors import EXIT_BAD_INPUT
 
 _UNKNOWN = "look at the whole log of the task"
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components.conclude import outcome
-from components.conclude.explanation import explain
-from components.conclude.outcome import Outcome
-from trainer.errors import PlatformError, SettingsError
+from shardline.components.conclude import outcome
+from shardline.components.conclude.explanation import explain
+from shardline.components.conclude.outcome import Outcome
+from shardline.trainer.errors import PlatformError, SettingsError
 
 #: Has the webhook's URL in a local run.
 WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.conclude.explanation import explain
-from components.conclude.failure import Failure
-from trainer import files
+from shardline.components.conclude.explanation import explain
+from shardline.components.conclude.failure import Failure
+from shardline.trainer import files
 
 #: Final states; a run that has not ended is "running".
 SUCCEEDED, FAILED, CANCELLED, RUNNING = "succeeded", "failed", "cancelled", "running"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from components.conclude import outcome
-from components.conclude.failure import Failure
-from components.conclude.log_lines import readable
-from components.conclude.logging_query import LogLine, lines_of, log_filter
-from components.conclude.outcome import Outcome, TaskOutputs, results
-from components.conclude.run_directory import LAST_LINES
+from shardline.components.conclude import outcome
+from shardline.components.conclude.failure import Failure
+from shardline.components.conclude.log_lines import readable
+from shardline.components.conclude.logging_query import LogLine, lines_of, log_filter
+from shardline.components.conclude.outcome import Outcome, TaskOutputs, results
+from shardline.components.conclude.run_directory import LAST_LINES
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import CustomJob, PipelineJob, PipelineTaskDetail
@@ -27,7 +27,7 @@ _RESOURCE = re.compile(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)
 _CUSTOM_JOB = re.compile(r"projects/[^/\s\"]+/locations/[^/\s\"]+/customJobs/(\d+)")
 _REPLICA = re.compile(r"replica (workerpool\d+-\d+)")
 _STATUS = re.compile(r"non-zero status of (\d+)(\(SIG)?")
-#: As `trainer.progress` renders it.
+#: As `shardline.trainer.progress` renders it.
 _ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
 
 

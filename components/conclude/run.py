@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from components.conclude import notification, outcome, run_directory
-from components.conclude.explanation import explain
-from components.conclude.failure import Failure
-from components.conclude.outcome import Outcome
-from components.register.champion import champion_directory
-from trainer.errors import ShardlineError
-from trainer.progress import say
+from shardline.components.conclude import notification, outcome, run_directory
+from shardline.components.conclude.explanation import explain
+from shardline.components.conclude.failure import Failure
+from shardline.components.conclude.outcome import Outcome
+from shardline.components.register.champion import champion_directory
+from shardline.trainer.errors import ShardlineError
+from shardline.trainer.progress import say
 
 TOPIC = "conclude"
 
@@ -63,7 +63,7 @@ def _read(state: str, error: str, job_name: str, job_resource_name: str, project
 
 
 def _ask_platform(state: str, job_resource_name: str, project: str) -> Outcome:
-    from components.conclude import platform
+    from shardline.components.conclude import platform
 
     _, number, _, location, *_ = job_resource_name.split("/")
     source = platform.connect(project or number, location)

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from components.conclude import outcome
-from components.conclude.exits import exit_code
-from components.conclude.failure import Failure
-from components.conclude.log_lines import readable
-from components.conclude.outcome import Outcome, TaskOutputs, results
-from trainer.errors import SettingsError
+from shardline.components.conclude import outcome
+from shardline.components.conclude.exits import exit_code
+from shardline.components.conclude.failure import Failure
+from shardline.components.conclude.log_lines import readable
+from shardline.components.conclude.outcome import Outcome, TaskOutputs, results
+from shardline.trainer.errors import SettingsError
 
 #: The run directory, in the environment of all processes of a local run.
 RUN_VARIABLE = "SHARDLINE_RUN"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 WHEN = ("failure", "always", "never")
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from components.export_validate import signatures
-from trainer.data.decode import encode_stored, parse_batch
-from trainer.data.manifest import Manifest
-from trainer.errors import DatasetError
-from trainer.models.head import Head
+from shardline.components.export_validate import signatures
+from shardline.trainer.data.decode import encode_stored, parse_batch
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import DatasetError
+from shardline.trainer.models.head import Head
 
 _BATCH = 64
 

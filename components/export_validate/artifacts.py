@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.export_validate import layout
-from components.export_validate.evaluation import Curve, Evaluation
-from components.export_validate.rules import accuracy_gate
-from components.export_validate.run import run
+from shardline.components.export_validate import layout
+from shardline.components.export_validate.evaluation import Curve, Evaluation
+from shardline.components.export_validate.rules import accuracy_gate
+from shardline.components.export_validate.run import run
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
 _LARGEST_MATRIX_BYTES = 64 * 1024

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from components.export_validate.evaluation import COUNTED, Interval, Lead
+from shardline.components.export_validate.evaluation import COUNTED, Interval, Lead
 
 RESAMPLES = 1000
 

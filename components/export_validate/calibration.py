@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.export_validate.evaluation import Bin
-from components.export_validate.outcomes import Outcomes
+from shardline.components.export_validate.evaluation import Bin
+from shardline.components.export_validate.outcomes import Outcomes
 
 _BINS = 15
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from components.export_validate import layout
-from components.export_validate.evaluate import Measured, compare, measure
-from components.export_validate.evaluation import Evaluation
-from components.register.champion import champion_directory, current
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Manifest
-from trainer.errors import ModelError, ShardlineError
+from shardline.components.export_validate import layout
+from shardline.components.export_validate.evaluate import Measured, compare, measure
+from shardline.components.export_validate.evaluation import Evaluation
+from shardline.components.register.champion import champion_directory, current
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import ModelError, ShardlineError
 
 _FEW = 5
 

@@ -36,10 +36,10 @@ def export_validate(
     Returns:
         Whether the model is blessed, and its test accuracy.
     """
-    from trainer.progress import errors_end_the_process
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("validate"):
-        from components.export_validate.artifacts import validate_artifacts
+        from shardline.components.export_validate.artifacts import validate_artifacts
 
         return validate_artifacts(
             dataset=dataset,

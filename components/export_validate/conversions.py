@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from components.export_validate import layout, signatures
-from components.export_validate.agreement import largest_gap, read_pixels
-from trainer import files
-from trainer.data.manifest import Manifest
-from trainer.errors import ModelError, SettingsError
+from shardline.components.export_validate import layout, signatures
+from shardline.components.export_validate.agreement import largest_gap, read_pixels
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import ModelError, SettingsError
 
 # Both converters know all operations of Keras' layers at this level, and all present runtimes have it.
 _ONNX_OPSET = 17

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from components.export_validate.evaluation import Curve
-from components.export_validate.outcomes import Outcomes
+from shardline.components.export_validate.evaluation import Curve
+from shardline.components.export_validate.outcomes import Outcomes
 
 #: Points that are kept of a curve.
 MOST_POINTS = 60

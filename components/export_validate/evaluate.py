@@ -8,20 +8,20 @@ from pathlib import Path
 import tensorflow as tf
 from sklearn import metrics
 
-from components.export_validate.bootstrap import intervals, leads, share_interval
-from components.export_validate.calibration import calibrate
-from components.export_validate.curves import precision_recall_curves, roc_curves, worst
-from components.export_validate.evaluation import MIN_SLICE, Evaluation
-from components.export_validate.examples import find_split, read_batches
-from components.export_validate.gathering import gather
-from components.export_validate.latency import measure_latency, peak_memory_mb, size_mb
-from components.export_validate.outcomes import Outcomes
-from components.export_validate.scores import mean_area, score, score_classes
-from components.export_validate.served import ServedModel
-from components.export_validate.slices import slice_outcomes
-from components.export_validate.stability import batch_difference, flips
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Manifest
+from shardline.components.export_validate.bootstrap import intervals, leads, share_interval
+from shardline.components.export_validate.calibration import calibrate
+from shardline.components.export_validate.curves import precision_recall_curves, roc_curves, worst
+from shardline.components.export_validate.evaluation import MIN_SLICE, Evaluation
+from shardline.components.export_validate.examples import find_split, read_batches
+from shardline.components.export_validate.gathering import gather
+from shardline.components.export_validate.latency import measure_latency, peak_memory_mb, size_mb
+from shardline.components.export_validate.outcomes import Outcomes
+from shardline.components.export_validate.scores import mean_area, score, score_classes
+from shardline.components.export_validate.served import ServedModel
+from shardline.components.export_validate.slices import slice_outcomes
+from shardline.components.export_validate.stability import batch_difference, flips
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
 
 _REQUESTS = 32
 

@@ -142,7 +142,7 @@ class Evaluation:
         classes: Per class, in that order.
         confusion: Examples by true class (row) and predicted class (column).
         mistakes: The wrong predictions that the model was surest of, surest first.
-        metrics: Every single number by the name that rules use, see `components.export_validate.rules`;
+        metrics: Every single number by the name that rules use, see `shardline.components.export_validate.rules`;
             what could not be measured is left out. Times in milliseconds, sizes in MB (10^6 bytes),
             throughput in examples per second.
         intervals: 95 % bootstrap intervals of those metrics that have one.

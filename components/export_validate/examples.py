@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.data.decode import encode_stored
-from trainer.data.manifest import Manifest, Split
-from trainer.errors import DatasetError
+from shardline.trainer.data.decode import encode_stored
+from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.errors import DatasetError
 
 # What a feature is stored as, where it is no text and no image.
 _STORED = {"int64": tf.int64, "float32": tf.float32}

@@ -11,14 +11,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from components.export_validate import layout, provenance, signatures
-from components.export_validate.agreement import largest_difference
-from components.export_validate.conversions import check_formats, convert
-from components.export_validate.golden import make_golden_set
-from components.export_validate.operations import check_operations
-from trainer import files
-from trainer.data.manifest import Manifest
-from trainer.models.head import Head, read_head
+from shardline.components.export_validate import layout, provenance, signatures
+from shardline.components.export_validate.agreement import largest_difference
+from shardline.components.export_validate.conversions import check_formats, convert
+from shardline.components.export_validate.golden import make_golden_set
+from shardline.components.export_validate.operations import check_operations
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.models.head import Head, read_head
 
 
 def export_model(

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from components.export_validate.evaluation import Mistake
-from components.export_validate.examples import Batch, find_split, read_batches
-from components.export_validate.outcomes import Outcomes
-from components.export_validate.served import Predictions, ServedModel
-from trainer.data.manifest import Manifest
-from trainer.errors import DatasetError
-from trainer.progress import advance
+from shardline.components.export_validate.evaluation import Mistake
+from shardline.components.export_validate.examples import Batch, find_split, read_batches
+from shardline.components.export_validate.outcomes import Outcomes
+from shardline.components.export_validate.served import Predictions, ServedModel
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import DatasetError
+from shardline.trainer.progress import advance
 
 MOST_MISTAKES = 24
 

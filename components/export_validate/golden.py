@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from components.export_validate import signatures
-from components.export_validate.agreement import make_requests
-from trainer.data.decode import parse_batch
-from trainer.data.manifest import Manifest
+from shardline.components.export_validate import signatures
+from shardline.components.export_validate.agreement import make_requests
+from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.manifest import Manifest
 
 #: How many examples are in it.
 SIZE = 16

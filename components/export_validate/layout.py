@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 SAVED_MODEL = "saved_model"
 MODEL_FILE = "model.keras"

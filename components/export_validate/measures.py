@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from components.export_validate.evaluation import Evaluation, Interval, Lead
+from shardline.components.export_validate.evaluation import Evaluation, Interval, Lead
 
 #: "unclear": the interval of the difference has 0 in it.
 Change = Literal["better", "worse", "unclear", ""]

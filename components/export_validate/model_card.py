@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.export_validate.evaluation import Evaluation
-from components.export_validate.training_record import TrainingRecord
-from components.html.page import Rows, fact_rows, render
-from trainer.data.manifest import Manifest
+from shardline.components.export_validate.evaluation import Evaluation
+from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.components.html.page import Rows, fact_rows, render
+from shardline.trainer.data.manifest import Manifest
 
 _MOST_CLASSES = 40
 _MOST_COLUMNS = 20

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.errors import ModelError
+from shardline.trainer.errors import ModelError
 
 _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 

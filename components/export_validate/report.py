@@ -9,19 +9,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from components.export_validate import measures
-from components.export_validate.confusions import confused_pairs, most_confused
-from components.export_validate.evaluation import ClassScore, Evaluation, Mistake, Slice
-from components.export_validate.plots.calibration import draw_calibration
-from components.export_validate.plots.confusion import draw_confusion
-from components.export_validate.plots.curves import draw_precision_recall, draw_roc
-from components.export_validate.plots.learning import draw_learning
-from components.export_validate.report_facts import fact_tables
-from components.export_validate.rules.blessing import Blessing
-from components.export_validate.training_record import TrainingRecord
-from components.html.page import render
-from components.html.pictures import make_picture
-from trainer.data.manifest import Manifest
+from shardline.components.export_validate import measures
+from shardline.components.export_validate.confusions import confused_pairs, most_confused
+from shardline.components.export_validate.evaluation import ClassScore, Evaluation, Mistake, Slice
+from shardline.components.export_validate.plots.calibration import draw_calibration
+from shardline.components.export_validate.plots.confusion import draw_confusion
+from shardline.components.export_validate.plots.curves import draw_precision_recall, draw_roc
+from shardline.components.export_validate.plots.learning import draw_learning
+from shardline.components.export_validate.report_facts import fact_tables
+from shardline.components.export_validate.rules.blessing import Blessing
+from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.components.html.page import render
+from shardline.components.html.pictures import make_picture
+from shardline.trainer.data.manifest import Manifest
 
 _MOST_ROWS = 40
 _MOST_DRAWN_CLASSES = 25

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.export_validate.training_record import TrainingRecord
-from components.html.page import Rows, fact_rows
-from trainer.data.manifest import Feature, Manifest
+from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.components.html.page import Rows, fact_rows
+from shardline.trainer.data.manifest import Feature, Manifest
 
 _MOST_COLUMNS = 20
 

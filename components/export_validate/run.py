@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from components.export_validate import layout, training_record
-from components.export_validate.champion import challenge
-from components.export_validate.evaluate import measure
-from components.export_validate.evaluation import Evaluation
-from components.export_validate.examples import find_split
-from components.export_validate.export import export_model
-from components.export_validate.model_card import make_card
-from components.export_validate.report import render_report
-from components.export_validate.rules import Blessing, Gate, judge
-from components.export_validate.samples import take_samples
-from trainer import files
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Manifest
-from trainer.progress import fact, say
-from trainer.saving import load_model
+from shardline.components.export_validate import layout, training_record
+from shardline.components.export_validate.champion import challenge
+from shardline.components.export_validate.evaluate import measure
+from shardline.components.export_validate.evaluation import Evaluation
+from shardline.components.export_validate.examples import find_split
+from shardline.components.export_validate.export import export_model
+from shardline.components.export_validate.model_card import make_card
+from shardline.components.export_validate.report import render_report
+from shardline.components.export_validate.rules import Blessing, Gate, judge
+from shardline.components.export_validate.samples import take_samples
+from shardline.trainer import files
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.progress import fact, say
+from shardline.trainer.saving import load_model
 
 SPLIT = "test"
 

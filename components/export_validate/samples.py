@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.data.manifest import Manifest
-from trainer.errors import DatasetError
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import DatasetError
 
 #: How many examples an export is compared with its model on.
 MOST = 256

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from components.export_validate.calibration import calibration_error
-from components.export_validate.evaluation import Bin, ClassScore, Curve
-from components.export_validate.outcomes import Outcomes
+from shardline.components.export_validate.calibration import calibration_error
+from shardline.components.export_validate.evaluation import Bin, ClassScore, Curve
+from shardline.components.export_validate.outcomes import Outcomes
 
 _TOP = 5
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from components.export_validate.signatures import DEFAULT, EXAMPLE, OUTPUTS
-from trainer.errors import ModelError
+from shardline.components.export_validate.signatures import DEFAULT, EXAMPLE, OUTPUTS
+from shardline.trainer.errors import ModelError
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.data.decode import Inputs, decode_batch, decode_image
-from trainer.data.manifest import Feature, Manifest
-from trainer.models.head import Head
+from shardline.trainer.data.decode import Inputs, decode_batch, decode_image
+from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.models.head import Head
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"

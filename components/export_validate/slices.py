@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from components.export_validate.bootstrap import share_interval
-from components.export_validate.evaluation import Slice
-from components.export_validate.outcomes import Outcomes
+from shardline.components.export_validate.bootstrap import share_interval
+from shardline.components.export_validate.evaluation import Slice
+from shardline.components.export_validate.outcomes import Outcomes
 
 #: A feature with more values is sliced at its quartiles when they are numbers, and not at all otherwise.
 _MOST_VALUES = 20

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from components.export_validate.served import Predictions
+from shardline.components.export_validate.served import Predictions
 
 _EXAMPLES = 32
 _JPEG_QUALITY = 90

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ModelError
+from shardline.trainer.errors import ModelError
 
 # The names that the trainer gives to these files; importing them would import Keras.
 SETTINGS_FILE = "settings.json"

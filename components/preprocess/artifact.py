@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.preprocess.settings import PreprocessSettings
-from trainer import progress
-from trainer.data.manifest import Manifest
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer import progress
+from shardline.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -27,7 +27,7 @@ def preprocess_artifact(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HT
     Raises:
         SystemExit: With the error's exit code, after its one line was reported.
     """
-    from components.preprocess.run import preprocess
+    from shardline.components.preprocess.run import preprocess
 
     with progress.errors_end_the_process(_TOPIC):
         # A task that is tried again finds what the first try has left, a whole dataset perhaps.
@@ -41,7 +41,7 @@ def plan_artifact(dataset: dsl.Dataset, tasks: int, **settings: Any) -> list[int
     Raises:
         SystemExit: With the error's exit code, after its one line was reported.
     """
-    from components.preprocess.run import plan_dataset
+    from shardline.components.preprocess.run import plan_dataset
 
     with progress.errors_end_the_process(_TOPIC):
         shards = plan_dataset(make_settings(settings), Path(dataset.path), overwrite=True)
@@ -54,7 +54,7 @@ def write_artifact(dataset: dsl.Dataset, task: int, tasks: int) -> None:
     Raises:
         SystemExit: With the error's exit code, after its one line was reported.
     """
-    from components.preprocess.run import write_shards
+    from shardline.components.preprocess.run import write_shards
 
     with progress.errors_end_the_process(_TOPIC):
         write_shards(Path(dataset.path), task, tasks)
@@ -66,7 +66,7 @@ def finish_artifact(planned: dsl.Dataset, dataset: dsl.Dataset, metrics: dsl.Met
     Raises:
         SystemExit: With the error's exit code, after its one line was reported.
     """
-    from components.preprocess.run import finish
+    from shardline.components.preprocess.run import finish
 
     with progress.errors_end_the_process(_TOPIC):
         manifest = finish(Path(planned.path))
@@ -84,8 +84,8 @@ def describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, car
         metrics: Gets the records of each split, `rejected` and `duplicates`.
         card: Gets the dataset card.
     """
-    from components.preprocess.inspect.card import render_card
-    from trainer import files
+    from shardline.components.preprocess.inspect.card import render_card
+    from shardline.trainer import files
 
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
     dataset.metadata.update(fingerprint=manifest.fingerprint, classes=len(manifest.class_names), **records)

@@ -56,7 +56,7 @@ def preprocess(
         fingerprint: What the source's content is known by; not read. KFP's cache compares inputs, and the
             source string does not change when the data does.
     """
-    from components.preprocess.artifact import preprocess_artifact
+    from shardline.components.preprocess.artifact import preprocess_artifact
 
     preprocess_artifact(
         dataset,

@@ -57,7 +57,7 @@ def plan_shards(
     Returns:
         The numbers of the writing tasks: as many as were asked for, but not more than there are shards.
     """
-    from components.preprocess.artifact import plan_artifact
+    from shardline.components.preprocess.artifact import plan_artifact
 
     return plan_artifact(
         planned,
@@ -91,7 +91,7 @@ def write_shards(planned: dsl.Input[dsl.Dataset], task: int, tasks: int) -> None
         task: Number of this task.
         tasks: As given to `plan_shards`.
     """
-    from components.preprocess.artifact import write_artifact
+    from shardline.components.preprocess.artifact import write_artifact
 
     write_artifact(planned, task, tasks)
 
@@ -111,6 +111,6 @@ def finish_dataset(
         metrics: Records of each split, rejected examples and duplicates.
         card: The dataset card, a page to look at.
     """
-    from components.preprocess.artifact import finish_artifact
+    from shardline.components.preprocess.artifact import finish_artifact
 
     finish_artifact(planned, dataset, metrics, card)

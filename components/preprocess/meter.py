@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from trainer import progress
+from shardline.trainer import progress
 
 _INTERVAL_SECONDS = 2.0
 

@@ -6,17 +6,17 @@ import json
 import time
 from dataclasses import replace
 
-from components.preprocess.meter import Meter
-from components.preprocess.planning import plan_file, rows
-from components.preprocess.planning.dealing import deal_rows
-from components.preprocess.planning.plan_file import Plan
-from components.preprocess.planning.rejected import Rejected
-from components.preprocess.planning.survey import Survey, survey
-from components.preprocess.processes import Processes
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import open_source
-from components.preprocess.work_directory import WorkDirectory
-from trainer.errors import BadRecordError, ShardlineError
+from shardline.components.preprocess.meter import Meter
+from shardline.components.preprocess.planning import plan_file, rows
+from shardline.components.preprocess.planning.dealing import deal_rows
+from shardline.components.preprocess.planning.plan_file import Plan
+from shardline.components.preprocess.planning.rejected import Rejected
+from shardline.components.preprocess.planning.survey import Survey, survey
+from shardline.components.preprocess.processes import Processes
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.trainer.errors import BadRecordError, ShardlineError
 
 
 def make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:

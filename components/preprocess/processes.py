@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from components.preprocess import worker
-from trainer.errors import RunError
+from shardline.components.preprocess import worker
+from shardline.trainer.errors import RunError
 
 # For a process that was told to end: it removes what it had not finished.
 _PATIENCE_SECONDS = 10.0
 
-_WORKER = (sys.executable, "-m", "components.preprocess.worker")
+_WORKER = (sys.executable, "-m", "shardline.components.preprocess.worker")
 
 
 class Processes:

@@ -10,18 +10,18 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.preprocess import planner, work_directory
-from components.preprocess.meter import Meter
-from components.preprocess.planning import plan_file
-from components.preprocess.planning.plan_file import Plan, PlannedShard
-from components.preprocess.processes import Processes
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.work_directory import WorkDirectory
-from components.preprocess.writing import finishing
-from trainer import progress
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Manifest
-from trainer.errors import RunError, SettingsError
+from shardline.components.preprocess import planner, work_directory
+from shardline.components.preprocess.meter import Meter
+from shardline.components.preprocess.planning import plan_file
+from shardline.components.preprocess.planning.plan_file import Plan, PlannedShard
+from shardline.components.preprocess.processes import Processes
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.writing import finishing
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import RunError, SettingsError
 
 _TOPIC = "preprocess"
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainer.data.manifest import SPLITS
-from trainer.errors import SettingsError
+from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.errors import SettingsError
 
 ENCODINGS = ("keep", "jpeg", "png", "raw")
 RESIZE_MODES = ("crop", "pad", "stretch")
@@ -24,7 +24,7 @@ class PreprocessSettings:
     """How a source becomes shards.
 
     Attributes:
-        source: The source string (see `components.preprocess.sources.open_source`).
+        source: The source string (see `shardline.components.preprocess.sources.open_source`).
         data_dir: Directory with prepared TensorFlow Datasets; "" for their default directory.
         labels: For images:DIR, a CSV file with the columns path and label; "" for a folder per class.
         features: For tfrecord:GLOB, names of the source's features by ours: {"image": "image/encoded"}.

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO, cast
 
-from trainer import files
-from trainer.errors import ShardlineError, SourceError
+from shardline.trainer import files
+from shardline.trainer.errors import ShardlineError, SourceError
 
 
 def resolve(path: str) -> str:

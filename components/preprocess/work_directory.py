@@ -26,9 +26,9 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from trainer.data import manifest as manifests
-from trainer.data.manifest import MANIFEST_FILE
-from trainer.errors import DatasetError, RunError, SettingsError
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import MANIFEST_FILE
+from shardline.trainer.errors import DatasetError, RunError, SettingsError
 
 NAME = ".shardline"
 REJECTED_FILE = "rejected.jsonl"

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.preprocess.planning import plan_file
-from components.preprocess.work_directory import WorkDirectory
-from components.preprocess.writing.check import check_bucket
-from components.preprocess.writing.shard import ShardWriter
-from trainer import errors
-from trainer.errors import BadRecordError, ShardlineError
+from shardline.components.preprocess.planning import plan_file
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.writing.check import check_bucket
+from shardline.components.preprocess.writing.shard import ShardWriter
+from shardline.trainer import errors
+from shardline.trainer.errors import BadRecordError, ShardlineError
 
 _INTERVAL_SECONDS = 0.2
 

@@ -22,10 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.export_validate import layout
-from components.register.version import VERSION_FILE, VERSIONS, Version, complete_versions, read_record
-from trainer import files
-from trainer.errors import ModelError, RunError, SettingsError
+from shardline.components.export_validate import layout
+from shardline.components.register.version import VERSION_FILE, VERSIONS, Version, complete_versions, read_record
+from shardline.trainer import files
+from shardline.trainer.errors import ModelError, RunError, SettingsError
 
 CHAMPION_FILE = "champion.json"
 

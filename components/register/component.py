@@ -18,8 +18,8 @@ def register(exported: dsl.Input[dsl.Model], accuracy: float, champion_uri: str)
     """
     from pathlib import Path
 
-    from components.register.run import register_model
-    from trainer.progress import errors_end_the_process
+    from shardline.components.register.run import register_model
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
         register_model(Path(exported.path), accuracy, champion_uri)
@@ -44,8 +44,8 @@ def serving_model(
     """
     from pathlib import Path
 
-    from components.register.serving import container_spec, describe, lay_out
-    from trainer.progress import errors_end_the_process
+    from shardline.components.register.serving import container_spec, describe, lay_out
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
         lay_out(Path(exported.path), Path(serving.path))
@@ -65,8 +65,8 @@ def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexM
     """
     from pathlib import Path
 
-    from components.register.registry_evaluation import import_evaluation
-    from trainer.progress import errors_end_the_process
+    from shardline.components.register.registry_evaluation import import_evaluation
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
         return import_evaluation(Path(exported.path), model.metadata.get("resourceName", ""))
@@ -83,8 +83,8 @@ def traffic_split(endpoint: dsl.Input[VertexEndpoint], model: dsl.Input[VertexMo
     Returns:
         Percents by the id of the deployed model, "0" for the new one; {} changes nothing.
     """
-    from components.register.deploy_traffic import plan_traffic
-    from trainer.progress import errors_end_the_process
+    from shardline.components.register.deploy_traffic import plan_traffic
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("deploy"):
         return plan_traffic(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from components.train.pools.texts import check_pasted_text
-from trainer.errors import SettingsError
+from shardline.components.train.pools.texts import check_pasted_text
+from shardline.trainer.errors import SettingsError
 
 _ENDPOINT = re.compile(r"projects/[\w:.-]+/locations/([a-z0-9-]+)/endpoints/[\w-]+")
 _LONGEST_NAME = 128

@@ -10,11 +10,11 @@ from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPred
 from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import dsl
 
-from components.register.component import traffic_split
-from components.register.deploy import BatchPrediction, Deploy
-from components.register.deploy_traffic import NEW_MODEL
-from components.register.model_registry import LOCATION
-from components.train.pools.job import ENCRYPTION_KEY
+from shardline.components.register.component import traffic_split
+from shardline.components.register.deploy import BatchPrediction, Deploy
+from shardline.components.register.deploy_traffic import NEW_MODEL
+from shardline.components.register.model_registry import LOCATION
+from shardline.components.train.pools.job import ENCRYPTION_KEY
 
 
 def deploy_tasks(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.errors import PlatformError
-from trainer.progress import say
+from shardline.trainer.errors import PlatformError
+from shardline.trainer.progress import say
 
 #: What the API calls the model that is being deployed, which has no id yet.
 NEW_MODEL = "0"

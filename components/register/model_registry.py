@@ -8,8 +8,8 @@ from google_cloud_pipeline_components.types.artifact_types import VertexModel
 from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
-from components.register.upload import ModelUpload
-from components.train.pools.job import ENCRYPTION_KEY
+from shardline.components.register.upload import ModelUpload
+from shardline.components.train.pools.job import ENCRYPTION_KEY
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
 LOCATION = "{{$.pipeline_google_cloud_location}}"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.export_validate import layout
-from components.register.champion import read_part
-from trainer.errors import RunError
-from trainer.progress import say
+from shardline.components.export_validate import layout
+from shardline.components.register.champion import read_part
+from shardline.trainer.errors import RunError
+from shardline.trainer.progress import say
 
 _SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/classification_metrics_1.0.0.yaml"
 #: The confusion matrix of more classes would be a request of megabytes, and unreadable.

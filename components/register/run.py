@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.register.champion import champion_directory, current, publish
-from trainer.progress import fact, say
+from shardline.components.register.champion import champion_directory, current, publish
+from shardline.trainer.progress import fact, say
 
 
 def register_model(exported: Path, accuracy: float, champion_uri: str) -> None:

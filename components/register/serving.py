@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from components.export_validate import layout
-from components.register.champion import read_part
-from trainer.errors import ModelError, RunError
+from shardline.components.export_validate import layout
+from shardline.components.register.champion import read_part
+from shardline.trainer.errors import ModelError, RunError
 
 #: TensorFlow Serving serves only subdirectories whose name is a number.
 VERSION_DIRECTORY = "1"

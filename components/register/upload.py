@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from components.train.pools.job import check_labels
-from components.train.pools.texts import check_pasted_text
-from trainer.errors import SettingsError
+from shardline.components.train.pools.job import check_labels
+from shardline.components.train.pools.texts import check_pasted_text
+from shardline.trainer.errors import SettingsError
 
 _PARENT = re.compile(r"projects/[\w:.-]+/locations/([a-z0-9-]+)/models/[\w-]+")
 _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")

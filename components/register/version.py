@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import ModelError
+from shardline.trainer.errors import ModelError
 
 VERSIONS = "versions"
 VERSION_FILE = "version.json"

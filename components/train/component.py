@@ -25,9 +25,9 @@ def train(
         per_replica_batch_size: Examples per replica and step; 0 for 16, or less where a worker has less.
         learning_rate: Given to the model function; 0 keeps the model's own.
         seed: Of weights, dropout and shuffling.
-        train_options: Any further option of `python -m trainer.task` by name: {"early_stopping": "val_loss"}.
+        train_options: Any further option of `python -m shardline.trainer.task` by name: {"early_stopping": "val_loss"}.
     """
-    from components.train.run import run
+    from shardline.components.train.run import run
 
     run(
         dataset=dataset,

@@ -1,6 +1,6 @@
-"""One replica's program where the pools are given at run time: `python -m components.train.replica JSON`.
+"""One replica's program where the pools are given at run time: `python -m shardline.components.train.replica JSON`.
 
-The JSON object holds the paths of dataset and model, and the other arguments of `components.train.run.run`.
+The JSON object holds the paths of dataset and model, and the other arguments of `shardline.components.train.run.run`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 from kfp import dsl
 
-from components.train.run import run
+from shardline.components.train.run import run
 
 
 def main(argument: str) -> None:

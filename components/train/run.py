@@ -9,12 +9,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import task
-from trainer.data import manifest as manifests
-from trainer.distribute.cluster import read_cluster
-from trainer.errors import SettingsError
-from trainer.progress import errors_end_the_process
-from trainer.settings import TrainSettings
+from shardline.trainer import task
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.progress import errors_end_the_process
+from shardline.trainer.settings import TrainSettings
 
 if TYPE_CHECKING:
     from kfp import dsl

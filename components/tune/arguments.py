@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from trainer.settings import TrainSettings
+from shardline.trainer.settings import TrainSettings
 
 #: Settings that the training component takes one by one; the others are its options.
 _OWN = ("epochs", "per_replica_batch_size", "learning_rate", "seed")
@@ -14,7 +14,7 @@ _OPTIONS = {field.name for field in fields(TrainSettings)}
 
 
 def with_parameters(arguments: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `components.train.run.run` with the parameters of a trial put in.
+    """Returns the arguments of `shardline.components.train.run.run` with the parameters of a trial put in.
 
     Args:
         arguments: With hparams and options; they stay as they are.

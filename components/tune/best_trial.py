@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from components.html.page import render
-from components.train.run import restore_integers
-from components.tune.arguments import with_parameters
-from components.tune.parameter import read_value
-from trainer import files
-from trainer.errors import PlatformError, RunError
-from trainer.progress import fact, say
+from shardline.components.html.page import render
+from shardline.components.train.run import restore_integers
+from shardline.components.tune.arguments import with_parameters
+from shardline.components.tune.parameter import read_value
+from shardline.trainer import files
+from shardline.trainer.errors import PlatformError, RunError
+from shardline.trainer.progress import fact, say
 
 #: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
 TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"

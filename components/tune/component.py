@@ -36,7 +36,7 @@ def plan_study(
     """Says what a tuning job searches and what the replicas of its trials run.
 
     Args:
-        study: Metric, goal, parameters and search as JSON; see `components.tune.study`.
+        study: Metric, goal, parameters and search as JSON; see `shardline.components.tune.study`.
         max_trial_count: In the place of the study's own unless 0.
         trial_epochs: Passes over the training split in each trial; 0 for as many as epochs.
         worker_pool_specs: Machines of one trial, without their program.
@@ -55,8 +55,8 @@ def plan_study(
     Returns:
         The tuning job's fields, whatever is no number as text: JSON that no step on the way can change.
     """
-    from components.tune.plan import plan
-    from trainer.progress import errors_end_the_process
+    from shardline.components.tune.plan import plan
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):
         return plan(
@@ -118,8 +118,8 @@ def best_trial(
     """
     from pathlib import Path
 
-    from components.tune.best_trial import finish
-    from trainer.progress import errors_end_the_process
+    from shardline.components.tune.best_trial import finish
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):
         return finish(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 TYPES = ("double", "integer", "discrete", "categorical")
 #: Scales, and what StudySpec.ParameterSpec.ScaleType calls them.

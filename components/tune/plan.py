@@ -6,17 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from components.train.pools.parse import read_specs
-from components.train.pools.program import program
-from components.train.run import check_options
-from components.tune.arguments import with_parameters
-from components.tune.study import parse_study, read_study
-from trainer.errors import SettingsError
-from trainer.progress import say
+from shardline.components.train.pools.parse import read_specs
+from shardline.components.train.pools.program import program
+from shardline.components.train.run import check_options
+from shardline.components.tune.arguments import with_parameters
+from shardline.components.tune.study import parse_study, read_study
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.progress import say
 
 #: The trainer's option that has a metric reported; its value is the study's.
 METRIC_OPTION = "tuning_metric"
-_PROGRAM = "components.tune.trial"
+_PROGRAM = "shardline.components.tune.trial"
 
 
 class Plan(NamedTuple):
@@ -54,7 +54,7 @@ def plan(
         max_trial_count: In the place of the study's own unless 0.
         seed: Of the trials.
         options: Options of the trainer.
-        **arguments: Further arguments of `components.train.run.run`, and the dataset.
+        **arguments: Further arguments of `shardline.components.train.run.run`, and the dataset.
 
     Raises:
         SettingsError: When study, pools or options are wrong, or a parameter cannot be tuned.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from components.tune.parameter import Parameter, read_parameter
-from trainer.errors import SettingsError
+from shardline.components.tune.parameter import Parameter, read_parameter
+from shardline.trainer.errors import SettingsError
 
 GOALS = ("maximize", "minimize")
 ALGORITHMS = ("", "RANDOM_SEARCH", "GRID_SEARCH")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipelines.check.ir import at, known_text, list_at, whole
-from pipelines.check.pipeline import Pipeline, Task
-from pipelines.check.template import fill, flatten, payload_of
+from shardline.pipelines.check.ir import at, known_text, list_at, whole
+from shardline.pipelines.check.pipeline import Pipeline, Task
+from shardline.pipelines.check.template import fill, flatten, payload_of
 
 
 @dataclass(frozen=True, eq=False)

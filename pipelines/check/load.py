@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.check.ir import at
-from pipelines.check.pipeline import Pipeline
-from pipelines.spec import read_documents, read_pipeline
-from trainer.errors import PipelineError
+from shardline.pipelines.check.ir import at
+from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.spec import read_documents, read_pipeline
+from shardline.trainer.errors import PipelineError
 
 #: Larger than any pipeline that was seen (0.6 MB), and read in two seconds.
 _LARGEST = 4 * 2**20
@@ -66,7 +66,7 @@ def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = No
 
 
 def _compiled(path: Path) -> str:
-    from pipelines import settings
-    from pipelines.compile import compile_pipeline
+    from shardline.pipelines import settings
+    from shardline.pipelines.compile import compile_pipeline
 
     return compile_pipeline(settings.load(path))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipelines.check.ir import PARAMETER, UNKNOWN, as_text, at
-from pipelines.check.shape import check_shape
-from trainer.errors import PipelineError
+from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, as_text, at
+from shardline.pipelines.check.shape import check_shape
+from shardline.trainer.errors import PipelineError
 
 #: A DAG that is used n times inside a DAG that is used n times ...: far beyond what the platform runs.
 _MOST_TASKS = 20_000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pipelines.check.findings import Finding, Severity
+from shardline.pipelines.check.findings import Finding, Severity
 
 
 class Subject(Protocol):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.check import (  # noqa: F401  # the rules register themselves
+from shardline.pipelines.check import (  # noqa: F401  # the rules register themselves
     registry,
     rules,
 )
-from pipelines.check.findings import Finding, Severity
-from pipelines.check.job import Job, Pool, jobs
-from pipelines.check.pipeline import Executor, Parameter, Pipeline, Task
-from pipelines.check.schedule import Schedule
-from trainer.errors import PipelineError
+from shardline.pipelines.check.findings import Finding, Severity
+from shardline.pipelines.check.job import Job, Pool, jobs
+from shardline.pipelines.check.pipeline import Executor, Parameter, Pipeline, Task
+from shardline.pipelines.check.schedule import Schedule
+from shardline.trainer.errors import PipelineError
 
 
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.errors import PipelineError
+from shardline.trainer.errors import PipelineError
 
 #: For every key of a mapping, whatever it is called.
 _EACH = "*"

@@ -1,9 +1,9 @@
-"""The table of all rules: `python -m pipelines.check.table > docs/check.md`."""
+"""The table of all rules: `python -m shardline.pipelines.check.table > docs/check.md`."""
 
 from __future__ import annotations
 
-from pipelines.check import rules  # noqa: F401  # the rules register themselves
-from pipelines.check.registry import RULES
+from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
+from shardline.pipelines.check.registry import RULES
 
 _HEAD = """\
 # What `shardline check` looks at
@@ -23,7 +23,7 @@ An **error** is refused by the platform, fails, or does something else than was 
 is likely to be regretted. Codes are stable. Where the source is docs.cloud.google.com, the page is below
 gemini-enterprise-agent-platform/machine-learning (formerly vertex-ai/docs).
 
-This page is generated: `python -m pipelines.check.table > docs/check.md`.
+This page is generated: `python -m shardline.pipelines.check.table > docs/check.md`.
 
 | code | | what is demanded | what to do | source |
 |---|---|---|---|---|

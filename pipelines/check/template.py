@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.check.ir import PARAMETER, UNKNOWN, UNKNOWN_TEXT, as_text, at, list_at, without_unknown
-from pipelines.check.pipeline import Task
+from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, UNKNOWN_TEXT, as_text, at, list_at, without_unknown
+from shardline.pipelines.check.pipeline import Task
 
 _LAUNCHERS = "google_cloud_pipeline_components.container."
 _TYPES = ("CustomJob", "HyperparameterTuningJob")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipelines.cli.options import json_option, show_json
-from trainer.errors import ModelError
+from shardline.pipelines.cli.options import json_option, show_json
+from shardline.trainer.errors import ModelError
 
 if TYPE_CHECKING:
-    from components.register.version import Version
+    from shardline.components.register.version import Version
 
 
 @click.group()
@@ -25,8 +25,8 @@ def champion() -> None:
 @json_option
 def show(directory: str, as_json: bool) -> None:
     """Show the champion in DIRECTORY (or gs://) and the versions that it can go back to."""
-    from components.register.champion import champion_directory, current
-    from components.register.version import complete_versions
+    from shardline.components.register.champion import champion_directory, current
+    from shardline.components.register.version import complete_versions
 
     path = champion_directory(directory)
     present = current(path)
@@ -50,7 +50,7 @@ def show(directory: str, as_json: bool) -> None:
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
     """Make the version that the champion in DIRECTORY (or gs://) replaced the champion again."""
-    from components.register import champion as champions
+    from shardline.components.register import champion as champions
 
     restored = champions.rollback(champions.champion_directory(directory), version)
     if as_json:
@@ -60,8 +60,8 @@ def rollback(directory: str, version: str, as_json: bool) -> None:
 
 
 def _facts(directory: Path, version: Version) -> dict[str, str]:
-    from components.export_validate import layout
-    from components.register.champion import read_part
+    from shardline.components.export_validate import layout
+    from shardline.components.register.champion import read_part
 
     export = read_part(directory / version.path, layout.EXPORT_FILE)
     return {

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipelines.cli.foreground import pairs
-from trainer.errors import EXIT_FAILED, PipelineError
+from shardline.pipelines.cli.foreground import pairs
+from shardline.trainer.errors import EXIT_FAILED, PipelineError
 
 if TYPE_CHECKING:
-    from pipelines.check.findings import Finding
+    from shardline.pipelines.check.findings import Finding
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 #: Places shown of a finding that there is in many.
@@ -44,9 +44,9 @@ def check(
     are given with --param, or with --cron. Exits with 1 when there are errors, with 2 when a file is no
     pipeline. docs/check.md lists the rules.
     """
-    from pipelines.check.load import load
-    from pipelines.check.run import check as find
-    from pipelines.check.schedule import Schedule
+    from shardline.pipelines.check.load import load
+    from shardline.pipelines.check.run import check as find
+    from shardline.pipelines.check.schedule import Schedule
 
     given = pairs(params, "--param", PipelineError) if params or cron is not None else None
     schedule = None

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from components.preprocess import settings as preprocessing
-from components.preprocess.settings import PreprocessSettings
-from pipelines.cli.foreground import foreground, pairs
-from trainer.errors import SettingsError
+from shardline.components.preprocess import settings as preprocessing
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.pipelines.cli.foreground import foreground, pairs
+from shardline.trainer.errors import SettingsError
 
 _DIRECTORY = click.Path(path_type=Path)
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -81,8 +81,8 @@ def preprocess(
     SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source.
     A run that was interrupted goes on where it stopped when it is started again.
     """
-    from components.preprocess import run
-    from components.preprocess.inspect import info
+    from shardline.components.preprocess import run
+    from shardline.components.preprocess.inspect import info
 
     if split is not None:
         options["split"] = _shares(split)
@@ -105,8 +105,8 @@ def dataset() -> None:
 @_JSON
 def show_info(directory: Path, as_json: bool) -> None:
     """Show what the manifest of DIRECTORY says."""
-    from components.preprocess.inspect import info
-    from trainer.data import manifest as manifests
+    from shardline.components.preprocess.inspect import info
+    from shardline.trainer.data import manifest as manifests
 
     manifest = manifests.load(directory)
     if as_json:
@@ -121,7 +121,7 @@ def show_info(directory: Path, as_json: bool) -> None:
 @_JSON
 def show_stats(directory: Path, processes: int, as_json: bool) -> None:
     """Show class balance, image sizes, bytes per record and shard sizes of DIRECTORY."""
-    from components.preprocess.inspect import stats
+    from shardline.components.preprocess.inspect import stats
 
     with foreground(sys.stderr):
         found = stats.stats(directory, processes=processes)
@@ -141,7 +141,7 @@ def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> No
 
     Names the file and, from 0, the record of all damage, and exits with 1 where there is any.
     """
-    from components.preprocess.inspect.verify import verify
+    from shardline.components.preprocess.inspect.verify import verify
 
     with foreground(sys.stderr):
         found = verify(directory, deep=deep, processes=processes)

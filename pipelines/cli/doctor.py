@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipelines.cli.foreground import foreground
-from pipelines.cli.options import environment_flags, json_option, show_json
-from trainer.errors import EXIT_FAILED
+from shardline.pipelines.cli.foreground import foreground
+from shardline.pipelines.cli.options import environment_flags, json_option, show_json
+from shardline.trainer.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
-    from pipelines.diagnosis import Diagnosis
+    from shardline.pipelines.diagnosis import Diagnosis
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -53,12 +53,12 @@ def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **
 def _examine(
     local: bool, runs_dir: Path, settings: Path | None, flags: dict[str, str]
 ) -> Iterator[Diagnosis]:
-    from pipelines.local import doctor as here
+    from shardline.pipelines.local import doctor as here
 
     if not local:
-        from pipelines import settings as compiled
-        from pipelines.vertex import doctor as platform
-        from pipelines.vertex.environment import load_environment
+        from shardline.pipelines import settings as compiled
+        from shardline.pipelines.vertex import doctor as platform
+        from shardline.pipelines.vertex.environment import load_environment
 
         environment = load_environment(settings, flags, os.environ)
         yield from platform.examine(environment, compiled.load(settings) if settings else None)

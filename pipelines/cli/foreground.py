@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from trainer import progress
-from trainer.errors import ShardlineError
+from shardline.trainer import progress
+from shardline.trainer.errors import ShardlineError
 
 if TYPE_CHECKING:
-    from pipelines.local.terminal import Terminal
+    from shardline.pipelines.local.terminal import Terminal
 
 #: Option of the commands that run custom jobs.
 inject_option = click.option(
@@ -31,7 +31,7 @@ def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
     Args:
         stream: Where; standard output unless given.
     """
-    from pipelines.local.terminal import open_terminal
+    from shardline.pipelines.local.terminal import open_terminal
 
     with open_terminal(stream) as terminal, progress.sink(terminal.show):
         yield terminal

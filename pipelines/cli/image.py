@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from pipelines import image as images
-from pipelines.cli.options import json_option
-from pipelines.image import VARIANTS, Image
+from shardline.pipelines import image as images
+from shardline.pipelines.cli.options import json_option
+from shardline.pipelines.image import VARIANTS, Image
 
 
 @click.group()
@@ -26,7 +26,7 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_image(*, settings: Path, tags: tuple[str, ...], variant: str, **values: Any) -> None:
-        from pipelines import settings as environments
+        from shardline.pipelines import settings as environments
 
         command(image=Image.of(environments.load(settings).image, tags=tags, variant=variant), **values)
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipelines.cli.foreground import foreground
-from pipelines.cli.options import environment_flags, json_option, show_json
-from trainer.errors import EXIT_CANCELLED, EXIT_FAILED, SettingsError
+from shardline.pipelines.cli.foreground import foreground
+from shardline.pipelines.cli.options import environment_flags, json_option, show_json
+from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, SettingsError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from components.conclude.outcome import Outcome
-    from pipelines.vertex.environment import Environment
+    from shardline.components.conclude.outcome import Outcome
+    from shardline.pipelines.vertex.environment import Environment
 
 _RUNS_DIR = click.option(
     "--runs-dir",
@@ -56,13 +56,13 @@ def logs(
     place = _find(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
-            from pipelines.local.log_files import read_log as read_files
+            from shardline.pipelines.local.log_files import read_log as read_files
 
             if since:
                 raise SettingsError("--since is for runs on the platform: lines of a local run have no time")
             lines = read_files(place, task, replica, follow=follow)
         else:
-            from pipelines.vertex.logs import read_log
+            from shardline.pipelines.vertex.logs import read_log
 
             lines = read_log(place, run, task, replica, since=_time(since), follow=follow)
         for line in lines:
@@ -80,14 +80,14 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
     RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform. Ends with 1
     when it failed, with 4 when it was cancelled.
     """
-    from components.conclude import outcome, run_directory
+    from shardline.components.conclude import outcome, run_directory
 
     place = _find(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
             found = run_directory.read_outcome(place)
         else:
-            from pipelines.vertex import explain as platform
+            from shardline.pipelines.vertex import explain as platform
 
             found = platform.read_outcome(place, run)
     if as_json:
@@ -99,7 +99,7 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
 
 
 def _page(found: Outcome) -> Iterator[str]:
-    from components.conclude.explanation import explain as judge
+    from shardline.components.conclude.explanation import explain as judge
 
     yield found.headline()
     rows = list(found.links.items())
@@ -116,8 +116,8 @@ def _page(found: Outcome) -> Iterator[str]:
 
 def _find(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Environment:
     """Returns the directory of a run on this machine, or where on the platform it is."""
-    from components.conclude.run_directory import is_run_directory
-    from pipelines.vertex.environment import load_environment
+    from shardline.components.conclude.run_directory import is_run_directory
+    from shardline.pipelines.vertex.environment import load_environment
 
     for path in (Path(run), runs_dir / run):
         if is_run_directory(path):

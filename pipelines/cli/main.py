@@ -9,21 +9,21 @@ from typing import Any
 
 import click
 
-from pipelines.cli.champion import champion
-from pipelines.cli.check import check, show
-from pipelines.cli.data import dataset, preprocess
-from pipelines.cli.doctor import doctor
-from pipelines.cli.foreground import inject_option, pairs
-from pipelines.cli.image import image
-from pipelines.cli.logs import explain, logs
-from pipelines.cli.predict import predict
-from pipelines.cli.schedule import schedule
-from pipelines.cli.settings import settings
-from pipelines.cli.submit import cancel, status, submit
-from pipelines.cli.train import train
-from pipelines.cli.upload import upload
-from pipelines.cli.validate import validate
-from trainer.errors import PipelineError, ShardlineError
+from shardline.pipelines.cli.champion import champion
+from shardline.pipelines.cli.check import check, show
+from shardline.pipelines.cli.data import dataset, preprocess
+from shardline.pipelines.cli.doctor import doctor
+from shardline.pipelines.cli.foreground import inject_option, pairs
+from shardline.pipelines.cli.image import image
+from shardline.pipelines.cli.logs import explain, logs
+from shardline.pipelines.cli.predict import predict
+from shardline.pipelines.cli.schedule import schedule
+from shardline.pipelines.cli.settings import settings
+from shardline.pipelines.cli.submit import cancel, status, submit
+from shardline.pipelines.cli.train import train
+from shardline.pipelines.cli.upload import upload
+from shardline.pipelines.cli.validate import validate
+from shardline.trainer.errors import PipelineError, ShardlineError
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
@@ -87,9 +87,9 @@ def compile(
     settings: Path, pipeline: str, study: Path, output: Path | None, digest: str | None, check: bool
 ) -> None:
     """Compile the retraining pipeline, or the tuning pipeline."""
-    from pipelines import compile as compiling
-    from pipelines import settings as environments
-    from pipelines.study import load_study
+    from shardline.pipelines import compile as compiling
+    from shardline.pipelines import settings as environments
+    from shardline.pipelines.study import load_study
 
     environment = environments.load(settings)
     if digest is not None:
@@ -126,9 +126,9 @@ def run(
     Everything goes to a new directory under RUNS_DIR. The champion_uri of our own
     pipelines is RUNS_DIR/champions/SOURCE unless it is given.
     """
-    from pipelines.local.run import run_pipeline
-    from pipelines.preflight import OURS, check_run
-    from pipelines.spec import defaults, load_pipeline
+    from shardline.pipelines.local.run import run_pipeline
+    from shardline.pipelines.preflight import OURS, check_run
+    from shardline.pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
     parameters, _ = check_run(spec, pairs(params, "--param", PipelineError), here=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from trainer import progress
+from shardline.trainer import progress
 
 _HELP = {
     "project": "Project.",
@@ -46,7 +46,7 @@ def environment_options(
 
     @functools.wraps(command)
     def with_environment(*args: Any, settings: Path | None, **values: Any) -> Any:
-        from pipelines.vertex.environment import load_environment
+        from shardline.pipelines.vertex.environment import load_environment
 
         # gRPC prints a line of its own for each connection that fails.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -34,7 +34,7 @@ def predict(
 
     Each worker keeps its batch. docs/performance.md explains the model and holds it against measurements.
     """
-    from pipelines.scaling import Step
+    from shardline.pipelines.scaling import Step
 
     step = Step(
         seconds=step_ms / 1e3,
@@ -68,7 +68,7 @@ def predict(
 
 
 def _counts(text: str) -> list[int]:
-    from trainer.errors import SettingsError
+    from shardline.trainer.errors import SettingsError
 
     try:
         counts = [int(item) for item in text.split(",")]

@@ -1,4 +1,4 @@
-"""The reference of the command line: `python -m pipelines.cli.reference > docs/cli.md`."""
+"""The reference of the command line: `python -m shardline.pipelines.cli.reference > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from pipelines.cli.main import main
+from shardline.pipelines.cli.main import main
 
 _HEAD = """\
 # The command line
@@ -25,7 +25,7 @@ _HEAD = """\
 | 4 | the run was cancelled |
 | 75 | stopped before it was done; started again, it goes on |
 
-This page is generated: `python -m pipelines.cli.reference > docs/cli.md`.
+This page is generated: `python -m shardline.pipelines.cli.reference > docs/cli.md`.
 
 ## Commands
 
@@ -39,7 +39,7 @@ def reference() -> str:
     contexts = commands()
     index = [(_linked(context), context.command.get_short_help_str(200)) for context in contexts]
     index.append(
-        ("[`python -m trainer.task`](#options-of-the-trainer)", "The program that every replica runs.")
+        ("[`python -m shardline.trainer.task`](#options-of-the-trainer)", "The program that every replica runs.")
     )
     sections = "\n".join(_section(context) for context in contexts)
     return f"{_HEAD}{_table(('command', ''), index)}\n{sections}\n{_trainer()}"
@@ -89,7 +89,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 def _trainer() -> str:
     """Returns the options of the program that every replica runs, by the groups of its own help."""
-    from trainer import task
+    from shardline.trainer import task
 
     parser = task.parser()
     parts = ["## Options of the trainer", f"    {parser.prog} [OPTIONS]", str(parser.description)]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipelines.cli.options import dry_run_option, environment_options, json_option, show_json
-from pipelines.cli.schedule_verbs import COMMANDS, near, step_content
-from trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
+from shardline.pipelines.cli.options import dry_run_option, environment_options, json_option, show_json
+from shardline.pipelines.cli.schedule_verbs import COMMANDS, near, step_content
+from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
-    from pipelines.vertex.calls import Clients
-    from pipelines.vertex.environment import Environment
-    from pipelines.vertex.schedules.plan import Plan
+    from shardline.pipelines.vertex.calls import Clients
+    from shardline.pipelines.vertex.environment import Environment
+    from shardline.pipelines.vertex.schedules.plan import Plan
 
 _FILE = Path("settings/schedules.toml")
 
@@ -45,8 +45,8 @@ def plan(names: tuple[str, ...], file: Path, check: bool, as_json: bool, environ
 
     Shows in what each differs from what is declared, and the next times at which it fires.
     """
-    from pipelines.cli import schedule_view as view
-    from pipelines.vertex.calls import clients
+    from shardline.pipelines.cli import schedule_view as view
+    from shardline.pipelines.vertex.calls import clients
 
     now = datetime.datetime.now(datetime.UTC)
     plans, _, others = _plans(clients(environment), file, names, now)
@@ -72,9 +72,9 @@ def apply(names: tuple[str, ...], file: Path, dry_run: bool, as_json: bool, envi
 
     All are checked before the first one is touched. Interrupted, it is repaired by being run again.
     """
-    from pipelines.cli import schedule_view as view
-    from pipelines.vertex.calls import clients
-    from pipelines.vertex.schedules.apply import apply_plan
+    from shardline.pipelines.cli import schedule_view as view
+    from shardline.pipelines.vertex.calls import clients
+    from shardline.pipelines.vertex.schedules.apply import apply_plan
 
     now = datetime.datetime.now(datetime.UTC)
     platform = clients(environment)
@@ -94,12 +94,12 @@ def _plans(
     platform: Clients, file: Path, names: Sequence[str], now: datetime.datetime
 ) -> tuple[list[Plan], dict[str, dict[str, Any]], list[str]]:
     """Returns the plans, the requests of the runs by name, and the schedules that are not in the file."""
-    from pipelines.cli.submit import read_spec
-    from pipelines.preflight import check_run
-    from pipelines.vertex.schedules.apply import list_schedules
-    from pipelines.vertex.schedules.declared import load_schedules
-    from pipelines.vertex.schedules.plan import make_plan
-    from pipelines.vertex.schedules.request import run_request
+    from shardline.pipelines.cli.submit import read_spec
+    from shardline.pipelines.preflight import check_run
+    from shardline.pipelines.vertex.schedules.apply import list_schedules
+    from shardline.pipelines.vertex.schedules.declared import load_schedules
+    from shardline.pipelines.vertex.schedules.plan import make_plan
+    from shardline.pipelines.vertex.schedules.request import run_request
 
     declared = load_schedules(file)
     chosen = names or tuple(declared)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipelines.cli.options import dry_run_option, environment_options, json_option, show_json, show_table
-from trainer.errors import SettingsError
+from shardline.pipelines.cli.options import dry_run_option, environment_options, json_option, show_json, show_table
+from shardline.trainer.errors import SettingsError
 
 if TYPE_CHECKING:
-    from pipelines.vertex.calls import Clients
-    from pipelines.vertex.environment import Environment
-    from pipelines.vertex.schedules.existing import Existing
-    from pipelines.vertex.schedules.steps import Step
+    from shardline.pipelines.vertex.calls import Clients
+    from shardline.pipelines.vertex.environment import Environment
+    from shardline.pipelines.vertex.schedules.existing import Existing
+    from shardline.pipelines.vertex.schedules.steps import Step
 
 
 @click.command("list")
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @environment_options
 def list_(as_json: bool, environment: Environment) -> None:
     """List the schedules of pipelines that there are."""
-    from pipelines.cli import schedule_view as view
-    from pipelines.vertex.calls import clients
-    from pipelines.vertex.schedules.apply import list_schedules
+    from shardline.pipelines.cli import schedule_view as view
+    from shardline.pipelines.vertex.calls import clients
+    from shardline.pipelines.vertex.schedules.apply import list_schedules
 
     found = sorted(list_schedules(clients(environment)), key=lambda item: (item.display_name, item.name))
     if as_json:
@@ -44,8 +44,8 @@ def list_(as_json: bool, environment: Environment) -> None:
 @environment_options
 def pause(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Start no more runs of the schedule NAME until it is resumed; runs that have begun go on."""
-    from pipelines.vertex.schedules.existing import ACTIVE
-    from pipelines.vertex.schedules.steps import Step
+    from shardline.pipelines.vertex.schedules.existing import ACTIVE
+    from shardline.pipelines.vertex.schedules.steps import Step
 
     platform, found = _find(environment, name)
     steps = [Step("PauseSchedule", {"name": item.name}) for item in found if item.state == ACTIVE]
@@ -60,8 +60,8 @@ def pause(name: str, dry_run: bool, as_json: bool, environment: Environment) -> 
 @environment_options
 def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Start runs of the paused schedule NAME again."""
-    from pipelines.vertex.schedules.existing import PAUSED
-    from pipelines.vertex.schedules.steps import Step
+    from shardline.pipelines.vertex.schedules.existing import PAUSED
+    from shardline.pipelines.vertex.schedules.steps import Step
 
     platform, found = _find(environment, name)
     if len(found) > 1:
@@ -85,7 +85,7 @@ def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment:
 @environment_options
 def delete(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Delete the schedule NAME, and every other of that name; runs that have begun go on."""
-    from pipelines.vertex.schedules.steps import delete_steps
+    from shardline.pipelines.vertex.schedules.steps import delete_steps
 
     platform, found = _find(environment, name, required=False)
     steps = list(delete_steps(found, datetime.datetime.now(datetime.UTC)))
@@ -101,7 +101,7 @@ def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None
     """List the latest runs that the schedule NAME has started."""
     import dataclasses
 
-    from pipelines.vertex.status import latest_runs
+    from shardline.pipelines.vertex.status import latest_runs
 
     platform, found = _find(environment, name)
     conditions = [f'schedule_name="{item.name}"' for item in found]
@@ -138,8 +138,8 @@ def _find(environment: Environment, name: str, *, required: bool = True) -> tupl
     Raises:
         SettingsError: When there is none and one is required.
     """
-    from pipelines.vertex.calls import clients
-    from pipelines.vertex.schedules.apply import list_schedules
+    from shardline.pipelines.vertex.calls import clients
+    from shardline.pipelines.vertex.schedules.apply import list_schedules
 
     platform = clients(environment)
     known = list_schedules(platform)
@@ -160,7 +160,7 @@ def _do(
     as_json: bool,
 ) -> None:
     """Makes calls about the schedule `name` and says that it is done; or `otherwise`, if there are none."""
-    from pipelines.vertex.schedules.apply import call
+    from shardline.pipelines.vertex.schedules.apply import call
 
     if dry_run:
         show_json({"requests": [step_content(step) for step in steps]})

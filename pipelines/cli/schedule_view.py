@@ -7,9 +7,9 @@ import datetime
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pipelines.vertex.schedules.existing import Existing
-from pipelines.vertex.schedules.plan import Action, Plan
-from pipelines.vertex.schedules.times import next_times, zone_of
+from shardline.pipelines.vertex.schedules.existing import Existing
+from shardline.pipelines.vertex.schedules.plan import Action, Plan
+from shardline.pipelines.vertex.schedules.times import next_times, zone_of
 
 _NEXT = 5
 _DONE = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pipelines.cli.options import environment_flags, json_option, show_json, show_table
+from shardline.pipelines.cli.options import environment_flags, json_option, show_json, show_table
 
 
 @click.group()
@@ -25,8 +25,8 @@ def show(settings: Path | None, as_json: bool, **flags: str) -> None:
     Those of [vertex] say where on the platform things are done; the others, if the file has an image, are
     fixed when a pipeline is compiled.
     """
-    from pipelines.origins import compile_time_rows, environment_rows
-    from pipelines.vertex.environment import load_environment, read_values
+    from shardline.pipelines.origins import compile_time_rows, environment_rows
+    from shardline.pipelines.vertex.environment import load_environment, read_values
 
     values, origins = read_values(settings, flags, os.environ)
     rows = environment_rows(values, origins)

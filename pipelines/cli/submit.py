@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipelines.cli.foreground import pairs
-from pipelines.cli.options import dry_run_option, environment_options, json_option, show_json, show_table
-from trainer.errors import PipelineError, RestartError, SettingsError
+from shardline.pipelines.cli.foreground import pairs
+from shardline.pipelines.cli.options import dry_run_option, environment_options, json_option, show_json, show_table
+from shardline.trainer.errors import PipelineError, RestartError, SettingsError
 
 if TYPE_CHECKING:
-    from pipelines.vertex.calls import Clients
-    from pipelines.vertex.environment import Environment
-    from pipelines.vertex.status import RunStatus
+    from shardline.pipelines.vertex.calls import Clients
+    from shardline.pipelines.vertex.environment import Environment
+    from shardline.pipelines.vertex.status import RunStatus
 
 _wait_option = click.option(
     "--wait", "waits", is_flag=True, help="Watch it to its end; exit with 1 when it failed, 4 when cancelled."
@@ -50,10 +50,10 @@ def submit(
     https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked as by 'shardline check', and its
     parameters against what it declares, before anything is sent.
     """
-    from pipelines.preflight import check_run
-    from pipelines.vertex.calls import clients
-    from pipelines.vertex.job_request import job_request, new_job_id
-    from pipelines.vertex.submit import submit as start
+    from shardline.pipelines.preflight import check_run
+    from shardline.pipelines.vertex.calls import clients
+    from shardline.pipelines.vertex.job_request import job_request, new_job_id
+    from shardline.pipelines.vertex.submit import submit as start
 
     spec, template_uri = read_spec(pipeline)
     parameters, warnings = check_run(spec, pairs(params, "--param", PipelineError))
@@ -86,8 +86,8 @@ def submit(
 @environment_options
 def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
     """Show how RUN stands, task by task; without RUN the latest runs."""
-    from pipelines.vertex.calls import clients
-    from pipelines.vertex.status import latest_runs, read_run, read_status
+    from shardline.pipelines.vertex.calls import clients
+    from shardline.pipelines.vertex.status import latest_runs, read_run, read_status
 
     platform = clients(environment)
     if run is not None:
@@ -125,9 +125,9 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, environment:
 @environment_options
 def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Cancel RUN, unless it has ended."""
-    from pipelines.vertex.calls import clients
-    from pipelines.vertex.submit import cancel as stop
-    from pipelines.vertex.submit import cancel_request
+    from shardline.pipelines.vertex.calls import clients
+    from shardline.pipelines.vertex.submit import cancel as stop
+    from shardline.pipelines.vertex.submit import cancel_request
 
     platform = clients(environment)
     if dry_run:
@@ -154,8 +154,8 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
         PipelineError: When there is no such pipeline.
         PlatformError: When the registry refuses or is not reached.
     """
-    from pipelines.spec import load_pipeline, parse_pipeline
-    from pipelines.vertex.upload import download, is_registry_url
+    from shardline.pipelines.spec import load_pipeline, parse_pipeline
+    from shardline.pipelines.vertex.upload import download, is_registry_url
 
     if not is_registry_url(pipeline):
         return load_pipeline(Path(pipeline)), ""
@@ -164,7 +164,7 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
 
 
 def _finish(platform: Clients, status: RunStatus, waits: bool, as_json: bool) -> None:
-    from pipelines.vertex.submit import judge, wait
+    from shardline.pipelines.vertex.submit import judge, wait
 
     try:
         found = wait(platform, status.name) if waits else status

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.cli.foreground import foreground, inject_option
+from shardline.pipelines.cli.foreground import foreground, inject_option
 
 _DIRECTORY = click.Path(path_type=Path)
 
@@ -33,17 +33,17 @@ def train(
 ) -> None:
     """Train a model on DATASET into OUT with a local cluster, without a pipeline.
 
-    TRAINER_OPTIONS are those of `python -m trainer.task --help`; --model mnist_cnn unless given.
+    TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
     """
-    from pipelines.local.injection import parse_injection
-    from pipelines.local.job import CustomJob
-    from pipelines.local.supervisor import run_job
-    from trainer import task
+    from shardline.pipelines.local.injection import parse_injection
+    from shardline.pipelines.local.job import CustomJob
+    from shardline.pipelines.local.supervisor import run_job
+    from shardline.trainer import task
 
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     task.parse(arguments)  # refuses a mistake here, before any replica starts
     job = CustomJob.with_roles(
-        [sys.executable, "-m", "trainer.task", *arguments],
+        [sys.executable, "-m", "shardline.trainer.task", *arguments],
         replicas,
         ps=ps,
         evaluator=evaluator,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipelines.cli.options import dry_run_option, json_option, registry_options, show_json
+from shardline.pipelines.cli.options import dry_run_option, json_option, registry_options, show_json
 
 if TYPE_CHECKING:
-    from pipelines.vertex.environment import Environment
+    from shardline.pipelines.vertex.environment import Environment
 
 
 @click.command()
@@ -27,9 +27,9 @@ def upload(
 
     What is there already is not uploaded again.
     """
-    from pipelines.check.run import refuse_errors
-    from pipelines.spec import load_pipeline
-    from pipelines.vertex import upload as registry
+    from shardline.pipelines.check.run import refuse_errors
+    from shardline.pipelines.spec import load_pipeline
+    from shardline.pipelines.vertex import upload as registry
 
     spec = load_pipeline(pipeline)
     refuse_errors(spec)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from components.export_validate.rules.gate import FIRST_RUNS, Gate, accuracy_gate, read_gate
-from pipelines.cli.foreground import foreground
+from shardline.components.export_validate.rules.gate import FIRST_RUNS, Gate, accuracy_gate, read_gate
+from shardline.pipelines.cli.foreground import foreground
 
 _PATH = click.Path(path_type=Path)
 _MIN_ACCURACY = 0.95
@@ -60,10 +60,10 @@ def validate(
     Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be judged.
     """  # noqa: D301  # click wants the character itself
     gate = _gate(file, texts, min_accuracy, first_run)
-    from trainer import quiet
+    from shardline.trainer import quiet
 
     quiet.import_tensorflow()
-    from components.export_validate import run as validation
+    from shardline.components.export_validate import run as validation
 
     with foreground():
         blessing = validation.validate(model, dataset, out, gate=gate, champion_uri=champion, formats=formats)

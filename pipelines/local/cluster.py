@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.local.job import ROLES, CustomJob
+from shardline.pipelines.local.job import ROLES, CustomJob
 
 #: Variables that belong to one replica and must not be inherited from the shell.
 PLATFORM_VARIABLES = (

@@ -1,4 +1,4 @@
-"""The process that stands in for the GCPC launcher: `python -m pipelines.local.custom_job`.
+"""The process that stands in for the GCPC launcher: `python -m shardline.pipelines.local.custom_job`.
 
 `localize` puts it into the pipeline in the launcher's place, with the launcher's own arguments.
 """
@@ -9,12 +9,12 @@ import argparse
 import os
 from pathlib import Path
 
-from components.conclude.run_directory import REPLICAS, RUN_VARIABLE
-from pipelines.local import processes
-from pipelines.local.injection import parse_injection
-from pipelines.local.job import parse_payload
-from pipelines.local.supervisor import run_job
-from trainer import files, progress
+from shardline.components.conclude.run_directory import REPLICAS, RUN_VARIABLE
+from shardline.pipelines.local import processes
+from shardline.pipelines.local.injection import parse_injection
+from shardline.pipelines.local.job import parse_payload
+from shardline.pipelines.local.supervisor import run_job
+from shardline.trainer import files, progress
 
 #: Process id of the process that executes the pipeline, in its environment.
 EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"

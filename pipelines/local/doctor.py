@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.diagnosis import Diagnosis, error, ok, warning
+from shardline.pipelines.diagnosis import Diagnosis, error, ok, warning
 
 _GIB = 2**30
 #: A replica with TensorFlow takes about half a GiB before it has loaded any data.
@@ -121,7 +121,7 @@ def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str
 
 
 def _ports() -> Diagnosis:
-    from pipelines.local import ports
+    from shardline.pipelines.local import ports
 
     try:
         with ports.reserve(_REPLICAS):
@@ -133,12 +133,12 @@ def _ports() -> Diagnosis:
 
 
 def _toy_job() -> Diagnosis:
-    from pipelines.local.job import CustomJob
-    from pipelines.local.supervisor import run_job
-    from trainer import progress
-    from trainer.errors import ShardlineError
+    from shardline.pipelines.local.job import CustomJob
+    from shardline.pipelines.local.supervisor import run_job
+    from shardline.trainer import progress
+    from shardline.trainer.errors import ShardlineError
 
-    command = (sys.executable, "-m", "trainer.handshake")
+    command = (sys.executable, "-m", "shardline.trainer.handshake")
     job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shardline-doctor-") as directory:

@@ -1,4 +1,4 @@
-"""The process in which stock kfp.local runs a localized pipeline: `python -m pipelines.local.execute`.
+"""The process in which stock kfp.local runs a localized pipeline: `python -m shardline.pipelines.local.execute`.
 
 It is a process of its own so that kfp's chatter, its warnings and its patched `print` stay out of the
 command's own, and so that all of a run can be stopped at one place.
@@ -22,10 +22,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipelines.local import preloaded, processes, start
-from pipelines.local.custom_job import EXECUTOR_VARIABLE
-from trainer import progress
-from trainer.errors import RunError
+from shardline.pipelines.local import preloaded, processes, start
+from shardline.pipelines.local.custom_job import EXECUTOR_VARIABLE
+from shardline.trainer import progress
+from shardline.trainer.errors import RunError
 
 #: Topic of the error that this process itself reports; a task's own error says more.
 TOPIC = "pipeline"

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from components.conclude.log_lines import KfpLines, split_replica
-from components.conclude.run_directory import LOG, RUN_VARIABLE
-from pipelines.local import execute, processes
-from pipelines.local.cluster import PLATFORM_VARIABLES
-from pipelines.local.custom_job import INJECTIONS_VARIABLE
-from pipelines.local.lines import LineBuffer
-from pipelines.local.terminal import Terminal
-from trainer import progress
-from trainer.errors import EXIT_BAD_INPUT
-from trainer.progress import Event, Scalar
+from shardline.components.conclude.log_lines import KfpLines, split_replica
+from shardline.components.conclude.run_directory import LOG, RUN_VARIABLE
+from shardline.pipelines.local import execute, processes
+from shardline.pipelines.local.cluster import PLATFORM_VARIABLES
+from shardline.pipelines.local.custom_job import INJECTIONS_VARIABLE
+from shardline.pipelines.local.lines import LineBuffer
+from shardline.pipelines.local.terminal import Terminal
+from shardline.trainer import progress
+from shardline.trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.progress import Event, Scalar
 
 #: Lines of a failed task's output that are shown where the task has not explained itself.
 _TAIL = 12
@@ -73,7 +73,7 @@ class Execution:
         """Runs the executing process to its end, and leaves nothing behind that it has started.
 
         Args:
-            command: `pipelines.local.execute` with all its arguments but the last two.
+            command: `shardline.pipelines.local.execute` with all its arguments but the last two.
             terminal: Where events are shown.
         """
         with self.log.open("w", encoding="utf-8") as log, _scratch() as scratch, processes.adopted_orphans():

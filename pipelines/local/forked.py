@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.errors import EXIT_FAILED
+from shardline.trainer.errors import EXIT_FAILED
 
 #: A `forking.Program` as a dict, and "env", the whole environment.
 Request = dict[str, Any]
@@ -40,7 +40,7 @@ def die_with(parent: int) -> None:
 
 def load(modules: Sequence[str]) -> None:
     """Imports TensorFlow and some modules, for every process that will be forked from this one."""
-    from trainer import quiet
+    from shardline.trainer import quiet
 
     quiet.import_tensorflow()
     os.environ["_KFP_RUNTIME"] = "true"  # as in a task: without the compiler and the client

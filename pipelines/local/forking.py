@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.local import forked, forkserver, processes
-from pipelines.local.cluster import PLATFORM_VARIABLES
-from pipelines.local.launch import Launch
-from pipelines.local.replica import spawn_guardian
-from trainer import files, progress
+from shardline.pipelines.local import forked, forkserver, processes
+from shardline.pipelines.local.cluster import PLATFORM_VARIABLES
+from shardline.pipelines.local.launch import Launch
+from shardline.pipelines.local.replica import spawn_guardian
+from shardline.trainer import files, progress
 
 #: Module of the trainer's program.
-_TRAINER = "trainer.task"
+_TRAINER = "shardline.trainer.task"
 #: Module that runs a component's function.
 _EXECUTOR = "kfp.dsl.executor_main"
 #: How KFP 2 starts it, word by word; the component's source and its arguments follow.
@@ -29,9 +29,9 @@ printf "%s" "$0" > "$program_path/ephemeral_component.py"
 _KFP_RUNTIME=true python3 -m {_EXECUTOR} --component_module_path "$program_path/ephemeral_component.py" "$@"
 """.split()
 #: Components whose source has one of these words will load TensorFlow anyway.
-_SIGNS = ("tensorflow", "keras", "components.train", "components.export_validate")
+_SIGNS = ("tensorflow", "keras", "shardline.components.train", "shardline.components.export_validate")
 #: Stand-ins of the platform's launchers that start replicas.
-SUPERVISORS = ("pipelines.local.custom_job", "pipelines.local.tuning")
+SUPERVISORS = ("shardline.pipelines.local.custom_job", "shardline.pipelines.local.tuning")
 #: An NVIDIA driver: whether a process may be forked next to one has not been proven.
 NVIDIA = Path("/dev/nvidiactl")
 #: Where the run's process with TensorFlow loaded listens, in the environment of tasks (see `preloaded`).
@@ -149,7 +149,7 @@ class ForkServer:
             self._server = _prepared
         elif len(self._programs) > 1 and not NVIDIA.exists():  # one alone gains nothing
             try:
-                self._start(["trainer.train", *(["kfp.dsl.executor"] if self._programs[0].source else [])])
+                self._start(["shardline.trainer.train", *(["kfp.dsl.executor"] if self._programs[0].source else [])])
             except BaseException:
                 self.__exit__()
                 raise

@@ -1,4 +1,4 @@
-"""The process that has TensorFlow loaded and forks replicas: `python -m pipelines.local.forkserver`.
+"""The process that has TensorFlow loaded and forks replicas: `python -m shardline.pipelines.local.forkserver`.
 
 Importing TensorFlow is most of what a small job costs, and every replica would do it again.
 
@@ -16,8 +16,8 @@ import sys
 import time
 import warnings
 
-from pipelines.local import forked, guardian
-from pipelines.local.forked import Request
+from shardline.pipelines.local import forked, guardian
+from shardline.pipelines.local.forked import Request
 
 #: The socket over which requests come.
 REQUESTS_FD = 3

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from pipelines.local import processes
-from pipelines.local.replica import Replica
+from shardline.pipelines.local import processes
+from shardline.pipelines.local.replica import Replica
 
 
 class Group:

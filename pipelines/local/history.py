@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.local import processes, record
-from trainer import files
+from shardline.pipelines.local import processes, record
+from shardline.trainer import files
 
 JOB_FILE = "job.json"
 

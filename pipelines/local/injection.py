@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.local.job import ROLES
-from trainer.errors import SettingsError
+from shardline.pipelines.local.job import ROLES
+from shardline.trainer.errors import SettingsError
 
 _FORMS = "preempt:worker:0@step=30, kill:chief@t=5s or slow:worker:1=2x"
 _TEXT = re.compile(

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.local import cluster
-from pipelines.local.job import CustomJob
-from trainer import files, progress
-from trainer.errors import PipelineError
+from shardline.pipelines.local import cluster
+from shardline.pipelines.local.job import CustomJob
+from shardline.trainer import files, progress
+from shardline.trainer.errors import PipelineError
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,24 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from pipelines.local import start
-from pipelines.local.cluster import LOCAL_PROJECT
-from pipelines.local.forking import recognize
-from pipelines.local.job import EXECUTOR_INPUT_MARKER
-from trainer.errors import PipelineError
+from shardline.pipelines.local import start
+from shardline.pipelines.local.cluster import LOCAL_PROJECT
+from shardline.pipelines.local.forking import recognize
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
+from shardline.trainer.errors import PipelineError
 
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _UPLOAD_LAUNCHER = "google_cloud_pipeline_components.container.v1.model.upload_model.launcher"
 _TUNING_LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
 _STAND_INS = {
-    _LAUNCHER: "pipelines.local.custom_job",
-    _UPLOAD_LAUNCHER: "pipelines.local.model_upload",
-    _TUNING_LAUNCHER: "pipelines.local.tuning",
+    _LAUNCHER: "shardline.pipelines.local.custom_job",
+    _UPLOAD_LAUNCHER: "shardline.pipelines.local.model_upload",
+    _TUNING_LAUNCHER: "shardline.pipelines.local.tuning",
     "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor": (
-        "pipelines.local.notification_email"
+        "shardline.pipelines.local.notification_email"
     ),
     **{
-        f"google_cloud_pipeline_components.container.v1.{name}.launcher": "pipelines.local.model_deploy"
+        f"google_cloud_pipeline_components.container.v1.{name}.launcher": "shardline.pipelines.local.model_deploy"
         for name in ("endpoint.create_endpoint", "endpoint.deploy_model", "batch_prediction_job")
     },
 }

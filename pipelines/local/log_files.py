@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.conclude import run_directory
-from components.conclude.log_lines import readable
-from components.conclude.run_directory import LOG, REPLICAS
-from trainer.errors import SettingsError
+from shardline.components.conclude import run_directory
+from shardline.components.conclude.log_lines import readable
+from shardline.components.conclude.run_directory import LOG, REPLICAS
+from shardline.trainer.errors import SettingsError
 
 #: Seconds between two looks at a file that grows.
 _PAUSE_S = 0.3

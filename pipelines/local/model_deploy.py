@@ -1,4 +1,4 @@
-"""The process that stands in for GCPC's launchers after an upload: `python -m pipelines.local.model_deploy`.
+"""The process that stands in for GCPC's launchers after an upload: `python -m shardline.pipelines.local.model_deploy`.
 
 `localize` puts it into the pipeline in the place of those that make an endpoint, deploy a model and predict a
 batch, with the launcher's own arguments. It says what would be done; nothing leaves this machine.
@@ -15,9 +15,9 @@ from typing import Any
 from google_cloud_pipeline_components.container.utils.artifact_utils import update_output_artifact
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils.json_util import recursive_remove_empty
 
-from trainer import files
-from trainer.errors import PipelineError
-from trainer.progress import errors_end_the_process, say
+from shardline.trainer import files
+from shardline.trainer.errors import PipelineError
+from shardline.trainer.progress import errors_end_the_process, say
 
 _TOPIC = "deploy"
 

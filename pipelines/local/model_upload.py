@@ -1,4 +1,4 @@
-"""The process that stands in for GCPC's upload launcher: `python -m pipelines.local.model_upload`.
+"""The process that stands in for GCPC's upload launcher: `python -m shardline.pipelines.local.model_upload`.
 
 `localize` puts it into the pipeline in the launcher's place, with the launcher's own arguments. It says
 what would be uploaded; nothing leaves this machine.
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from google_cloud_pipeline_components.container.utils.artifact_utils import update_output_artifact
 
-from trainer import files
-from trainer.errors import PipelineError
-from trainer.progress import errors_end_the_process, say
+from shardline.trainer import files
+from shardline.trainer.errors import PipelineError
+from shardline.trainer.progress import errors_end_the_process, say
 
 _TOPIC = "register"
 

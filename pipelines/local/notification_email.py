@@ -1,4 +1,4 @@
-"""The process that stands in for GCPC's e-mail component: `python -m pipelines.local.notification_email`.
+"""The process that stands in for GCPC's e-mail component: `python -m shardline.pipelines.local.notification_email`.
 
 `localize` puts it into the pipeline in the component's place. It says who would get an e-mail; none is sent.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from trainer.progress import say
+from shardline.trainer.progress import say
 
 
 def main(argv: list[str] | None = None) -> None:

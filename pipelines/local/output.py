@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.local.lines import LineBuffer
-from trainer import progress
-from trainer.progress import Event
+from shardline.pipelines.local.lines import LineBuffer
+from shardline.trainer import progress
+from shardline.trainer.progress import Event
 
 #: Lines of one replica that are shown within a second; the log file has all of them.
 SHOWN_PER_S = 500
@@ -19,7 +19,7 @@ ShowLine = Callable[[str, str], None]
 class Output:
     """Takes the bytes that a replica prints.
 
-    All of it goes to the log file, line by line; events (see `trainer.progress`) as readable lines.
+    All of it goes to the log file, line by line; events (see `shardline.trainer.progress`) as readable lines.
     Events are passed on, errors are kept until the job is over, and every other line is shown, unless
     there are more than a person can read and a terminal can take.
 

@@ -1,4 +1,4 @@
-"""The process of a run that forks tasks: `python -m pipelines.local.preloaded SOCKET PARENT`.
+"""The process of a run that forks tasks: `python -m shardline.pipelines.local.preloaded SOCKET PARENT`.
 
 The first steps of a pipeline need no TensorFlow. Meanwhile this process loads it, so that each task that
 would load it later, a job with its replicas or a validation, is forked from here.
@@ -20,11 +20,11 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from pipelines.local import forked, forking
-from pipelines.local.custom_job import EXECUTOR_VARIABLE
-from pipelines.local.forked import Request
+from shardline.pipelines.local import forked, forking
+from shardline.pipelines.local.custom_job import EXECUTOR_VARIABLE
+from shardline.pipelines.local.forked import Request
 
-_MODULES = ("trainer.train", "kfp.dsl.executor", "pipelines.local.supervisor")
+_MODULES = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.supervisor")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from types import FrameType
 
 import psutil
 
-from trainer.errors import EXIT_FAILED, RunError
+from shardline.trainer.errors import EXIT_FAILED, RunError
 
 #: Seconds between a polite SIGTERM and SIGKILL.
 GRACE_S = 5.0

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer import files
-from trainer.errors import SettingsError
-from trainer.progress import Scalar
+from shardline.trainer import files
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
 

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Sequence
 
-from pipelines.local.group import Group
-from pipelines.local.injection import Injection
-from trainer import progress
-from trainer.errors import PipelineError
+from shardline.pipelines.local.group import Group
+from shardline.pipelines.local.injection import Injection
+from shardline.trainer import progress
+from shardline.trainer.errors import PipelineError
 
 #: Seconds between the notice and the end of a preempted SPOT machine.
 PREEMPTION_GRACE_S = 30.0

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
-from pipelines.local import guardian
-from pipelines.local.output import Output
+from shardline.pipelines.local import guardian
+from shardline.pipelines.local.output import Output
 
 #: Seconds that a guardian has to kill what it guards.
 _KILL_S = 2.0

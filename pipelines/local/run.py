@@ -11,16 +11,16 @@ from typing import Any, TextIO
 
 import yaml
 
-from pipelines.local import execute, processes, record, summary
-from pipelines.local.execution import Execution
-from pipelines.local.injection import parse_injection
-from pipelines.local.localize import has_custom_jobs, localize, localize_value
-from pipelines.local.terminal import open_terminal
-from pipelines.parameters import check_parameters
-from pipelines.spec import defaults, has_exit_tasks, parse_pipeline, read_pipeline
-from trainer import files
-from trainer.errors import PipelineError, RunError
-from trainer.progress import Scalar
+from shardline.pipelines.local import execute, processes, record, summary
+from shardline.pipelines.local.execution import Execution
+from shardline.pipelines.local.injection import parse_injection
+from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
+from shardline.pipelines.local.terminal import open_terminal
+from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.spec import defaults, has_exit_tasks, parse_pipeline, read_pipeline
+from shardline.trainer import files
+from shardline.trainer.errors import PipelineError, RunError
+from shardline.trainer.progress import Scalar
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Starts a task of a pipeline: `python -m pipelines.local.start COMMAND ...`.
+"""Starts a task of a pipeline: `python -m shardline.pipelines.local.start COMMAND ...`.
 
 Where the run has a process with TensorFlow loaded that can do what the command does, the task is forked from
 it; else this process becomes the command.
@@ -10,9 +10,9 @@ import os
 import socket
 import sys
 
-from pipelines.local import forking
-from pipelines.local.forking import Program
-from trainer.errors import EXIT_FAILED
+from shardline.pipelines.local import forking
+from shardline.pipelines.local.forking import Program
+from shardline.trainer.errors import EXIT_FAILED
 
 
 def main(command: list[str]) -> None:

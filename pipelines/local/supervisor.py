@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pipelines.local import cluster, ports, processes, rehearsal
-from pipelines.local.forking import ForkServer
-from pipelines.local.group import Group
-from pipelines.local.history import History
-from pipelines.local.injection import Injection
-from pipelines.local.job import CustomJob
-from pipelines.local.launch import launches
-from pipelines.local.output import Output, ShowLine
-from pipelines.local.processes import ProcessFailedError
-from pipelines.local.rehearsal import Rehearsal
-from pipelines.local.replica import Replica
-from pipelines.local.restarts import RestartLimits, Restarts, Scope
-from trainer import progress
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
-from trainer.progress import Event
+from shardline.pipelines.local import cluster, ports, processes, rehearsal
+from shardline.pipelines.local.forking import ForkServer
+from shardline.pipelines.local.group import Group
+from shardline.pipelines.local.history import History
+from shardline.pipelines.local.injection import Injection
+from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.launch import launches
+from shardline.pipelines.local.output import Output, ShowLine
+from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.pipelines.local.rehearsal import Rehearsal
+from shardline.pipelines.local.replica import Replica
+from shardline.pipelines.local.restarts import RestartLimits, Restarts, Scope
+from shardline.trainer import progress
+from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
+from shardline.trainer.progress import Event
 
 #: Seconds that workers have to end by themselves once the chief has succeeded.
 _FAREWELL_S = 2.0
@@ -46,7 +46,7 @@ def run_job(
 ) -> None:
     """Runs the job and returns when its chief has succeeded and no other process of it is left.
 
-    Replicas report through `trainer.progress`; their events are reported again in this process. A
+    Replicas report through `shardline.trainer.progress`; their events are reported again in this process. A
     signal that stops this process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
 
     Args:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.local.job import CustomJob, WorkerPool
-from pipelines.local.output import ShowLine
-from pipelines.local.supervisor import run_job
-from trainer import progress
-from trainer.errors import RunError
-from trainer.measurements import FILE_VARIABLE, read_measurements
-from trainer.progress import Event
+from shardline.pipelines.local.job import CustomJob, WorkerPool
+from shardline.pipelines.local.output import ShowLine
+from shardline.pipelines.local.supervisor import run_job
+from shardline.trainer import progress
+from shardline.trainer.errors import RunError
+from shardline.trainer.measurements import FILE_VARIABLE, read_measurements
+from shardline.trainer.progress import Event
 
 #: Beside a trial's log files, what its chief reports.
 METRIC_FILE = "output.metrics"

@@ -1,4 +1,4 @@
-"""The process that stands in for GCPC's launcher of tuning jobs: `python -m pipelines.local.tuning`.
+"""The process that stands in for GCPC's launcher of tuning jobs: `python -m shardline.pipelines.local.tuning`.
 
 `localize` puts it into the pipeline in the launcher's place, with the launcher's own arguments. The trials
 run one after the other, whatever parallel_trial_count says.
@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.conclude.run_directory import REPLICAS, RUN_VARIABLE
-from pipelines.local import processes
-from pipelines.local.custom_job import EXECUTOR_VARIABLE, GCS_DIRECTORY
-from pipelines.local.job import parse_payload
-from pipelines.local.trial import Measurement, Trial, run_trial
-from trainer import files
-from trainer.errors import PipelineError, RunError
-from trainer.progress import errors_end_the_process, say
+from shardline.components.conclude.run_directory import REPLICAS, RUN_VARIABLE
+from shardline.pipelines.local import processes
+from shardline.pipelines.local.custom_job import EXECUTOR_VARIABLE, GCS_DIRECTORY
+from shardline.pipelines.local.job import parse_payload
+from shardline.pipelines.local.trial import Measurement, Trial, run_trial
+from shardline.trainer import files
+from shardline.trainer.errors import PipelineError, RunError
+from shardline.trainer.progress import errors_end_the_process, say
 
 _TOPIC = "tune"
 #: The job as the API would show it, beside what the task puts out.
@@ -60,7 +60,7 @@ def _read(payload: str) -> dict[str, Any]:
 
 
 def _run(payload: Mapping[str, Any], executor_input: str, task_directory: Path) -> list[Trial]:
-    from pipelines.local.search import Search
+    from shardline.pipelines.local.search import Search
 
     run = Path(os.environ.get(RUN_VARIABLE, task_directory))
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]

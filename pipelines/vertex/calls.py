@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipelines.vertex.environment import Environment
-from trainer import progress
+from shardline.pipelines.vertex.environment import Environment
+from shardline.trainer import progress
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
@@ -164,7 +164,7 @@ def platform_errors(doing: str) -> Iterator[None]:
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
 
-    from pipelines.vertex.refusals import refusal
+    from shardline.pipelines.vertex.refusals import refusal
 
     try:
         yield
@@ -197,7 +197,7 @@ class _Attempts:
         )
 
     def _may_pass(self, error: Exception) -> bool:
-        from pipelines.vertex.refusals import is_busy, is_expired, is_lost, is_unreached
+        from shardline.pipelines.vertex.refusals import is_busy, is_expired, is_lost, is_unreached
 
         passing = is_busy(error) or (self._repeatable and is_lost(error))
         unreached = is_unreached(error)
@@ -211,7 +211,7 @@ class _Attempts:
         return True
 
     def _say(self, error: Exception) -> None:
-        from pipelines.vertex.refusals import in_short, is_unreached
+        from shardline.pipelines.vertex.refusals import in_short, is_unreached
 
         if self._watching or not is_unreached(error):  # else it is over before it has been read
             progress.say("vertex", f"cannot {self._doing} yet ({in_short(error)}); trying again")

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pipelines.diagnosis import Diagnosis, error, ok, warning
-from pipelines.vertex.calls import platform_errors
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.images import find_image
-from pipelines.vertex.quota import needs
-from pipelines.vertex.rest import Rest, connect
-from trainer.errors import PlatformError
+from shardline.pipelines.diagnosis import Diagnosis, error, ok, warning
+from shardline.pipelines.vertex.calls import platform_errors
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.images import find_image
+from shardline.pipelines.vertex.quota import needs
+from shardline.pipelines.vertex.rest import Rest, connect
+from shardline.trainer.errors import PlatformError
 
 if TYPE_CHECKING:
-    from pipelines.settings import Settings
+    from shardline.pipelines.settings import Settings
 
 _APIS = ("aiplatform", "artifactregistry", "iam", "logging", "storage")
 #: What somebody needs who submits, watches and explains runs.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from pipelines.tables import read_table
-from trainer.errors import SettingsError
+from shardline.pipelines.tables import read_table
+from shardline.trainer.errors import SettingsError
 
 TABLE = "vertex"
 #: Of a value that nobody has given.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from components.conclude import platform
-from components.conclude.outcome import Outcome
-from pipelines.vertex.calls import platform_errors
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.status import resource_name
-from trainer import progress
+from shardline.components.conclude import platform
+from shardline.components.conclude.outcome import Outcome
+from shardline.pipelines.vertex.calls import platform_errors
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.status import resource_name
+from shardline.trainer import progress
 
 
 def read_outcome(environment: Environment, run: str) -> Outcome:

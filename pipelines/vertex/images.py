@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from pipelines.diagnosis import Diagnosis, error, ok, warning
-from pipelines.vertex.rest import Rest
+from shardline.pipelines.diagnosis import Diagnosis, error, ok, warning
+from shardline.pipelines.vertex.rest import Rest
 
 _IMAGE = re.compile(
     r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/"

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.vertex.environment import Environment, check_labels
-from trainer.errors import PipelineError, SettingsError
+from shardline.pipelines.vertex.environment import Environment, check_labels
+from shardline.trainer.errors import PipelineError, SettingsError
 
 #: google.cloud.aiplatform_v1.types.CreatePipelineJobRequest.pipeline_job_id.
 _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,126}")

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from components.conclude import platform
-from components.conclude.log_lines import KfpLines
-from components.conclude.logging_query import LogLine, log_filter
-from pipelines.local.job import ROLES
-from pipelines.vertex.calls import clients, platform_errors
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.status import read_run, read_status
-from trainer.errors import SettingsError
+from shardline.components.conclude import platform
+from shardline.components.conclude.log_lines import KfpLines
+from shardline.components.conclude.logging_query import LogLine, log_filter
+from shardline.pipelines.local.job import ROLES
+from shardline.pipelines.vertex.calls import clients, platform_errors
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.status import read_run, read_status
+from shardline.trainer.errors import SettingsError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from components.train.pools.job import CustomJobSettings
+from shardline.components.train.pools.job import CustomJobSettings
 
 #: Machine families whose vCPUs count together; every other family has a quota of its own.
 _COMMON = ("n1", "e2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainer.errors import PlatformError
+from shardline.trainer.errors import PlatformError
 
 #: The smallest role that has a permission, by the permission's beginning.
 _ROLES = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pipelines.vertex.calls import again, platform_errors
+from shardline.pipelines.vertex.calls import again, platform_errors
 
 if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipelines.local.summary import duration
-from pipelines.vertex.calls import Clients, ask, ask_all
-from pipelines.vertex.environment import Environment
-from trainer.errors import SettingsError
+from shardline.pipelines.local.summary import duration
+from shardline.pipelines.vertex.calls import Clients, ask, ask_all
+from shardline.pipelines.vertex.environment import Environment
+from shardline.trainer.errors import SettingsError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail

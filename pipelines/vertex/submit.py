@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipelines.vertex.calls import Clients, ask
-from pipelines.vertex.status import RunStatus, read_run, read_status, resource_name
-from trainer import progress
-from trainer.errors import CancelledRunError, RunError, ShardlineError
+from shardline.pipelines.vertex.calls import Clients, ask
+from shardline.pipelines.vertex.status import RunStatus, read_run, read_status, resource_name
+from shardline.trainer import progress
+from shardline.trainer.errors import CancelledRunError, RunError, ShardlineError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipelines.vertex.calls import again, platform_errors
-from pipelines.vertex.refusals import is_conflict, is_missing
-from trainer.errors import PipelineError, PlatformError, SettingsError
+from shardline.pipelines.vertex.calls import again, platform_errors
+from shardline.pipelines.vertex.refusals import is_conflict, is_missing
+from shardline.trainer.errors import PipelineError, PlatformError, SettingsError
 
 if TYPE_CHECKING:
     from kfp.registry import RegistryClient

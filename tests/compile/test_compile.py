@@ -10,14 +10,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.train.pools.cluster import Cluster
-from components.train.pools.job import CustomJobSettings
-from components.train.pools.pool import WorkerPool
-from pipelines import settings
-from pipelines.check.run import check_pipeline
-from pipelines.cli import main as cli
-from pipelines.compile import compile_pipeline
-from pipelines.settings import Settings
+from shardline.components.train.pools.cluster import Cluster
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.train.pools.pool import WorkerPool
+from shardline.pipelines import settings
+from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.cli import main as cli
+from shardline.pipelines.compile import compile_pipeline
+from shardline.pipelines.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +41,7 @@ def test_the_committed_file_is_what_the_code_compiles_to():
 
 def test_compiling_loads_neither_tensorflow_nor_the_vertex_client():
     program = (
-        "import sys; from pathlib import Path; from pipelines import compile, settings\n"
+        "import sys; from pathlib import Path; from shardline.pipelines import compile, settings\n"
         "compile.compile_pipeline(settings.load(Path('settings/local.toml')))\n"
         "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'sklearn', 'rich'} & set(sys.modules)\n"
         "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"

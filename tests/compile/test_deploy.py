@@ -8,13 +8,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.register.deploy import BatchPrediction, Deploy
-from components.register.upload import ModelUpload
-from pipelines.check.load import parse
-from pipelines.check.run import check
-from pipelines.cli.main import main
-from pipelines.compile import compile_pipeline
-from pipelines.settings import Settings
+from shardline.components.register.deploy import BatchPrediction, Deploy
+from shardline.components.register.upload import ModelUpload
+from shardline.pipelines.check.load import parse
+from shardline.pipelines.check.run import check
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.compile import compile_pipeline
+from shardline.pipelines.settings import Settings
 from tests.compile.test_model_upload import JOB, blessed_tasks
 
 ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.register.upload import ModelUpload
-from components.train.pools.cluster import Cluster
-from components.train.pools.job import CustomJobSettings
-from components.train.pools.pool import WorkerPool
-from pipelines.check.load import parse
-from pipelines.check.run import check
-from pipelines.compile import compile_pipeline
-from pipelines.settings import Settings
+from shardline.components.register.upload import ModelUpload
+from shardline.components.train.pools.cluster import Cluster
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.train.pools.pool import WorkerPool
+from shardline.pipelines.check.load import parse
+from shardline.pipelines.check.run import check
+from shardline.pipelines.compile import compile_pipeline
+from shardline.pipelines.settings import Settings
 
 PARENT = "projects/my-project/locations/europe-west4/models/7"
 JOB = CustomJobSettings(cluster=Cluster.of(WorkerPool(replica_count=1, machine_type="n1-standard-8")))
@@ -83,7 +83,7 @@ def test_compiling_an_upload_loads_neither_tensorflow_nor_the_vertex_client(tmp_
         'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n' + table
     )
     program = (
-        "import sys; from pathlib import Path; from pipelines import compile, settings\n"
+        "import sys; from pathlib import Path; from shardline.pipelines import compile, settings\n"
         "compile.compile_pipeline(settings.load(Path(sys.argv[1])))\n"
         "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'sklearn', 'rich'} & set(sys.modules)\n"
         "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.changes.component import look_for_changes
-from pipelines import settings
-from pipelines.check.run import check_pipeline
-from pipelines.compile import compile_pipeline
+from shardline.components.changes.component import look_for_changes
+from shardline.pipelines import settings
+from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.compile import compile_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = settings.load(ROOT / "settings" / "local.toml")

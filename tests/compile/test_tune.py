@@ -10,13 +10,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.train.pools.job import CustomJobSettings
-from pipelines import settings
-from pipelines.check.run import check_pipeline
-from pipelines.cli import main as cli
-from pipelines.compile import compile_pipeline
-from pipelines.study import load_study
-from trainer.errors import SettingsError
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.pipelines import settings
+from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.cli import main as cli
+from shardline.pipelines.compile import compile_pipeline
+from shardline.pipelines.study import load_study
+from shardline.trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL, STUDY = ROOT / "settings" / "local.toml", ROOT / "settings" / "tune.toml"
@@ -47,7 +47,7 @@ def test_the_committed_file_is_what_the_code_compiles_to():
 
 def test_compiling_loads_neither_tensorflow_nor_the_vertex_client_nor_the_search():
     program = (
-        "import sys; from pathlib import Path; from pipelines import compile, settings, study\n"
+        "import sys; from pathlib import Path; from shardline.pipelines import compile, settings, study\n"
         "environment = settings.load(Path('settings/local.toml'))\n"
         "compile.compile_pipeline(environment, study.load_study(Path('settings/tune.toml')))\n"
         "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'optuna'} & set(sys.modules)\n"

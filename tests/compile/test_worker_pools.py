@@ -10,13 +10,13 @@ import yaml
 from google.protobuf import json_format
 from kfp import compiler, dsl
 
-from components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
-from components.train.pools.expand import custom_job
-from components.train.pools.job import CustomJobSettings
-from components.train.pools.pool import NfsMount, WorkerPool
-from components.train.pools.program import program
+from shardline.components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
+from shardline.components.train.pools.expand import custom_job
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.train.pools.pool import NfsMount, WorkerPool
+from shardline.components.train.pools.program import program
 from tests.helpers.payloads import payload, received
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 CPU = WorkerPool(machine_type="n1-standard-8")
 GPU = WorkerPool(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2)

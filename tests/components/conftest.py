@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import eventually, marked
-from trainer import progress
+from shardline.trainer import progress
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from components.register.champion import current, publish, rollback
-from components.register.version import complete_versions
-from pipelines.cli import main as cli
+from shardline.components.register.champion import current, publish, rollback
+from shardline.components.register.version import complete_versions
+from shardline.pipelines.cli import main as cli
 from tests.components.test_register import write_export
-from trainer.errors import ModelError, RunError
+from shardline.trainer.errors import ModelError, RunError
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
     def full(path, value):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("components.register.champion.files.write_json", full)
+    monkeypatch.setattr("shardline.components.register.champion.files.write_json", full)
     with pytest.raises(RunError, match="No space left on device; the champion is unchanged"):
         rollback(champion)
     assert current(champion) == versions[2]
@@ -93,7 +93,7 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
 
 READER = """
 import pathlib, sys
-from components.register.champion import current
+from shardline.components.register.champion import current
 
 reads, seen = 0, set()
 while reads < 500 or len(seen) < 2:

@@ -13,15 +13,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from kfp import dsl
 
-from components.changes.component import look_for_changes, record_run
-from components.changes.dates import fill_in_date, run_time
-from components.changes.differences import differences
-from components.changes.last_run import State
-from components.export_validate import layout
-from components.register.champion import publish
+from shardline.components.changes.component import look_for_changes, record_run
+from shardline.components.changes.dates import fill_in_date, run_time
+from shardline.components.changes.differences import differences
+from shardline.components.changes.last_run import State
+from shardline.components.export_validate import layout
+from shardline.components.register.champion import publish
 from tests.helpers.evaluations import EVALUATION
-from trainer import progress
-from trainer.errors import SettingsError
+from shardline.trainer import progress
+from shardline.trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 

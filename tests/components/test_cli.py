@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from components.preprocess.settings import PreprocessSettings
-from pipelines.cli import main as cli
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.pipelines.cli import main as cli
 from tests.helpers.datasets import write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from components.conclude.component import conclude
-from components.conclude.failure import Failure
-from components.conclude.notification import WEBHOOK_VARIABLE, is_wanted, payload, send, webhook_url
-from components.conclude.outcome import Outcome
-from components.conclude.run_directory import RUN_VARIABLE
-from components.conclude.settings import NotifySettings
-from pipelines.settings import load
+from shardline.components.conclude.component import conclude
+from shardline.components.conclude.failure import Failure
+from shardline.components.conclude.notification import WEBHOOK_VARIABLE, is_wanted, payload, send, webhook_url
+from shardline.components.conclude.outcome import Outcome
+from shardline.components.conclude.run_directory import RUN_VARIABLE
+from shardline.components.conclude.settings import NotifySettings
+from shardline.pipelines.settings import load
 from tests.helpers.webhook import Webhook, serve_webhook
-from trainer.errors import PlatformError, SettingsError
-from trainer.progress import Event
+from shardline.trainer.errors import PlatformError, SettingsError
+from shardline.trainer.progress import Event
 
 LOG = """\
 12:00:00.000 - INFO - Executing task 'train'

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from components.export_validate import conversions, layout
-from components.export_validate.export import export_model
-from components.export_validate.samples import take_samples
+from shardline.components.export_validate import conversions, layout
+from shardline.components.export_validate.export import export_model
+from shardline.components.export_validate.samples import take_samples
 from tests.helpers.datasets import write_dataset, write_table
-from trainer.errors import ModelError, SettingsError
-from trainer.models.build import build
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.models.build import build
 
 SHAPE = (24, 24, 3)
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.local import ports
-from pipelines.local.job import CustomJob, WorkerPool
-from pipelines.local.output import SHOWN_PER_S
-from pipelines.local.processes import ProcessFailedError
-from pipelines.local.supervisor import run_job
+from shardline.pipelines.local import ports
+from shardline.pipelines.local.job import CustomJob, WorkerPool
+from shardline.pipelines.local.output import SHOWN_PER_S
+from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.jobs import PRELUDE, make_job
-from trainer import files
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
-from trainer.progress import Event
+from shardline.trainer import files
+from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
+from shardline.trainer.progress import Event
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 
@@ -66,7 +66,7 @@ def test_variables_of_the_shell_do_not_leak_in(tmp_path: Path, monkeypatch: pyte
 
 def test_a_bucket_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
-        from trainer.files import local_path
+        from shardline.trainer.files import local_path
         out = local_path(os.environ["AIP_MODEL_DIR"])
         assert out == local_path("/gcs/bucket/job/model")
         out.mkdir(parents=True)
@@ -181,7 +181,7 @@ def test_the_timeout_is_enforced(tmp_path: Path) -> None:
 
 
 def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.local.processes.GRACE_S", 0.3)
+    monkeypatch.setattr("shardline.pipelines.local.processes.GRACE_S", 0.3)
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     with pytest.raises(RunError, match="timeout"):
         run_job(make_job(program, timeout=1.0), tmp_path)

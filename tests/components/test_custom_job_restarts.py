@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.local import rehearsal
-from pipelines.local.injection import parse_injection
-from pipelines.local.processes import ProcessFailedError
-from pipelines.local.supervisor import run_job
+from shardline.pipelines.local import rehearsal
+from shardline.pipelines.local.injection import parse_injection
+from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.jobs import make_job
-from trainer.errors import PipelineError
-from trainer.progress import Event
+from shardline.trainer.errors import PipelineError
+from shardline.trainer.progress import Event
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 
@@ -176,7 +176,7 @@ def _drill(logs: Path, program: str, *injections: str, workers: int = 1, **setti
 def test_a_preempted_replica_saves_and_comes_back(
     tmp_path: Path, events: list[Event], marks: Path, monkeypatch: pytest.MonkeyPatch, whole_job: bool
 ) -> None:
-    monkeypatch.setattr("pipelines.local.processes.GRACE_S", 0.3)
+    monkeypatch.setattr("shardline.pipelines.local.processes.GRACE_S", 0.3)
     program = f"""
         if {whole_job} and chief and Path(os.environ["MARKS"], "chief-0.starts").exists():
             Path(os.environ["GO"]).touch()

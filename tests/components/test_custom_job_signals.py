@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.local.job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
 from tests.helpers.jobs import PRELUDE, eventually, marked
-from trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.errors import EXIT_BAD_INPUT
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 
@@ -30,7 +30,7 @@ time.sleep(600)
 
 def _runner(payload: str, resources: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "pipelines.local.custom_job", "--executor_input", "{}"),
+        *(sys.executable, "-m", "shardline.pipelines.local.custom_job", "--executor_input", "{}"),
         *("--type", "CustomJob", "--project", "p", "--location", "l", "--payload", payload),
         *("--gcp_resources", str(resources)),
     ]

@@ -22,17 +22,17 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.inspect import info, stats
-from components.preprocess.inspect.card import render_card
-from components.preprocess.inspect.verify import verify
-from components.preprocess.records.example import serialize
-from components.preprocess.run import preprocess
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import open_source
+from shardline.components.preprocess.inspect import info, stats
+from shardline.components.preprocess.inspect.card import render_card
+from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.records.example import serialize
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import open_source
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_shard
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Duplicates, Feature, Manifest, Split
-from trainer.errors import DatasetError, SettingsError
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Duplicates, Feature, Manifest, Split
+from shardline.trainer.errors import DatasetError, SettingsError
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD, OTHER = "train-00001-of-00004.tfrecord", "train-00002-of-00004.tfrecord"
@@ -415,10 +415,10 @@ def test_stats_of_a_damaged_shard_name_it(dataset: Path) -> None:
 def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from components.preprocess.inspect.card import render_card\n"
-        "from components.preprocess.inspect import info, stats\n"
-        "from components.preprocess.inspect.verify import verify\n"
-        "from trainer.data import manifest\n"
+        "from shardline.components.preprocess.inspect.card import render_card\n"
+        "from shardline.components.preprocess.inspect import info, stats\n"
+        "from shardline.components.preprocess.inspect.verify import verify\n"
+        "from shardline.trainer.data import manifest\n"
         f"data = Path({str(dataset)!r})\n"
         "assert not verify(data, deep=True, processes=1).damages\n"
         "stats.stats(data, processes=1); info.describe(manifest.load(data))\n"

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from components.export_validate import layout, provenance, samples, signatures
-from components.export_validate.agreement import largest_difference
-from components.export_validate.export import export_model
-from components.export_validate.operations import check_operations
-from components.export_validate.served import ServedModel
+from shardline.components.export_validate import layout, provenance, samples, signatures
+from shardline.components.export_validate.agreement import largest_difference
+from shardline.components.export_validate.export import export_model
+from shardline.components.export_validate.operations import check_operations
+from shardline.components.export_validate.served import ServedModel
 from tests.helpers import clean_server
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
-from trainer.data.decode import parse_batch
-from trainer.errors import DatasetError, ModelError
-from trainer.models.build import build
+from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.errors import DatasetError, ModelError
+from shardline.trainer.models.build import build
 
 RECORDS = {"train": 12, "validation": 6, "test": samples.MOST + 4}
 SHAPE = (12, 12, 3)

@@ -21,17 +21,17 @@ from kfp import dsl
 from PIL import Image, ImageOps
 from sklearn import metrics
 
-from components.export_validate import layout
-from components.export_validate.component import export_validate
-from components.export_validate.evaluate import evaluate
-from components.export_validate.evaluation import ClassScore, Evaluation, Mistake
-from components.export_validate.export import export_model
-from components.export_validate.gathering import MOST_MISTAKES
-from components.export_validate.report import render_report
-from components.export_validate.rules import accuracy_gate, judge
-from components.export_validate.run import validate
-from components.export_validate.served import ServedModel
-from components.export_validate.training_record import TrainingRecord
+from shardline.components.export_validate import layout
+from shardline.components.export_validate.component import export_validate
+from shardline.components.export_validate.evaluate import evaluate
+from shardline.components.export_validate.evaluation import ClassScore, Evaluation, Mistake
+from shardline.components.export_validate.export import export_model
+from shardline.components.export_validate.gathering import MOST_MISTAKES
+from shardline.components.export_validate.report import render_report
+from shardline.components.export_validate.rules import accuracy_gate, judge
+from shardline.components.export_validate.run import validate
+from shardline.components.export_validate.served import ServedModel
+from shardline.components.export_validate.training_record import TrainingRecord
 from tests.helpers import models
 from tests.helpers.datasets import (
     CLASS_NAMES,
@@ -42,11 +42,11 @@ from tests.helpers.datasets import (
     write_dataset,
     write_shard,
 )
-from trainer import progress
-from trainer.data import manifest as manifests
-from trainer.data.decode import decode_image
-from trainer.errors import DatasetError, ModelError, SettingsError
-from trainer.models.head import read_head
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.decode import decode_image
+from shardline.trainer.errors import DatasetError, ModelError, SettingsError
+from shardline.trainer.models.head import read_head
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90

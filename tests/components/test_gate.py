@@ -14,16 +14,16 @@ import tensorflow as tf
 from click.testing import CliRunner
 from sklearn import metrics
 
-from components.export_validate import layout
-from components.export_validate.champion import challenge
-from components.export_validate.evaluate import compare, evaluate, measure
-from components.export_validate.export import export_model
-from components.export_validate.rules import Gate, accuracy_gate, judge, parse_rules
-from components.export_validate.run import run
-from components.register.champion import publish
-from pipelines.cli.main import main
+from shardline.components.export_validate import layout
+from shardline.components.export_validate.champion import challenge
+from shardline.components.export_validate.evaluate import compare, evaluate, measure
+from shardline.components.export_validate.export import export_model
+from shardline.components.export_validate.rules import Gate, accuracy_gate, judge, parse_rules
+from shardline.components.export_validate.run import run
+from shardline.components.register.champion import publish
+from shardline.pipelines.cli.main import main
 from tests.helpers.datasets import write_dataset, write_table
-from trainer.data import manifest as manifests
+from shardline.trainer.data import manifest as manifests
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90

@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from components.export_validate.evaluation import ClassScore, Evaluation
-from components.export_validate.model_card import make_card
-from components.export_validate.training_record import TrainingRecord
-from trainer.data.manifest import Feature, Manifest, Shard, Split
+from shardline.components.export_validate.evaluation import ClassScore, Evaluation
+from shardline.components.export_validate.model_card import make_card
+from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
 
 OUTPUTS = {
     "probabilities": {"dtype": "float32", "shape": [None, 2]},

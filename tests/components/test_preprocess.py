@@ -12,18 +12,18 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.run import preprocess
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import open_source
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import open_source
 from tests.helpers.data import real_data
 from tests.helpers.preprocessing import REPOSITORY, contents, read, read_all, run, write_images
-from trainer import progress
-from trainer.data import manifest as manifests
-from trainer.data.manifest import SPLITS, Feature
-from trainer.errors import DatasetError
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import SPLITS, Feature
+from shardline.trainer.errors import DatasetError
 
 MANY = """
-from components.preprocess.sources import Example
+from shardline.components.preprocess.sources import Example
 
 COUNT = 0
 PNG = bytes.fromhex(
@@ -171,8 +171,8 @@ def test_a_users_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 FEATURES = """
-from components.preprocess.sources import Example
-from trainer.data.manifest import Feature
+from shardline.components.preprocess.sources import Example
+from shardline.trainer.data.manifest import Feature
 
 class Source:
     class_names = ("no", "yes")
@@ -224,7 +224,7 @@ def test_what_is_no_setting_of_the_bytes_does_not_change_them(tmp_path: Path) ->
 
 def test_many_rows_give_the_same_bytes_as_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("digits", tmp_path / "memory")
-    monkeypatch.setattr("components.preprocess.planning.rows._ROWS_IN_MEMORY", 300)
+    monkeypatch.setattr("shardline.components.preprocess.planning.rows._ROWS_IN_MEMORY", 300)
     run("digits", tmp_path / "files")
     assert contents(tmp_path / "memory") == contents(tmp_path / "files")
 
@@ -252,8 +252,8 @@ def test_the_writing_side_loads_no_tensorflow(tmp_path: Path, source: str) -> No
     write_images(tmp_path / "images")
     program = (
         "import sys; from pathlib import Path\n"
-        "from components.preprocess.run import preprocess\n"
-        "from components.preprocess.settings import PreprocessSettings\n"
+        "from shardline.components.preprocess.run import preprocess\n"
+        "from shardline.components.preprocess.settings import PreprocessSettings\n"
         f"preprocess(PreprocessSettings(source={source!r}, image_size=6), Path('out'))\n"
         "print(sorted({'tensorflow', 'keras', 'tensorflow_datasets', 'kfp'} & set(sys.modules)))\n"
     )
@@ -273,8 +273,8 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MANY)
     program = (
         "import sys; from pathlib import Path; import mine\n"
-        "from components.preprocess.run import preprocess\n"
-        "from components.preprocess.settings import PreprocessSettings\n"
+        "from shardline.components.preprocess.run import preprocess\n"
+        "from shardline.components.preprocess.settings import PreprocessSettings\n"
         "mine.COUNT = int(sys.argv[1])\n"
         "preprocess(PreprocessSettings(source='mine:Source'), Path(f'out{mine.COUNT}'))\n"
         # Not getrusage: its peak is that of the process that started this one, if that was larger.

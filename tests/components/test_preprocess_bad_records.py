@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess.run import plan_dataset, write_shards
-from components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.run import plan_dataset, write_shards
+from shardline.components.preprocess.settings import PreprocessSettings
 from tests.helpers.preprocessing import SOURCE, contents, read_all, run, write_images
-from trainer.errors import BadRecordError, SettingsError, SourceError
+from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from components.preprocess import component, fan_out
+from shardline.components.preprocess import component, fan_out
 from tests.helpers.preprocessing import contents, run, write_images
-from trainer import progress
-from trainer.data import manifest as manifests
-from trainer.errors import ShardlineError
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import ShardlineError
 
 
 def _artifacts(directory: Path) -> tuple[dsl.Dataset, dsl.Metrics, dsl.HTML]:
@@ -102,5 +102,5 @@ def test_the_component_stands_alone(function: Callable[..., Any]) -> None:
     namespace: dict[str, Any] = {"dsl": dsl}
     exec(inspect.getsource(function), namespace)
     names = set(namespace[function.__name__].__code__.co_names)
-    assert "components.preprocess.artifact" in names
+    assert "shardline.components.preprocess.artifact" in names
     assert len(names) == 2  # the module, and what is imported from it

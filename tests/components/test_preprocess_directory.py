@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess import work_directory
+from shardline.components.preprocess import work_directory
 from tests.helpers.preprocessing import contents, run, write_images
-from trainer.data import manifest as manifests
-from trainer.errors import RunError, SettingsError, SourceError
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import RunError, SettingsError, SourceError
 
 
 def test_a_dataset_is_replaced_by_a_new_one(tmp_path: Path) -> None:

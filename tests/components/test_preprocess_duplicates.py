@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess.planning import digests
+from shardline.components.preprocess.planning import digests
 from tests.helpers.preprocessing import read, read_all, run, write_images
-from trainer.data.manifest import SPLITS, Duplicates
+from shardline.trainer.data.manifest import SPLITS, Duplicates
 
 
 @pytest.fixture

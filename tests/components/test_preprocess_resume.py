@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.preprocess.run import finish, plan_dataset, write_shards
-from components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.run import finish, plan_dataset, write_shards
+from shardline.components.preprocess.settings import PreprocessSettings
 from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images
-from trainer import progress
-from trainer.errors import RunError, SourceError
+from shardline.trainer import progress
+from shardline.trainer.errors import RunError, SourceError
 
 
 def _lines(events: list[progress.Event]) -> list[str]:
@@ -91,7 +91,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, change: str, mes
 
 
 SPANS = """
-from components.preprocess.sources import Example, Span
+from shardline.components.preprocess.sources import Example, Span
 
 class Source:
     class_names = ("no", "yes")
@@ -157,7 +157,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, processes: int, events: list[
 def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import os, signal; input(); os.kill(os.getpid(), {signal.SIGKILL.value})"
     with monkeypatch.context() as patched:
-        patched.setattr("components.preprocess.processes._WORKER", (sys.executable, "-c", program))
+        patched.setattr("shardline.components.preprocess.processes._WORKER", (sys.executable, "-c", program))
         with pytest.raises(RunError, match="a writing process ended with status -9; run again"):
             run("digits", tmp_path / "out", processes=2)
     run("digits", tmp_path / "out", processes=2)
@@ -169,8 +169,8 @@ def test_kill_at_any_moment(tmp_path: Path, processes: int) -> None:
     run(f"images:{images}", tmp_path / "fresh")
     program = (
         "import sys; from pathlib import Path\n"
-        "from components.preprocess.run import preprocess\n"
-        "from components.preprocess.settings import PreprocessSettings\n"
+        "from shardline.components.preprocess.run import preprocess\n"
+        "from shardline.components.preprocess.settings import PreprocessSettings\n"
         f"settings = PreprocessSettings(source='images:{images}', processes={processes})\n"
         f"preprocess(settings, Path({str(tmp_path / 'out')!r}))\n"
     )

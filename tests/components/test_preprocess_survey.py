@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.preprocessing import SOURCE, run
-from trainer import progress
-from trainer.errors import SourceError
+from shardline.trainer import progress
+from shardline.trainer.errors import SourceError
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_key_twice_is_found_where_the_content_decides(source_module: Path) -> 
     "feature", ["Feature('key', 'string')", "Feature('age', 'uint8')", "Feature('age', 'int64', (2,))"]
 )
 def test_features_that_are_refused(source_module: Path, feature: str) -> None:
-    declared = f"from trainer.data.manifest import Feature\n{SOURCE}\n    features = [{feature}]\n"
+    declared = f"from shardline.trainer.data.manifest import Feature\n{SOURCE}\n    features = [{feature}]\n"
     source_module.write_text(declared.replace("{last}", ""))
     with pytest.raises(SourceError, match=r"the source declares a feature .*; expected a scalar of int64"):
         run("mine:Source", source_module.with_name("out"))
@@ -125,8 +125,8 @@ def test_features_that_are_refused(source_module: Path, feature: str) -> None:
 def test_progress_is_reported_every_few_seconds(
     source_module: Path, events: list[progress.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.preprocess.meter._INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr("components.preprocess.planning.survey._TICK", 10)
+    monkeypatch.setattr("shardline.components.preprocess.meter._INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("shardline.components.preprocess.planning.survey._TICK", 10)
     source_module.write_text(SOURCE.replace("{last}", ""))
     run("mine:Source", source_module.with_name("out"))
     steps = [event for event in events if event.kind == "progress"]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components.export_validate import layout
-from components.register.champion import champion_directory, current, publish
-from components.register.component import register
-from components.register.run import register_model
-from trainer import progress
-from trainer.errors import ModelError, SettingsError
+from shardline.components.export_validate import layout
+from shardline.components.register.champion import champion_directory, current, publish
+from shardline.components.register.component import register
+from shardline.components.register.run import register_model
+from shardline.trainer import progress
+from shardline.trainer.errors import ModelError, SettingsError
 
 
 def write_export(directory: Path, *, blessed: bool = True, weights: bytes = b"weights") -> Path:
@@ -90,7 +90,7 @@ def test_nothing_temporary_is_left(exported, champion):
 # Kills the publisher with SIGKILL just before it writes one of its files.
 CRASH = """
 import os, pathlib, signal, sys
-from components.register import champion
+from shardline.components.register import champion
 
 def kill_before(name, function):
     def wrapper(*arguments):
@@ -126,7 +126,7 @@ def test_a_publisher_killed_on_the_way_leaves_the_old_champion(file, exported, c
 
 READER = """
 import pathlib, sys, time
-from components.register.champion import current
+from shardline.components.register.champion import current
 
 champion, seen = pathlib.Path(sys.argv[1]), set()
 print("ready", flush=True)
@@ -158,7 +158,7 @@ def test_a_reader_never_sees_half_a_model(champion, tmp_path):
 
 def test_publishing_loads_neither_tensorflow_nor_kfp():
     script = (
-        "import sys, components.register.run; "
+        "import sys, shardline.components.register.run; "
         "print([name for name in ('tensorflow', 'keras', 'kfp') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from components.export_validate.evaluation import Curve, Mistake, Slice
-from components.export_validate.rules.blessing import Blessing, JudgedRule
-from components.export_validate.training_record import TrainingRecord
+from shardline.components.export_validate.evaluation import Curve, Mistake, Slice
+from shardline.components.export_validate.rules.blessing import Blessing, JudgedRule
+from shardline.components.export_validate.training_record import TrainingRecord
 from tests.helpers.reports import (
     EXPORT,
     RULES,
@@ -19,7 +19,7 @@ from tests.helpers.reports import (
     make_report,
     with_champion,
 )
-from trainer.data.manifest import Feature
+from shardline.trainer.data.manifest import Feature
 
 NAMES = ("top", "middle", "bottom")
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from components.preprocess import storage
-from components.preprocess.records.example import serialize
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import BadExample, Source, open_source
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.records.example import serialize
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import BadExample, Source, open_source
 from tests.helpers.data import payload
 from tests.helpers.fake_storage import fake_storage
-from trainer import files
-from trainer.errors import SettingsError, SourceError
+from shardline.trainer import files
+from shardline.trainer.errors import SettingsError, SourceError
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -216,9 +216,9 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "sys.modules['gcsfs'] = None\n"
-        "from components.preprocess.settings import PreprocessSettings\n"
-        "from components.preprocess.sources import open_source\n"
-        "from trainer.errors import SourceError\n"
+        "from shardline.components.preprocess.settings import PreprocessSettings\n"
+        "from shardline.components.preprocess.sources import open_source\n"
+        "from shardline.trainer.errors import SourceError\n"
         "try:\n"
         "    open_source(PreprocessSettings(source='tfrecord:gs://bucket/x'))\n"
         "except SourceError as error:\n"
@@ -244,8 +244,8 @@ def test_no_source_loads_more_than_it_needs(tmp_path: Path) -> None:
     (tmp_path / "cat" / "1.jpg").touch()
     program = (
         "import sys\n"
-        "from components.preprocess.settings import PreprocessSettings\n"
-        "from components.preprocess.sources import open_source\n"
+        "from shardline.components.preprocess.settings import PreprocessSettings\n"
+        "from shardline.components.preprocess.sources import open_source\n"
         "heavy = {'tensorflow', 'keras', 'tensorflow_datasets', 'kfp', 'numpy', 'fsspec', 'pyarrow'}\n"
         "for source in ('tfrecord:records', 'images:.', 'table:table.csv'):\n"
         "    (example,) = open_source(PreprocessSettings(source=source, labels=LABELS.get(source, '')))\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import BadExample, Example, Source, open_source
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import BadExample, Example, Source, open_source
 from tests.helpers.data import payload, real_data
-from trainer.errors import SourceError
+from shardline.trainer.errors import SourceError
 
 
 def opened(directory: Path | str, labels: Path | str = "") -> Source:

@@ -12,10 +12,10 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import BadExample, Example, Source, columns, open_source
-from trainer.data.manifest import Feature
-from trainer.errors import SourceError
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import BadExample, Example, Source, columns, open_source
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import SourceError
 
 FORMATS = ("csv", "jsonl", "parquet")
 

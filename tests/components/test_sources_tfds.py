@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import Source, open_source
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import Source, open_source
 from tests.helpers.data import payload, real_data
-from trainer import progress
-from trainer.errors import SourceError
+from shardline.trainer import progress
+from shardline.trainer.errors import SourceError
 
 # Its own code uses what protobuf, importlib and numpy have deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources import BadExample, Example, Source, Span, open_source
-from components.preprocess.sources.seen import Seen
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import BadExample, Example, Source, Span, open_source
+from shardline.components.preprocess.sources.seen import Seen
 from tests.helpers.data import payload, real_data
-from trainer.data.manifest import Feature
-from trainer.errors import SourceError
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import SourceError
 
 
 def opened(pattern: Path | str, **features: str) -> Source:

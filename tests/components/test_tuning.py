@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from components.tune.best_trial import best_of, finish, read_job, table, trials_of
-from pipelines.local.search import Search
+from shardline.components.tune.best_trial import best_of, finish, read_job, table, trials_of
+from shardline.pipelines.local.search import Search
 from tests.helpers.jobs import PRELUDE
-from trainer.errors import PlatformError, RunError
+from shardline.trainer.errors import PlatformError, RunError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("no_orphans")]
 
 _TRIAL = (
     PRELUDE
     + """
-from trainer.measurements import Measurements
+from shardline.trainer.measurements import Measurements
 flags = dict(flag.removeprefix("--").split("=") for flag in sys.argv[1:])
 seen = {name: os.environ.get(name) for name in ("AIP_MODEL_DIR", "CLOUD_ML_TRIAL_ID")}
 Path(os.environ["SEEN"], f"{task['trial']}-{name}.json").write_text(json.dumps({**seen, **flags}))
@@ -63,7 +63,7 @@ def launch(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str]
     resources = directory / "task" / "gcp_resources"
     where = ("--executor_input", "{}", "--gcp_resources", str(resources))
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.local.tuning", "--payload", text, *where],
+        [sys.executable, "-m", "shardline.pipelines.local.tuning", "--payload", text, *where],
         capture_output=True,
         text=True,
     )

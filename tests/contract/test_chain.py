@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.local.localize import localize
+from shardline.pipelines.local.localize import localize
 from tests.contract import toy
 from tests.contract.fake.replicas import run_replicas
 from tests.contract.fake.vertex import fake_vertex
@@ -27,9 +27,9 @@ def test_a_compiled_pipeline_trains_through_the_api_and_gets_its_outputs_back(tm
     result = tmp_path / "result.json"
     given = {"note": NOTE, "count": 3, "result": str(result)}
     text = yaml.safe_dump(localize(spec, given))
-    assert text.count("pipelines.local.custom_job") == 1
+    assert text.count("shardline.pipelines.local.custom_job") == 1
     (tmp_path / "local.yaml").write_text(
-        text.replace("pipelines.local.custom_job", "tests.contract.fake.launch")
+        text.replace("shardline.pipelines.local.custom_job", "tests.contract.fake.launch")
     )
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "scratch").mkdir()
@@ -37,7 +37,7 @@ def test_a_compiled_pipeline_trains_through_the_api_and_gets_its_outputs_back(tm
 
     with fake_vertex(tmp_path, lambda job: run_replicas(job, tmp_path / "job")) as vertex:
         done = subprocess.run(
-            [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+            [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
             env={**vertex.environment, "PYTHONPATH": os.getcwd()},
             capture_output=True,
             text=True,

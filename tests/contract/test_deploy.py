@@ -13,9 +13,9 @@ import yaml
 from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from kfp import compiler, dsl
 
-from components.register.deploy import BatchPrediction, Deploy
-from components.register.deploy_tasks import batch_prediction_task, deploy_tasks
-from pipelines.local.localize import localize
+from shardline.components.register.deploy import BatchPrediction, Deploy
+from shardline.components.register.deploy_tasks import batch_prediction_task, deploy_tasks
+from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
 
@@ -65,7 +65,7 @@ def run(vertex: FakeVertex, directory: Path, after_upload: Any) -> subprocess.Co
     (directory / "scratch").mkdir()
     paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
     return subprocess.run(
-        [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
         env={**vertex.environment, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
-from pipelines.cli.main import main
+from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT

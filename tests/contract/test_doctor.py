@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from google.cloud.storage import Client
 from google.rpc import code_pb2
 
-from pipelines.cli.main import main
-from pipelines.diagnosis import Diagnosis
-from pipelines.settings import load
-from pipelines.vertex.doctor import examine
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.images import find_image
-from pipelines.vertex.rest import connect
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.diagnosis import Diagnosis
+from shardline.pipelines.settings import load
+from shardline.pipelines.vertex.doctor import examine
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.images import find_image
+from shardline.pipelines.vertex.rest import connect
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 

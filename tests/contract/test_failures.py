@@ -16,15 +16,15 @@ from click.testing import CliRunner, Result
 from google.cloud.aiplatform_v1.types import PipelineState, Schedule
 from google.rpc import code_pb2
 
-from pipelines.cli.main import main
-from pipelines.vertex import calls
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.vertex import calls
 from tests.contract.conftest import enter
 from tests.contract.fake.failures import Drop, permission_of
 from tests.contract.fake.services import PROJECT, FakeServices
 from tests.contract.fake.vertex import BUCKET, LOCATION, fake_vertex
 from tests.contract.test_fake_pipelines import PARENT, Waiting
 from tests.helpers.checks import pipeline
-from trainer.errors import EXIT_PLATFORM
+from shardline.trainer.errors import EXIT_PLATFORM
 
 pytestmark = pytest.mark.timeout(180)
 

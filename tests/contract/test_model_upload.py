@@ -13,11 +13,11 @@ import yaml
 from google.cloud.aiplatform_v1.types import Model, ModelEvaluation
 from kfp import compiler, dsl
 
-from components.register.component import registry_evaluation, serving_model
-from components.register.model_registry import upload_task
-from components.register.registry_evaluation import registry_metrics
-from components.register.upload import ModelUpload
-from pipelines.local.localize import localize
+from shardline.components.register.component import registry_evaluation, serving_model
+from shardline.components.register.model_registry import upload_task
+from shardline.components.register.registry_evaluation import registry_metrics
+from shardline.components.register.upload import ModelUpload
+from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.evaluations import EVALUATION
@@ -89,7 +89,7 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
     (directory / "scratch").mkdir()
     paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
     return subprocess.run(
-        [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
         env={**vertex.environment, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,

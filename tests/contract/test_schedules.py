@@ -18,13 +18,13 @@ from click.testing import CliRunner, Result
 from google.cloud.aiplatform_v1.types import CreateNotebookExecutionJobRequest, Schedule
 from google.rpc import code_pb2
 
-from pipelines.cli.main import main
-from pipelines.vertex.calls import clients
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.schedules.apply import apply_plan, list_schedules
-from pipelines.vertex.schedules.declared import Declared
-from pipelines.vertex.schedules.plan import make_plan
-from pipelines.vertex.schedules.request import run_request
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.vertex.calls import clients
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.schedules.apply import apply_plan, list_schedules
+from shardline.pipelines.vertex.schedules.declared import Declared
+from shardline.pipelines.vertex.schedules.plan import make_plan
+from shardline.pipelines.vertex.schedules.request import run_request
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.checks import pipeline
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(120)
 
 #: No run is near it, so that nothing has to be waited for.
 CALM = "TZ=Europe/Vienna 0 0 29 2 *"
-COMMAND = "from pipelines.cli.main import main; main()"
+COMMAND = "from shardline.pipelines.cli.main import main; main()"
 NEXT = "fires next Tue 2028-02-29 00:00 CET (23:00 UTC)\n"
 WHERE = {
     "VERTEX_PROJECT": PROJECT,

@@ -22,7 +22,7 @@ from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, PipelineJ
 from google.protobuf.json_format import ParseDict
 from google.rpc import code_pb2, status_pb2
 
-from pipelines.cli.main import main
+from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
@@ -42,7 +42,7 @@ PIPELINE = pipeline(
     schemaVersion="2.1.0",
     sdkVersion="kfp-2",
 )
-COMMAND = "from pipelines.cli.main import main; main()"
+COMMAND = "from shardline.pipelines.cli.main import main; main()"
 SUBMIT = ["submit", "pipeline.yaml", "--param", "count=3"]
 State = PipelineTaskDetail.State
 NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)

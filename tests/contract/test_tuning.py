@@ -14,17 +14,17 @@ from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob,
 from google.rpc import code_pb2
 from kfp import compiler, dsl
 
-from components.tune.best_trial import read_job, trials_of
-from components.tune.component import best_trial, plan_study
-from pipelines.local.localize import localize
-from pipelines.settings import load
-from pipelines.tune import hyperparameter_tuning_job, job_arguments
+from shardline.components.tune.best_trial import read_job, trials_of
+from shardline.components.tune.component import best_trial, plan_study
+from shardline.pipelines.local.localize import localize
+from shardline.pipelines.settings import load
+from shardline.pipelines.tune import hyperparameter_tuning_job, job_arguments
 from tests.contract.fake.replicas import run_replicas
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, Outcome
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
 from tests.helpers.datasets import write_table
-from trainer.errors import PlatformError
-from trainer.measurements import read_measurements
+from shardline.trainer.errors import PlatformError
+from shardline.trainer.measurements import read_measurements
 
 LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
 STUDY: dict[str, Any] = {
@@ -250,8 +250,8 @@ def test_trials_train_through_the_api_and_the_best_comes_back(tmp_path: Path) ->
     result = tmp_path / "result.json"
     given = {"result": str(result)}
     text = yaml.safe_dump(localize(compile_steps(tmp_path / "data", tmp_path / "steps.yaml"), given))
-    assert text.count("pipelines.local.tuning") == 1
-    text = text.replace("pipelines.local.tuning", "tests.contract.fake.launch")
+    assert text.count("shardline.pipelines.local.tuning") == 1
+    text = text.replace("shardline.pipelines.local.tuning", "tests.contract.fake.launch")
     (tmp_path / "local.yaml").write_text(text)
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "scratch").mkdir()
@@ -259,7 +259,7 @@ def test_trials_train_through_the_api_and_the_best_comes_back(tmp_path: Path) ->
 
     with fake_vertex(tmp_path, run_tuning=lambda job: run_trials(job, tmp_path / "trials")) as vertex:
         done = subprocess.run(
-            [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+            [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
             env={**vertex.environment, "PYTHONPATH": os.getcwd()},
             capture_output=True,
             text=True,

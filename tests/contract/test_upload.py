@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 from google.rpc import code_pb2
 
-from pipelines.cli.main import main
+from shardline.pipelines.cli.main import main
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.checks import pipeline
@@ -95,7 +95,7 @@ def test_a_pipeline_is_uploaded_once_and_its_tags_move(fake: FakeVertex) -> None
 
 
 def test_what_a_person_reads(fake: FakeVertex) -> None:
-    command = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
+    command = [sys.executable, "-c", "from shardline.pipelines.cli.main import main; main()"]
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
         [*command, "upload", "pipeline.yaml", "--tag", "latest"],

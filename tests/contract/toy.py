@@ -6,10 +6,10 @@ from typing import Any
 import yaml
 from kfp import compiler, dsl
 
-from components.train.pools.cluster import Cluster
-from components.train.pools.expand import custom_job
-from components.train.pools.job import CustomJobSettings
-from components.train.pools.pool import WorkerPool
+from shardline.components.train.pools.cluster import Cluster
+from shardline.components.train.pools.expand import custom_job
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.train.pools.pool import WorkerPool
 
 SMALL = WorkerPool(machine_type="n1-standard-4", env={"NOTE": 'a "quoted" \\ {{ x }}\n☃'})
 GPU = WorkerPool(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2)

@@ -107,7 +107,7 @@ class Week:
             AssertionError: When it ends with another code.
         """
         self._say(f"$ {command}")
-        program = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
+        program = [sys.executable, "-c", "from shardline.pipelines.cli.main import main; main()"]
         done = subprocess.run(
             [*program, *shlex.split(command)[1:]],
             cwd=self.directory,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from components.register.champion import publish
-from pipelines.preflight import check_run
-from pipelines.spec import load_pipeline
+from shardline.components.register.champion import publish
+from shardline.pipelines.preflight import check_run
+from shardline.pipelines.spec import load_pipeline
 from tests.helpers.images import encoded, scene
 from tests.helpers.markdown import ROOT, Command, commands, shown_files
 

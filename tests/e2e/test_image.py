@@ -65,13 +65,13 @@ def test_every_file_of_the_rings_is_installed(installed: Path) -> None:
 def test_the_trainer_and_the_templates_are_found_where_the_clone_is_not(
     installed: Path, tmp_path: Path
 ) -> None:
-    trainer = run(installed, tmp_path, "-m", "trainer.task", "--help")
+    trainer = run(installed, tmp_path, "-m", "shardline.trainer.task", "--help")
     assert trainer.returncode == 0, trainer.stderr
     assert "--per-replica-batch-size" in trainer.stdout
 
     program = (
-        "import jinja2, trainer, components.export_validate, components.preprocess.inspect\n"
-        "for package in ('components.export_validate', 'components.preprocess.inspect', 'components.html'):\n"
+        "import jinja2, trainer, shardline.components.export_validate, shardline.components.preprocess.inspect\n"
+        "for package in ('shardline.components.export_validate', 'shardline.components.preprocess.inspect', 'shardline.components.html'):\n"
         "    names = jinja2.PackageLoader(package, '').list_templates()\n"
         "    print(package, sum(name.endswith('.html.j2') for name in names))\n"
         "print(trainer.__file__)"

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from components.register.deploy import BatchPrediction, Deploy
-from components.register.deploy_tasks import batch_prediction_task, deploy_tasks
-from components.register.model_registry import upload_task
-from components.register.upload import ModelUpload
-from pipelines.local import model_deploy
-from pipelines.local.localize import localize
+from shardline.components.register.deploy import BatchPrediction, Deploy
+from shardline.components.register.deploy_tasks import batch_prediction_task, deploy_tasks
+from shardline.components.register.model_registry import upload_task
+from shardline.components.register.upload import ModelUpload
+from shardline.pipelines.local import model_deploy
+from shardline.pipelines.local.localize import localize
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -51,7 +51,7 @@ def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
     (directory / "scratch").mkdir()
     paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
     return subprocess.run(
-        [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,

@@ -19,10 +19,10 @@ import psutil
 import pytest
 from kfp import compiler
 
-from pipelines.local.processes import ProcessFailedError
-from pipelines.local.run import run_pipeline
+from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.pipelines.local.run import run_pipeline
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
+from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -82,9 +82,9 @@ def test_kfp_local_takes_commands_that_name_its_executor() -> None:
     def accept(command: list[str]) -> None:
         SubprocessTaskHandler("python:3.11", command, "/root", local.SubprocessRunner(use_venv=False))
 
-    accept(["python3", "-u", "-m", "pipelines.local.custom_job", "--marker=kfp.dsl.executor_main"])
+    accept(["python3", "-u", "-m", "shardline.pipelines.local.custom_job", "--marker=kfp.dsl.executor_main"])
     with pytest.raises(RuntimeError, match="Container Component"):
-        accept(["python3", "-u", "-m", "pipelines.local.custom_job"])
+        accept(["python3", "-u", "-m", "shardline.pipelines.local.custom_job"])
 
 
 def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
@@ -264,7 +264,7 @@ def _kill(started: list[psutil.Process], victim: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "victim", ["pipelines.local.execute", "pipelines.local.preloaded", "pipelines.local.start"]
+    "victim", ["shardline.pipelines.local.execute", "shardline.pipelines.local.preloaded", "shardline.pipelines.local.start"]
 )
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
     process, started = _start_hanging(toy, runs)

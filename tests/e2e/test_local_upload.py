@@ -11,11 +11,11 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from components.register.component import registry_evaluation, serving_model
-from components.register.model_registry import upload_task
-from components.register.upload import ModelUpload
-from pipelines.local import model_upload
-from pipelines.local.localize import localize
+from shardline.components.register.component import registry_evaluation, serving_model
+from shardline.components.register.model_registry import upload_task
+from shardline.components.register.upload import ModelUpload
+from shardline.pipelines.local import model_upload
+from shardline.pipelines.local.localize import localize
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -53,7 +53,7 @@ def run(directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str
     (directory / "scratch").mkdir()
     paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
     return subprocess.run(
-        [sys.executable, "-m", "pipelines.local.execute", *paths, str(os.getpid())],
+        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess.run import preprocess
-from components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 

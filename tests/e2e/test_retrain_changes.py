@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines import settings
-from pipelines.compile import compile_pipeline
+from shardline.pipelines import settings
+from shardline.pipelines.compile import compile_pipeline
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from components.train.pools.cluster import Cluster
-from components.train.pools.job import CustomJobSettings
-from components.train.pools.planning import check_worker_pools
-from components.train.pools.pool import WorkerPool
-from components.train.pools.run_time import custom_job_at_run_time
+from shardline.components.train.pools.cluster import Cluster
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.train.pools.planning import check_worker_pools
+from shardline.components.train.pools.pool import WorkerPool
+from shardline.components.train.pools.run_time import custom_job_at_run_time
 from tests.helpers.datasets import write_dataset
 
 pytestmark = [pytest.mark.e2e, pytest.mark.multiworker, pytest.mark.timeout(180)]
@@ -39,7 +39,7 @@ def judge(model: dsl.Input[dsl.Model]):
     import json
     from pathlib import Path
 
-    from trainer import progress
+    from shardline.trainer import progress
 
     assert (Path(model.path) / "model.keras").is_file()
     progress.fact("trained", json.dumps(sorted(path.name for path in Path(model.path).iterdir())))

@@ -7,9 +7,9 @@ import functools
 import json
 from typing import Any
 
-from pipelines.check.run import check_pipeline
+from shardline.pipelines.check.run import check_pipeline
 
-CONTAINER = {"image_uri": "registry/trainer:1", "command": ["python3", "-m", "trainer.task"]}
+CONTAINER = {"image_uri": "registry/trainer:1", "command": ["python3", "-m", "shardline.trainer.task"]}
 
 
 def codes(spec: dict[str, Any], **context: Any) -> set[str]:

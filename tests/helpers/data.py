@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.preprocess.sources import Span
+from shardline.components.preprocess.sources import Span
 
 
 def real_data() -> Path:

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from trainer.data import manifest as manifests
-from trainer.data.manifest import DatasetInfo, Feature, Manifest, Shard, Split
-from trainer.models.probe import probe_inputs
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import DatasetInfo, Feature, Manifest, Shard, Split
+from shardline.trainer.models.probe import probe_inputs
 
 #: A class is the third of the image that is bright.
 CLASS_NAMES = ("top", "middle", "bottom")

@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.distribute import exchange, strategy
-from trainer.distribute.cluster import read_cluster
-from trainer.distribute.collectives import Collectives
-from trainer.distribute.summation import RingSummation, make_summation
-from trainer.settings import COMMUNICATIONS, TrainSettings
+from shardline.trainer.distribute import exchange, strategy
+from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute.summation import RingSummation, make_summation
+from shardline.trainer.settings import COMMUNICATIONS, TrainSettings
 
 STEPS = 20
 CLASSES = 3

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.run import preprocess
-from components.preprocess.settings import PreprocessSettings
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Manifest
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 SOURCE = """
 import numpy as np
 from pathlib import Path
-from components.preprocess.sources import BadExample, Example, Span
+from shardline.components.preprocess.sources import BadExample, Example, Span
 
 IMAGE = np.zeros((8, 8, 1), np.uint8)
 

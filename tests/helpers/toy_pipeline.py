@@ -10,15 +10,15 @@ from typing import Any, List, NamedTuple, Optional  # noqa: UP035
 from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
 from kfp import compiler, dsl
 
-from pipelines.local.run import run_pipeline
-from trainer import progress
+from shardline.pipelines.local.run import run_pipeline
+from shardline.trainer import progress
 
 
 def prepare(source: str, out: dsl.Output[dsl.Dataset], greeting: Optional[str] = None) -> int:  # noqa: UP045
     """Writes the source into a dataset."""
     from pathlib import Path
 
-    from trainer import progress
+    from shardline.trainer import progress
 
     Path(out.path).write_text(source)
     progress.say("preprocess", f"greeting {greeting!r}")
@@ -38,8 +38,8 @@ def train(
     import time
     from pathlib import Path
 
-    from trainer import progress
-    from trainer.errors import ModelError
+    from shardline.trainer import progress
+    from shardline.trainer.errors import ModelError
 
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     print("a plain line")
@@ -74,7 +74,7 @@ def judge(model: dsl.Input[dsl.Model], bless: bool) -> NamedTuple(
     "Outputs", [("blessed", bool), ("reason", str)]
 ):  # KFP's own form
     """Blesses or does not."""
-    from trainer import progress
+    from shardline.trainer import progress
 
     assert model.metadata["written_by"] == "chief"
     progress.fact("blessed", bless, "yes" if bless else "no: too bad")
@@ -83,7 +83,7 @@ def judge(model: dsl.Input[dsl.Model], bless: bool) -> NamedTuple(
 
 def publish(model: dsl.Input[dsl.Model]) -> None:
     """Says where the model lies."""
-    from trainer import progress
+    from shardline.trainer import progress
 
     progress.fact("champion", model.path)
 
@@ -141,7 +141,7 @@ def gather(shared: dsl.Input[dsl.Dataset], done: List[int]) -> None:  # noqa: UP
     """Says which parts there are."""
     from pathlib import Path
 
-    from trainer import progress
+    from shardline.trainer import progress
 
     names = sorted(path.name for path in Path(shared.path).iterdir())
     progress.fact("parts", f"{sorted(map(int, done))} {names}")

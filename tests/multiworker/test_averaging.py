@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
-from trainer.saving import load_model
+from shardline.trainer.saving import load_model
 
 pytestmark = pytest.mark.multiworker
 
@@ -17,13 +17,13 @@ import json, os, sys
 import keras
 import numpy as np
 import tensorflow as tf
-from trainer.distribute import strategy
-from trainer.distribute.averaging import make_merge
-from trainer.distribute.cluster import read_cluster
-from trainer.distribute.collectives import Collectives
-from trainer.distribute.summation import make_summation
-from trainer.loop import Loop
-from trainer.settings import TrainSettings
+from shardline.trainer.distribute import strategy
+from shardline.trainer.distribute.averaging import make_merge
+from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute.summation import make_summation
+from shardline.trainer.loop import Loop
+from shardline.trainer.settings import TrainSettings
 
 cluster = read_cluster(os.environ)
 settings = TrainSettings(dataset="-", model="-", averaging_steps=3)
@@ -86,7 +86,7 @@ def test_weights_are_averaged_every_few_steps_and_slots_at_a_checkpoint():
 
 def test_a_run_with_averaging_learns_and_validates_one_model(tmp_path):
     write_dataset(tmp_path / "data", records={"train": 96, "validation": 24, "test": 8}, shards=4)
-    arguments = ["-m", "trainer.task", "--dataset", tmp_path / "data", "--model", "mnist_cnn"]
+    arguments = ["-m", "shardline.trainer.task", "--dataset", tmp_path / "data", "--model", "mnist_cnn"]
     arguments += ["--model-dir", tmp_path / "out", "--epochs", 3, "--per-replica-batch-size", 8]
     replicas.run([str(one) for one in [*arguments, "--averaging-steps", 4]], 2)
 

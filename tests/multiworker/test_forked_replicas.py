@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.local import forking, preloaded
-from pipelines.local.forking import Program, recognize
-from pipelines.local.injection import parse_injection
-from pipelines.local.job import CustomJob
-from pipelines.local.supervisor import run_job
+from shardline.pipelines.local import forking, preloaded
+from shardline.pipelines.local.forking import Program, recognize
+from shardline.pipelines.local.injection import parse_injection
+from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
 
@@ -27,7 +27,7 @@ _MODEL = """
 import os
 from pathlib import Path
 import numpy as np
-from trainer.models.mnist_cnn import build_model as original
+from shardline.trainer.models.mnist_cnn import build_model as original
 
 draws = np.random.random()  # now: later on the trainer's seed decides
 
@@ -58,7 +58,7 @@ def test_forked_replicas_train_restart_and_leave_nothing(
     write_dataset(tmp_path / "data")
 
     def train(out: Path, *injections: str) -> None:
-        command = [sys.executable, "-m", "trainer.task", "--dataset", str(tmp_path / "data")]
+        command = [sys.executable, "-m", "shardline.trainer.task", "--dataset", str(tmp_path / "data")]
         command += ["--model-dir", str(out), "--model", "mine:build_model", "--epochs", "2"]
         job = CustomJob.with_roles(command, 2, restart_job_on_worker_restart=True)
         run_job(job, out / "logs", injections=[parse_injection(text) for text in injections])
@@ -67,7 +67,7 @@ def test_forked_replicas_train_restart_and_leave_nothing(
     for name in ("chief-0", "worker-0"):
         lines = _lines(tmp_path / "forked" / "logs" / f"{name}.log")
         assert len(lines) == 2  # one for each start
-        assert all("pipelines.local.forkserver" in line for line in lines)
+        assert all("shardline.pipelines.local.forkserver" in line for line in lines)
         assert lines[0] != lines[1]  # each draws its own random numbers
     replicas = json.loads((tmp_path / "forked" / "logs" / "job.json").read_text())["replicas"]
     assert [item["starts"][0]["exit"] for item in replicas][1] == "SIGKILL"
@@ -107,9 +107,9 @@ def test_importing_tensorflow_starts_no_thread() -> None:
     """Nor does it open a device: only so may the process be forked."""
     program = """
 import os
-from trainer import quiet
+from shardline.trainer import quiet
 quiet.import_tensorflow()
-import trainer.train, kfp.dsl.executor, pipelines.local.supervisor
+import shardline.trainer.train, kfp.dsl.executor, shardline.pipelines.local.supervisor
 print(len(os.listdir("/proc/self/task")))
 """
     # BLAS starts threads, and stops them before a fork.
@@ -137,7 +137,7 @@ def _start(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str]:
     source = f"{_TASK}\n"
     executor_input = {"inputs": {"parameterValues": {"code": code}}, "outputs": {"outputFile": os.devnull}}
     arguments = ["--executor_input", json.dumps(executor_input), "--function_to_execute", "task"]
-    command = [sys.executable, "-m", "pipelines.local.start", "sh", "-ec", _script(), source, *arguments]
+    command = [sys.executable, "-m", "shardline.pipelines.local.start", "sh", "-ec", _script(), source, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
 
 
@@ -150,7 +150,7 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
     with preloaded.loading(str(tmp_path)):
         done = _start(dict(os.environ), 7)  # at once: it waits for the process to be ready
         assert done.returncode == 7
-        assert "pipelines.local.preloaded" in done.stdout
+        assert "shardline.pipelines.local.preloaded" in done.stdout
         assert "loaded True" in done.stdout
         assert _start(dict(os.environ), 0).returncode == 0
         # Started by itself where the process has gone: here one that does not listen any more.
@@ -163,17 +163,17 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
 
 def test_what_is_forked() -> None:
     script = _script()
-    trains = "from components.train.run import run"
-    assert recognize([sys.executable, "-m", "trainer.task", "--x"]) == Program("trainer.task", ["--x"])
+    trains = "from shardline.components.train.run import run"
+    assert recognize([sys.executable, "-m", "shardline.trainer.task", "--x"]) == Program("shardline.trainer.task", ["--x"])
     assert recognize(["sh", "-ec", script, trains, "--x"]) == Program(
         "kfp.dsl.executor_main", ["--x"], trains
     )
     assert recognize(["sh", "-ec", script, "import torch", "--x"]) is None
     assert recognize(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
     assert recognize([sys.executable, "-c", "import tensorflow"]) is None
-    supervisor = ["python3", "-u", "-m", "pipelines.local.custom_job", "--x"]
-    assert recognize(supervisor) == Program("pipelines.local.custom_job", ["--x"])
-    assert recognize(["python3", "-u", "-m", "pipelines.local.model_upload"]) is None
+    supervisor = ["python3", "-u", "-m", "shardline.pipelines.local.custom_job", "--x"]
+    assert recognize(supervisor) == Program("shardline.pipelines.local.custom_job", ["--x"])
+    assert recognize(["python3", "-u", "-m", "shardline.pipelines.local.model_upload"]) is None
 
 
 def _script() -> str:

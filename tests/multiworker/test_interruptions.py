@@ -8,10 +8,10 @@ import pytest
 
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
-from trainer import progress
-from trainer.callbacks.history import read_history
-from trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
-from trainer.saving import load_model
+from shardline.trainer import progress
+from shardline.trainer.callbacks.history import read_history
+from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
+from shardline.trainer.saving import load_model
 
 pytestmark = pytest.mark.multiworker
 
@@ -35,7 +35,7 @@ def undisturbed(dataset, tmp_path_factory):
 
 def start(dataset, out, model="tests.helpers.models:restless"):
     """A chief and a worker with statistics of their own, dropout, Adam, and a falling learning rate."""
-    arguments = ["-m", "trainer.task", "--dataset", dataset, "--model-dir", out, "--model", model]
+    arguments = ["-m", "shardline.trainer.task", "--dataset", dataset, "--model-dir", out, "--model", model]
     arguments += [
         "--epochs",
         EPOCHS,

@@ -12,14 +12,14 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.replicas import ROOT, free_ports
-from trainer import progress
-from trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
-from trainer.distribute import strategy as strategies
-from trainer.distribute.cluster import read_cluster
-from trainer.errors import RunError, SettingsError
-from trainer.server import run_server
-from trainer.settings import TrainSettings
-from trainer.workers import Workers
+from shardline.trainer import progress
+from shardline.trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
+from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.server import run_server
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.workers import Workers
 
 pytestmark = pytest.mark.multiworker
 

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.multiworker
 PROGRAM = """
 import os, sys
 import tensorflow as tf
-from trainer import progress
-from trainer.distribute import strategy
-from trainer.distribute.cluster import read_cluster
-from trainer.distribute.collectives import Collectives
-from trainer.distribute.peers import Peers
-from trainer.settings import TrainSettings
+from shardline.trainer import progress
+from shardline.trainer.distribute import strategy
+from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute.peers import Peers
+from shardline.trainer.settings import TrainSettings
 
 cluster = read_cluster(os.environ)
 peers = Peers(cluster)

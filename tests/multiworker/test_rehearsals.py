@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.datasets import write_dataset
-from trainer.callbacks.history import read_history
+from shardline.trainer.callbacks.history import read_history
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.helpers import replicas
 from tests.helpers.datasets import read_examples, write_dataset
-from trainer.callbacks.history import read_history
-from trainer.saving import load_model
+from shardline.trainer.callbacks.history import read_history
+from shardline.trainer.saving import load_model
 
 pytestmark = pytest.mark.multiworker
 
@@ -22,7 +22,7 @@ def dataset(tmp_path_factory):
 
 
 def train(dataset, out, count, batch, *, model, epochs=2, chief=True, tmpdir=None, more=()):
-    arguments = ["-m", "trainer.task", "--dataset", dataset, "--model", model, "--model-dir", out]
+    arguments = ["-m", "shardline.trainer.task", "--dataset", dataset, "--model", model, "--model-dir", out]
     arguments += ["--epochs", epochs, "--per-replica-batch-size", batch, *more]
     environ = {"TMPDIR": str(tmpdir)} if tmpdir else {}
     return replicas.run([str(a) for a in arguments], count, chief=chief, environ=environ)

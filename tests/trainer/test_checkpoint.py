@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.helpers.replicas import ROOT
-from trainer import progress
-from trainer.errors import RunError
-from trainer.resume.checkpoint import Checkpoints
-from trainer.resume.identity import Identity
-from trainer.resume.state import Position, Snapshot
+from shardline.trainer import progress
+from shardline.trainer.errors import RunError
+from shardline.trainer.resume.checkpoint import Checkpoints
+from shardline.trainer.resume.identity import Identity
+from shardline.trainer.resume.state import Position, Snapshot
 
 DATA = ".data-00000-of-00001"
 
@@ -62,7 +62,7 @@ def in_a_child(script, directory):
     """Runs Python code that has `directory`, `checkpoints` and `snapshot`."""
     head = (
         "import os, sys, resource, signal\nfrom pathlib import Path\n"
-        "from tests.trainer.test_checkpoint import *\nfrom trainer.resume import checkpoint\n"
+        "from tests.trainer.test_checkpoint import *\nfrom shardline.trainer.resume import checkpoint\n"
         "directory = Path(sys.argv[1])\n"
     )
     return subprocess.run(

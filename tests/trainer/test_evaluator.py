@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import evaluations as evaluations_module
-from trainer import evaluator as evaluator_module
-from trainer import progress
-from trainer.errors import SettingsError
-from trainer.evaluations import Evaluations
-from trainer.evaluator import BEST_FILE, Evaluator, wait_for_last
-from trainer.loop import Evaluation
-from trainer.resume.checkpoint import Checkpoints
-from trainer.resume.identity import Identity
-from trainer.resume.state import Position, TrainingState
+from shardline.trainer import evaluations as evaluations_module
+from shardline.trainer import evaluator as evaluator_module
+from shardline.trainer import progress
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.evaluations import Evaluations
+from shardline.trainer.evaluator import BEST_FILE, Evaluator, wait_for_last
+from shardline.trainer.loop import Evaluation
+from shardline.trainer.resume.checkpoint import Checkpoints
+from shardline.trainer.resume.identity import Identity
+from shardline.trainer.resume.state import Position, TrainingState
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (22, 4)).astype(np.float32)

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import exchange_cases
-from trainer.distribute.exchange import GradientExchange, accumulators, optimizers
-from trainer.distribute.strategy import check_model, replica_merger
-from trainer.distribute.summation import sum_by_tensorflow
-from trainer.errors import ModelError
+from shardline.trainer.distribute.exchange import GradientExchange, accumulators, optimizers
+from shardline.trainer.distribute.strategy import check_model, replica_merger
+from shardline.trainer.distribute.summation import sum_by_tensorflow
+from shardline.trainer.errors import ModelError
 
 ONE = "/cpu:0"
 

@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
-from trainer.data.augment import load_augmentation
-from trainer.data.class_weights import class_weights
-from trainer.data.decode import decode_batch
-from trainer.data.faults import explain
-from trainer.data.manifest import Feature, Split
-from trainer.data.order import EpochPlan
-from trainer.data.pipeline import Feed
-from trainer.errors import DatasetError, SettingsError
+from shardline.trainer.data.augment import load_augmentation
+from shardline.trainer.data.class_weights import class_weights
+from shardline.trainer.data.decode import decode_batch
+from shardline.trainer.data.faults import explain
+from shardline.trainer.data.manifest import Feature, Split
+from shardline.trainer.data.order import EpochPlan
+from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.errors import DatasetError, SettingsError
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from trainer.distribute import links
-from trainer.distribute.cluster import Cluster
+from shardline.trainer.distribute import links
+from shardline.trainer.distribute.cluster import Cluster
 
 
 class Together:

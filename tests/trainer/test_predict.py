@@ -8,9 +8,9 @@ import pytest
 
 from tests.helpers.datasets import write_dataset
 from tests.helpers.replicas import ROOT
-from trainer.resume.preemption import Preemption
-from trainer.settings import TrainSettings
-from trainer.train import train
+from shardline.trainer.resume.preemption import Preemption
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.train import train
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
 
 def predict(trained, name, *options):
     """Runs the command in a process of its own: a CPU can be divided only once."""
-    command = [sys.executable, "-m", "trainer.predict", trained / "model.keras", trained / "data"]
+    command = [sys.executable, "-m", "shardline.trainer.predict", trained / "model.keras", trained / "data"]
     done = subprocess.run(
         [*map(str, command), str(trained / name), *options], cwd=ROOT, capture_output=True, text=True
     )

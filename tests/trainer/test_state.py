@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import replicas
-from trainer.errors import ModelError
-from trainer.resume.state import Position, TrainingState, restore_model
+from shardline.trainer.errors import ModelError
+from shardline.trainer.resume.state import Position, TrainingState, restore_model
 
 CASES = "from tests.trainer import test_state; test_state."
 

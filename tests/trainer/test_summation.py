@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainer.distribute.summation import _lay_out, _Rooms
+from shardline.trainer.distribute.summation import _lay_out, _Rooms
 
 
 def gradients():

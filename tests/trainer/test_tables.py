@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.datasets import example_batch, write_dataset, write_table
-from trainer.data.augment import load_augmentation
-from trainer.data.order import EpochPlan
-from trainer.data.pipeline import Feed
-from trainer.errors import DatasetError, ModelError
-from trainer.models.build import build, create_variables
-from trainer.models.standardization import Standardization
+from shardline.trainer.data.augment import load_augmentation
+from shardline.trainer.data.order import EpochPlan
+from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.errors import DatasetError, ModelError
+from shardline.trainer.models.build import build, create_variables
+from shardline.trainer.models.standardization import Standardization
 
 
 @pytest.fixture(scope="module")

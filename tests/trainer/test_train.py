@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tests.helpers.datasets import write_dataset
-from trainer.callbacks.history import read_history
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Feature
-from trainer.errors import DatasetError, DivergedError, ModelError, RestartError, SettingsError
-from trainer.resume.preemption import Preemption
-from trainer.saving import load_model
-from trainer.settings import TrainSettings
-from trainer.train import train
+from shardline.trainer.callbacks.history import read_history
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import DatasetError, DivergedError, ModelError, RestartError, SettingsError
+from shardline.trainer.resume.preemption import Preemption
+from shardline.trainer.saving import load_model
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.train import train
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.datasets import write_table
-from trainer import task
-from trainer.callbacks.report import Meter
-from trainer.callbacks.tuning_metric import TuningMetric
-from trainer.errors import SettingsError
-from trainer.measurements import read_measurements
-from trainer.settings import TrainSettings
+from shardline.trainer import task
+from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.callbacks.tuning_metric import TuningMetric
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.measurements import read_measurements
+from shardline.trainer.settings import TrainSettings
 
 
 def settings(directory: Path, metric: str) -> TrainSettings:

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.datasets import example_batch, write_dataset
-from trainer.errors import ModelError
-from trainer.models.build import build, create_variables
-from trainer.warm_start import warm_start
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models.build import build, create_variables
+from shardline.trainer.warm_start import warm_start
 
 
 @pytest.fixture(scope="module")

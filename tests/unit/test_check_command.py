@@ -16,13 +16,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from pipelines.check.registry import RULES
-from pipelines.check.run import check_pipeline
-from pipelines.check.table import table
-from pipelines.cli import main as cli
+from shardline.pipelines.check.registry import RULES
+from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.check.table import table
+from shardline.pipelines.cli import main as cli
 from tests.helpers.checks import job, pipeline, pool
 from tests.unit import test_check_jobs, test_check_pipelines, test_check_schedules
-from trainer.errors import PipelineError
+from shardline.trainer.errors import PipelineError
 
 ROOT = Path(__file__).resolve().parents[2]
 RETRAIN = ROOT / "compiled" / "retrain.yaml"
@@ -60,7 +60,7 @@ def test_every_rule_says_what_it_demands_and_who_says_so() -> None:
 
 def test_the_page_is_what_the_rules_say() -> None:
     assert (ROOT / "docs" / "check.md").read_text() == table(), (
-        "python -m pipelines.check.table > docs/check.md"
+        "python -m shardline.pipelines.check.table > docs/check.md"
     )
 
 
@@ -199,7 +199,7 @@ def test_compile_refuses_errors(tmp_path: Path) -> None:
 def test_checking_loads_neither_kfp_nor_the_vertex_client(tmp_path: Path) -> None:
     path = written(tmp_path / "p.yaml", BROKEN)
     program = (
-        "import sys; from pipelines.cli.main import main\n"
+        "import sys; from shardline.pipelines.cli.main import main\n"
         f"try: main(['check', {str(path)!r}])\n"
         "except SystemExit as end: assert end.code == 1, end.code\n"
         "heavy = {'kfp', 'tensorflow', 'keras', 'google.cloud.aiplatform', 'rich'} & set(sys.modules)\n"

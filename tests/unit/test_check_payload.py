@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
-from pipelines.check.ir import UNKNOWN, UNKNOWN_TEXT, lacks, whole
-from pipelines.check.job import Job, jobs
-from pipelines.check.pipeline import Pipeline, Task
-from pipelines.check.rules.payload import JOB_PARAMETERS
-from pipelines.check.template import fill
+from shardline.pipelines.check.ir import UNKNOWN, UNKNOWN_TEXT, lacks, whole
+from shardline.pipelines.check.job import Job, jobs
+from shardline.pipelines.check.pipeline import Pipeline, Task
+from shardline.pipelines.check.rules.payload import JOB_PARAMETERS
+from shardline.pipelines.check.template import fill
 from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
 
 LATER = "{{$.pipeline_job_name}}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.check.cron import parse, split_zone
-from pipelines.check.schedule import Schedule
+from shardline.pipelines.check.cron import parse, split_zone
+from shardline.pipelines.check.schedule import Schedule
 from tests.helpers.checks import codes, pipeline
 
 

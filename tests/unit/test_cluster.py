@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.local.cluster import ReplicaId, environment, replicas
-from pipelines.local.job import CustomJob, WorkerPool
-from trainer.errors import PipelineError
+from shardline.pipelines.local.cluster import ReplicaId, environment, replicas
+from shardline.pipelines.local.job import CustomJob, WorkerPool
+from shardline.trainer.errors import PipelineError
 
 
 def _job(*counts: int, **settings: Any) -> CustomJob:

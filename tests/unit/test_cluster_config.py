@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from trainer.distribute.cluster import read_cluster
-from trainer.environment import has_evaluator
-from trainer.errors import ClusterError
+from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.environment import has_evaluator
+from shardline.trainer.errors import ClusterError
 
 CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
 WORKERS = {"worker": ["a:1", "b:1"]}

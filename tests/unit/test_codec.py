@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from components.preprocess.images.codec import Codec
+from shardline.components.preprocess.images.codec import Codec
 from tests.helpers.images import encoded, opened, psnr, scene, turned
-from trainer.data.decode import decode_image, decode_stored
-from trainer.data.manifest import Feature
-from trainer.errors import BadRecordError
+from shardline.trainer.data.decode import decode_image, decode_stored
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import BadRecordError
 
 
 def codec(image_size: int = 0, encoding: str = "keep", mode: str = "crop", **options: Any) -> Codec:
@@ -289,7 +289,7 @@ def test_a_png_that_must_be_converted_is_never_known() -> None:
 
 LEAN = """
 import sys
-from components.preprocess.images.codec import Codec
+from shardline.components.preprocess.images.codec import Codec
 codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=1_000_000)
 data = sys.stdin.buffer.read()
 assert codec.store(data, "x").data is data
@@ -307,7 +307,7 @@ def test_passing_images_through_loads_no_library() -> None:
 MEMORY = r"""
 import re, sys
 from pathlib import Path
-from components.preprocess.images.codec import Codec
+from shardline.components.preprocess.images.codec import Codec
 data = sys.stdin.buffer.read()
 codec = Codec(image_size=224, resize_mode="crop", encoding="jpeg", max_pixels=100_000_000)
 for _ in range(5):

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from components.preprocess.images.header import Header, read_header
+from shardline.components.preprocess.images.header import Header, read_header
 from tests.helpers.images import encoded, opened, scene, turned
-from trainer.data.orientation import read_orientation, turn_upright
+from shardline.trainer.data.orientation import read_orientation, turn_upright
 
 PHOTOS = Path(os.environ.get("SHARDLINE_TEST_DATA", "")) / "photos"
 

@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from components.preprocess.images.codec import Codec
+from shardline.components.preprocess.images.codec import Codec
 from tests.helpers.images import encoded, opened, psnr, scene, turned
-from trainer.data.decode import decode_image
-from trainer.data.geometry import Placement, place
-from trainer.data.manifest import Feature
+from shardline.trainer.data.decode import decode_image
+from shardline.trainer.data.geometry import Placement, place
+from shardline.trainer.data.manifest import Feature
 
 MODES = ("crop", "pad", "stretch")
 SIZES = [(320, 213), (213, 320), (97, 96), (64, 64), (500, 11), (11, 500), (1003, 751), (40, 30)]

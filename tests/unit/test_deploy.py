@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from components.register.deploy import BatchPrediction, Deploy
-from components.register.deploy_traffic import plan_traffic, share_traffic
-from pipelines import settings
-from trainer import progress
-from trainer.errors import SettingsError
+from shardline.components.register.deploy import BatchPrediction, Deploy
+from shardline.components.register.deploy_traffic import plan_traffic, share_traffic
+from shardline.pipelines import settings
+from shardline.trainer import progress
+from shardline.trainer.errors import SettingsError
 
 ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
 BASE = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'

@@ -12,17 +12,17 @@ from urllib.parse import unquote, urlsplit
 import click
 import pytest
 
-from pipelines.cli.foreground import pairs
-from pipelines.cli.main import main
-from pipelines.cli.reference import commands as all_commands
-from pipelines.cli.reference import reference
-from pipelines.parameters import check_parameters
-from pipelines.settings import load
-from pipelines.spec import declared, load_pipeline
+from shardline.pipelines.cli.foreground import pairs
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.cli.reference import commands as all_commands
+from shardline.pipelines.cli.reference import reference
+from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.settings import load
+from shardline.pipelines.spec import declared, load_pipeline
 from tests.helpers.markdown import NEEDS_PLATFORM, PAGES, ROOT, Command, anchors, commands, links, shown_files
-from trainer import task
-from trainer.errors import PipelineError
-from trainer.settings import STRATEGIES
+from shardline.trainer import task
+from shardline.trainer.errors import PipelineError
+from shardline.trainer.settings import STRATEGIES
 
 #: What speaks to the platform, whatever it is asked.
 PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor", "image"}
@@ -79,7 +79,7 @@ def make(command: Command) -> None:
 def module(command: Command) -> None:
     name, *arguments = command.words[2:]
     assert importlib.util.find_spec(name), str(command)
-    if name == "trainer.task" and command.whole:
+    if name == "shardline.trainer.task" and command.whole:
         task.parse(arguments)
 
 
@@ -134,7 +134,7 @@ def test_every_page_is_reached_from_the_first() -> None:
 
 def test_the_reference_of_the_command_line_is_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == reference(), (
-        "python -m pipelines.cli.reference > docs/cli.md"
+        "python -m shardline.pipelines.cli.reference > docs/cli.md"
     )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pipelines.cli.main import main
-from pipelines.vertex.environment import NAMES, Environment, load_environment, variable_of
-from trainer.errors import SettingsError
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.vertex.environment import NAMES, Environment, load_environment, variable_of
+from shardline.trainer.errors import SettingsError
 
 PLACE = {"project": "my-project", "location": "europe-west4"}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from components.preprocess.records.example import locate, only_span, only_value, parse, serialize
-from components.preprocess.records.layout import Layouts
+from shardline.components.preprocess.records.example import locate, only_span, only_value, parse, serialize
+from shardline.components.preprocess.records.layout import Layouts
 
 EXAMPLES: list[dict[str, bytes | int | float | str]] = [
     {"image": b"", "key": b"empty", "label": 0},

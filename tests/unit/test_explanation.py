@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from components.conclude.exits import exit_code, in_words
-from components.conclude.explanation import explain
-from components.conclude.failure import Failure
-from components.conclude.run_directory import read_outcome
-from trainer.errors import SettingsError
+from shardline.components.conclude.exits import exit_code, in_words
+from shardline.components.conclude.explanation import explain
+from shardline.components.conclude.failure import Failure
+from shardline.components.conclude.run_directory import read_outcome
+from shardline.trainer.errors import SettingsError
 
 
 @pytest.mark.parametrize(

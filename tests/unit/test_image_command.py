@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.image import Image
-from trainer.errors import SettingsError
+from shardline.pipelines.image import Image
+from shardline.trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "europe-west4-docker.pkg.dev/my-project/shardline/shardline"
@@ -79,7 +79,7 @@ class Clone:
             [
                 sys.executable,
                 "-c",
-                "from pipelines.cli.main import main; main()",
+                "from shardline.pipelines.cli.main import main; main()",
                 "image",
                 *arguments,
                 "--settings",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.local.injection import Injection, parse_injection
-from trainer.errors import SettingsError
+from shardline.pipelines.local.injection import Injection, parse_injection
+from shardline.trainer.errors import SettingsError
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.local.cluster import replicas
-from pipelines.local.job import _REDUCTION_SERVER, EXECUTOR_INPUT_MARKER, parse_payload
-from trainer.errors import PipelineError
+from shardline.pipelines.local.cluster import replicas
+from shardline.pipelines.local.job import _REDUCTION_SERVER, EXECUTOR_INPUT_MARKER, parse_payload
+from shardline.trainer.errors import PipelineError
 
 
 def _pool(**fields: Any) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import pytest
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest
 from google.protobuf.json_format import ParseDict
 
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.job_request import job_request, new_job_id, with_caching
-from trainer.errors import PipelineError, SettingsError
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.job_request import job_request, new_job_id, with_caching
+from shardline.trainer.errors import PipelineError, SettingsError
 
 ENVIRONMENT = Environment(
     project="my-project", location="europe-west4", pipeline_root="gs://b/runs", labels={"team": "vision"}

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.local.job import EXECUTOR_INPUT_MARKER
-from pipelines.local.localize import localize, localize_value
-from pipelines.spec import load_pipeline
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.localize import localize, localize_value
+from shardline.pipelines.spec import load_pipeline
 from tests.helpers.toy_pipeline import write_toy
-from trainer.errors import PipelineError
+from shardline.trainer.errors import PipelineError
 
 Path_ = tuple[Any, ...]
 _ABSENT = "<absent>"
@@ -44,8 +44,8 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     launcher = ["python3", "-u", "-m", "google_cloud_pipeline_components.container.v1.custom_job.launcher"]
     old, new = differences.pop(("deploymentSpec", "executors", "exec-train", "container", "command"))
     assert old == launcher
-    assert new[:3] == ["python3", "-m", "pipelines.local.start"]
-    assert new[3:7] == ["python3", "-u", "-m", "pipelines.local.custom_job"]
+    assert new[:3] == ["python3", "-m", "shardline.pipelines.local.start"]
+    assert new[3:7] == ["python3", "-u", "-m", "shardline.pipelines.local.custom_job"]
 
     train = ("components", "comp-train", "inputDefinitions", "parameters")
     specs = (*train, "worker_pool_specs", "defaultValue")

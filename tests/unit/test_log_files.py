@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pipelines.cli.main import main
-from pipelines.local.log_files import read_log
-from trainer import files
-from trainer.errors import SettingsError
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.local.log_files import read_log
+from shardline.trainer import files
+from shardline.trainer.errors import SettingsError
 
 LOG = """\
 12:00:00.000 - INFO - Running pipeline: 'toy'

@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from components.export_validate import measures
-from components.export_validate.evaluation import Lead
-from components.export_validate.rules.rule import METRICS
+from shardline.components.export_validate import measures
+from shardline.components.export_validate.evaluation import Lead
+from shardline.components.export_validate.rules.rule import METRICS
 from tests.helpers.reports import make_evaluation, with_champion
 
 LOG_LOSS = next(one for one in measures.QUALITY if one.name == "log_loss")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from components.register.registry_evaluation import import_evaluation, registry_metrics
-from components.register.serving import container_spec, describe, lay_out
-from components.register.upload import ModelUpload
-from pipelines import settings
+from shardline.components.register.registry_evaluation import import_evaluation, registry_metrics
+from shardline.components.register.serving import container_spec, describe, lay_out
+from shardline.components.register.upload import ModelUpload
+from shardline.pipelines import settings
 from tests.components.test_register import contents, write_export
 from tests.helpers.evaluations import EVALUATION
-from trainer import progress
-from trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer import progress
+from shardline.trainer.errors import ModelError, RunError, SettingsError
 
 PARENT = "projects/my-project/locations/europe-west4/models/7"
 BASE = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'

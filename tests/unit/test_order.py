@@ -2,9 +2,9 @@
 
 import pytest
 
-from trainer.data.order import EpochPlan
-from trainer.data.sharding import choose_policy, worker_shards
-from trainer.errors import DatasetError, SettingsError
+from shardline.trainer.data.order import EpochPlan
+from shardline.trainer.data.sharding import choose_policy, worker_shards
+from shardline.trainer.errors import DatasetError, SettingsError
 
 PLANS = [
     # records, replicas, batch, start, steps

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.parameters import check_parameters
-from pipelines.spec import has_exit_tasks, load_pipeline
-from trainer.errors import EXIT_BAD_INPUT, PipelineError
+from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.spec import has_exit_tasks, load_pipeline
+from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError
 
 _TYPES = {
     "text": "STRING",

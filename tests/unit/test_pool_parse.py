@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
-from components.train.pools.parse import read_specs
-from components.train.pools.pool import NfsMount, WorkerPool
-from trainer.errors import SettingsError
+from shardline.components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
+from shardline.components.train.pools.parse import read_specs
+from shardline.components.train.pools.pool import NfsMount, WorkerPool
+from shardline.trainer.errors import SettingsError
 
 CPU: dict[str, Any] = {"machine_spec": {"machine_type": "n1-standard-8"}, "replica_count": 1}
 FULL = WorkerPool(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from components.train.pools.job import CustomJobSettings
-from pipelines import settings
-from trainer.errors import SettingsError
+from shardline.components.train.pools.job import CustomJobSettings
+from shardline.pipelines import settings
+from shardline.trainer.errors import SettingsError
 
 BASE = """
 image = "i:1"

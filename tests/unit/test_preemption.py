@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tests.helpers.replicas import ROOT
-from trainer.errors import EXIT_RESTART
+from shardline.trainer.errors import EXIT_RESTART
 
 HEAD = """
 import ctypes, sys, threading
 from pathlib import Path
-from trainer.resume.preemption import Preemption
+from shardline.trainer.resume.preemption import Preemption
 
 def deaf():
     "A call into C that holds the interpreter, as TensorFlow may: no Python handler would run."
@@ -106,7 +106,7 @@ def test_afterwards_the_signal_does_what_it_did():
 def test_threads_of_tensorflow_leave_the_signal_alone():
     body = """
 with Preemption(0.2) as preemption:
-    from trainer import quiet
+    from shardline.trainer import quiet
     quiet.import_tensorflow()
     import tensorflow as tf
     tf.constant(range(1000)) + tf.constant(range(1000))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from components.preprocess.planning.plan import (
+from shardline.components.preprocess.planning.plan import (
     SplitCodes,
     choose_split,
     deal,
@@ -16,7 +16,7 @@ from components.preprocess.planning.plan import (
     shard_name,
     shards_for_size,
 )
-from trainer.errors import SourceError
+from shardline.trainer.errors import SourceError
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 DIGESTS = [digest(f"digits/{index:04d}".encode(), seed=0) for index in range(2000)]

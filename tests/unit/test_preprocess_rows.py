@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocess.planning import rows
-from components.preprocess.planning.rows import HEAD, Buckets
-from components.preprocess.sources.source import WHOLE_FILE
+from shardline.components.preprocess.planning import rows
+from shardline.components.preprocess.planning.rows import HEAD, Buckets
+from shardline.components.preprocess.sources.source import WHOLE_FILE
 
 
 def _row(number: int) -> bytes:

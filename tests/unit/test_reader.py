@@ -12,9 +12,9 @@ import google_crc32c
 import pytest
 import tensorflow as tf
 
-from components.preprocess.records import reader
-from components.preprocess.records.reader import detect_compression, read_records
-from trainer.errors import BadRecordError, SourceError
+from shardline.components.preprocess.records import reader
+from shardline.components.preprocess.records.reader import detect_compression, read_records
+from shardline.trainer.errors import BadRecordError, SourceError
 
 RECORDS = [b"", b"x", os.urandom(800), os.urandom(3 << 20), b"\x00" * 100, b"last"]
 

@@ -9,9 +9,9 @@ import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
-from pipelines.vertex.calls import again, platform_errors
-from pipelines.vertex.refusals import is_busy, is_lost, is_unreached, role_of
-from trainer.errors import PlatformError
+from shardline.pipelines.vertex.calls import again, platform_errors
+from shardline.pipelines.vertex.refusals import is_busy, is_lost, is_unreached, role_of
+from shardline.trainer.errors import PlatformError
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trainer.distribute import ring
-from trainer.distribute.ring import LostPeerError, Ring
+from shardline.trainer.distribute import ring
+from shardline.trainer.distribute.ring import LostPeerError, Ring
 
 
 def connections(size):

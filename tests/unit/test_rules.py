@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from components.export_validate.evaluation import ClassScore, Evaluation, Lead, Slice
-from components.export_validate.rules import Gate, accuracy_gate, judge, parse_rule, parse_rules, read_gate
+from shardline.components.export_validate.evaluation import ClassScore, Evaluation, Lead, Slice
+from shardline.components.export_validate.rules import Gate, accuracy_gate, judge, parse_rule, parse_rules, read_gate
 from tests.helpers.datasets import CLASS_NAMES
-from trainer.data.manifest import Feature, Manifest
-from trainer.errors import SettingsError
+from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.errors import SettingsError
 
 
 def evaluation(accuracy=0.95, non_finite=0, *, champion=None, lead=None, **metrics):

@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from pipelines.cli.main import main
-from pipelines.scaling import HANDLING_S_PER_BYTE, Step
-from trainer.errors import SettingsError
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.scaling import HANDLING_S_PER_BYTE, Step
+from shardline.trainer.errors import SettingsError
 
 STEP = Step(seconds=0.1, gradient_bytes=1e8, bandwidth=1e9, latency=1e-3)
 HANDLING = 1e8 * HANDLING_S_PER_BYTE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.vertex.schedules.declared import Declared, load_schedules
-from trainer.errors import SettingsError
+from shardline.pipelines.vertex.schedules.declared import Declared, load_schedules
+from shardline.trainer.errors import SettingsError
 
 RIGHT = """
 [schedules."every morning"]

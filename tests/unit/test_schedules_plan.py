@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.schedules.declared import Declared
-from pipelines.vertex.schedules.existing import Existing, read_existing
-from pipelines.vertex.schedules.plan import Action, Plan, make_plan, schedule_body
-from pipelines.vertex.schedules.request import run_request
-from pipelines.vertex.schedules.steps import NEW, quiet_moment, timestamp
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.schedules.declared import Declared
+from shardline.pipelines.vertex.schedules.existing import Existing, read_existing
+from shardline.pipelines.vertex.schedules.plan import Action, Plan, make_plan, schedule_body
+from shardline.pipelines.vertex.schedules.request import run_request
+from shardline.pipelines.vertex.schedules.steps import NEW, quiet_moment, timestamp
 from tests.helpers.checks import pipeline
 
 NOW = datetime.datetime(2026, 11, 20, 12, 0, 0, tzinfo=datetime.UTC)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from components.train.run import restore_integers
-from pipelines import settings as environments
-from trainer.environment import output_dirs
-from trainer.errors import SettingsError
-from trainer.settings import TrainSettings
-from trainer.task import parse
+from shardline.components.train.run import restore_integers
+from shardline.pipelines import settings as environments
+from shardline.trainer.environment import output_dirs
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.task import parse
 
 AIP = {
     "AIP_MODEL_DIR": "gs://bucket/job/model/",

@@ -2,10 +2,10 @@
 
 import pytest
 
-from trainer.distribute import strategy
-from trainer.distribute.cluster import Cluster
-from trainer.errors import SettingsError
-from trainer.settings import TrainSettings
+from shardline.trainer.distribute import strategy
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.settings import TrainSettings
 
 ALONE = Cluster()
 WORKERS = Cluster("worker", 1, ("a:1", "b:1"), has_chief_task=False)

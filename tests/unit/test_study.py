@@ -12,14 +12,14 @@ from google.cloud.aiplatform_v1.types import StudySpec
 from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 
-from components.tune.arguments import with_parameters
-from components.tune.parameter import Parameter, read_value
-from components.tune.plan import plan
-from components.tune.study import STOPPING, parse_study, read_study
-from components.tune.trial import read_flags
-from pipelines.study import load_study
-from trainer.errors import SettingsError, ShardlineError
-from trainer.measurements import Measurements, read_measurements
+from shardline.components.tune.arguments import with_parameters
+from shardline.components.tune.parameter import Parameter, read_value
+from shardline.components.tune.plan import plan
+from shardline.components.tune.study import STOPPING, parse_study, read_study
+from shardline.components.tune.trial import read_flags
+from shardline.pipelines.study import load_study
+from shardline.trainer.errors import SettingsError, ShardlineError
+from shardline.trainer.measurements import Measurements, read_measurements
 
 RATE = {"name": "learning_rate", "type": "double", "min": 1e-4, "max": 0.1, "scale": "log"}
 UNITS = {"name": "units", "type": "integer", "min": 0, "max": 4}
@@ -124,7 +124,7 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     (pool,) = json.loads(made.worker_pool_specs)
     argument = json.loads(pool["container_spec"]["args"][0])
 
-    assert pool["container_spec"]["command"] == ["python3", "-m", "components.tune.trial"]
+    assert pool["container_spec"]["command"] == ["python3", "-m", "shardline.components.tune.trial"]
     # As the platform adds them, in whatever form it writes numbers.
     flags = ["--learning_rate=0.001", "--units=3", "--per_replica_batch_size=16.0", "--kind=true"]
     merged = with_parameters(argument, read_flags(flags, argument["parameters"]))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.local import summary
-from pipelines.local import terminal as terminals
-from pipelines.local.terminal import open_terminal
-from trainer.progress import Event
+from shardline.pipelines.local import summary
+from shardline.pipelines.local import terminal as terminals
+from shardline.pipelines.local.terminal import open_terminal
+from shardline.trainer.progress import Event
 
 
 class _Tty(io.StringIO):

@@ -13,7 +13,7 @@ import click
 import pytest
 import yaml
 
-from pipelines.cli.main import main
+from shardline.pipelines.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))

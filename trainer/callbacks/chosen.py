@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import keras
 
-from trainer import progress
-from trainer.assembly import Assembly
-from trainer.callbacks.history import HistoryFile
-from trainer.callbacks.plugin import load_callbacks
-from trainer.callbacks.profile import Profile
-from trainer.callbacks.report import Meter, Report
-from trainer.callbacks.stopping import Stopping
-from trainer.callbacks.tuning_metric import TuningMetric, check_metric
-from trainer.run import Run
-from trainer.tuning.fine_tuning import Unfreeze
+from shardline.trainer import progress
+from shardline.trainer.assembly import Assembly
+from shardline.trainer.callbacks.history import HistoryFile
+from shardline.trainer.callbacks.plugin import load_callbacks
+from shardline.trainer.callbacks.profile import Profile
+from shardline.trainer.callbacks.report import Meter, Report
+from shardline.trainer.callbacks.stopping import Stopping
+from shardline.trainer.callbacks.tuning_metric import TuningMetric, check_metric
+from shardline.trainer.run import Run
+from shardline.trainer.tuning.fine_tuning import Unfreeze
 
 
 def stateful_callbacks(

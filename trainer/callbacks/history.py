@@ -11,10 +11,10 @@ from typing import Any
 
 import keras
 
-from trainer import files
-from trainer.callbacks.report import Meter, loss_first
-from trainer.loop import Logs
-from trainer.saving import HISTORY_FILE
+from shardline.trainer import files
+from shardline.trainer.callbacks.report import Meter, loss_first
+from shardline.trainer.loop import Logs
+from shardline.trainer.saving import HISTORY_FILE
 
 Row = dict[str, str]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from trainer import plugins
-from trainer.errors import SettingsError
+from shardline.trainer import plugins
+from shardline.trainer.errors import SettingsError
 
 
 def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Callback]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from trainer.callbacks.report import Meter
+from shardline.trainer.callbacks.report import Meter
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

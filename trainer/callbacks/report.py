@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import keras
 
-from trainer import progress
-from trainer.loop import Logs
+from shardline.trainer import progress
+from shardline.trainer.loop import Logs
 
 #: Share of the time for which it is worth to change something.
 _MUCH = 0.1

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

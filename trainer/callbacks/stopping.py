@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 
 class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras has no types

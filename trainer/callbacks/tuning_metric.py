@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from trainer import progress
-from trainer.callbacks.report import Meter
-from trainer.errors import SettingsError
-from trainer.loop import Logs
-from trainer.measurements import Measurements
+from shardline.trainer import progress
+from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.loop import Logs
+from shardline.trainer.measurements import Measurements
 
 
 class TuningMetric(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer import plugins
-from trainer.data.decode import Inputs
-from trainer.data.manifest import DatasetInfo
-from trainer.data.structure import describe_structure
-from trainer.errors import SettingsError
+from shardline.trainer import plugins
+from shardline.trainer.data.decode import Inputs
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.data.structure import describe_structure
+from shardline.trainer.errors import SettingsError
 
 #: (x, y, seed) -> (x, y) of one example: x uint8 (height, width, channels), or for a table a dict of scalars;
 #: y a scalar int64; seed int64 (2,), for TensorFlow's stateless random functions.

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.data.manifest import Manifest
-from trainer.errors import SettingsError
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import SettingsError
 
 BALANCED = "balanced"
 

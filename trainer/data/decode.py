@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from trainer.data.geometry import place
-from trainer.data.manifest import Feature
-from trainer.data.orientation import read_orientation, turn_upright
+from shardline.trainer.data.geometry import place
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.orientation import read_orientation, turn_upright
 
 #: What a model takes: a batch of images, or a batch of each column of a table by its name.
 Inputs: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"

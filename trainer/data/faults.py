@@ -6,7 +6,7 @@ import re
 
 import tensorflow as tf
 
-from trainer.errors import DatasetError
+from shardline.trainer.errors import DatasetError
 
 _BAD_LABEL = re.compile(r"(the \w+ split has a label outside 0\.\.\d+:)\]? *\[?(-?\d+)")
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import files
-from trainer.errors import DatasetError
+from shardline.trainer import files
+from shardline.trainer.errors import DatasetError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "shardline.dataset"

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from trainer.data.decode import Inputs, parse_batch
-from trainer.data.manifest import Feature
+from shardline.trainer.data.decode import Inputs, parse_batch
+from shardline.trainer.data.manifest import Feature
 
 _BATCH = 256
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The EXIF orientation of a JPEG, in TensorFlow's own operations, so that an exported model can read it.
 
-TensorFlow's decoders ignore it. `components.preprocess.images.header` reads it in the same way, in plain
+TensorFlow's decoders ignore it. `shardline.components.preprocess.images.header` reads it in the same way, in plain
 Python.
 """
 

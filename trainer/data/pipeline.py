@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from trainer.data.augment import Augmentation, augment_batch
-from trainer.data.decode import parse_batch
-from trainer.data.faults import check_labels
-from trainer.data.manifest import Manifest, Split
-from trainer.data.memory import Memory, load, untuned
-from trainer.data.order import EpochPlan, share
-from trainer.data.sharding import WorkerShards, worker_shards
-from trainer.data.transform import Transform
-from trainer.distribute import strategy as strategies
-from trainer.errors import DatasetError
+from shardline.trainer.data.augment import Augmentation, augment_batch
+from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.faults import check_labels
+from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.data.memory import Memory, load, untuned
+from shardline.trainer.data.order import EpochPlan, share
+from shardline.trainer.data.sharding import WorkerShards, worker_shards
+from shardline.trainer.data.transform import Transform
+from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.errors import DatasetError
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).
@@ -72,7 +72,7 @@ class Feed:
         plan: Steps and batch sizes of one epoch.
         shuffle_seed: Seed of the order in each epoch, and of the augmentation; None keeps the order of the
             shards.
-        shard_policy: How data reaches the workers, as `trainer.data.sharding` explains it.
+        shard_policy: How data reaches the workers, as `shardline.trainer.data.sharding` explains it.
         augmentation: Applied to each example; None for none.
         class_weights: Weight of each class's examples in the loss; () gives elements without weights.
         transform: Makes of a batch what the model takes; None gives it as it is.
@@ -213,7 +213,7 @@ class Feed:
         return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
 
     def _records(self, shards: WorkerShards, read: Read, epoch: tf.Tensor) -> tf.data.Dataset:
-        """Returns this worker's examples of one epoch, in the order of `trainer.data.order`.
+        """Returns this worker's examples of one epoch, in the order of `shardline.trainer.data.order`.
 
         With an augmentation they are pairs: a number that no other example of the split has, and the example.
         """

@@ -2,7 +2,7 @@
 
 Where the number of input workers W divides the number of shards, a worker's records are whole shards and
 it opens only those (file); elsewhere it reads all shards and keeps its own records (data). Both give the
-order of `trainer.data.order`. The policy off gives that up: every worker reads every shard in an order of
+order of `shardline.trainer.data.order`. The policy off gives that up: every worker reads every shard in an order of
 its own, so that an epoch has as many examples as ever, but some of them twice and others not at all.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainer.errors import DatasetError
+from shardline.trainer.errors import DatasetError
 
 
 class ShardPolicy(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer import plugins
-from trainer.errors import SettingsError
+from shardline.trainer import plugins
+from shardline.trainer.errors import SettingsError
 
 #: (x, y) of a batch -> x, (x, y) or (x, y, sample_weight), where each may be a dict or a tuple of tensors.
 Transform = Callable[[Any, tf.Tensor], Any]

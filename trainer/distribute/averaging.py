@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.distribute.exchange import optimizers
-from trainer.distribute.summation import Gradients, Summation, sum_by_tensorflow
+from shardline.trainer.distribute.exchange import optimizers
+from shardline.trainer.distribute.summation import Gradients, Summation, sum_by_tensorflow
 
 
 def own_gradients(replicas: int) -> Summation:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import ClusterError
+from shardline.trainer.errors import ClusterError
 
 # Task types in the order in which TensorFlow numbers those that train.
 _TASKS = ("chief", "worker", "ps", "evaluator")

@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.distribute.summation import Gradients, Summation
-from trainer.errors import ModelError
+from shardline.trainer.distribute.summation import Gradients, Summation
+from shardline.trainer.errors import ModelError
 
 Variables = Sequence[keras.Variable]
 

@@ -9,9 +9,9 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from trainer.distribute.cluster import Cluster
-from trainer.distribute.collectives import Collectives
-from trainer.distribute.ring import Ring
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute.ring import Ring
 
 # Seconds until a connection that cannot be made counts as forbidden.
 _TIMEOUT_S = 15.0

@@ -15,10 +15,10 @@ import time
 
 import tensorflow as tf
 
-from trainer import progress
-from trainer.distribute.cluster import Cluster
-from trainer.distribute.ring import LostPeerError
-from trainer.errors import ClusterError, RunError
+from shardline.trainer import progress
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.distribute.ring import LostPeerError
+from shardline.trainer.errors import ClusterError, RunError
 
 # Seconds for a peer to accept a connection, and between two attempts.
 _PROBE_TIMEOUT = 3.0

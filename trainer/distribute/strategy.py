@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import keras
 import tensorflow as tf
 
-from trainer.distribute.cluster import Cluster
-from trainer.distribute.exchange import accumulators
-from trainer.errors import ModelError, SettingsError
-from trainer.settings import TrainSettings
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.distribute.exchange import accumulators
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.settings import TrainSettings
 
 _ONE_PROCESS = ("one_device", "mirrored", "central_storage", "tpu")
 _SEVERAL_CPUS = ("mirrored", "central_storage")

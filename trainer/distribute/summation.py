@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context  # the one way to ask for a peer's health
 
-from trainer import progress
-from trainer.distribute.cluster import Cluster
-from trainer.distribute.collectives import Collectives
-from trainer.distribute.links import make_ring
-from trainer.distribute.ring import Array, LostPeerError, Ring
-from trainer.settings import TrainSettings
+from shardline.trainer import progress
+from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute.links import make_ring
+from shardline.trainer.distribute.ring import Array, LostPeerError, Ring
+from shardline.trainer.settings import TrainSettings
 
 Gradients = list[tf.Tensor | tf.IndexedSlices]
 #: Returns the sums over all replicas; called inside a replica, with the same gradients on each.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from trainer.errors import ModelError
+from shardline.trainer.errors import ModelError
 
 #: Built-in model functions by name, as import strings.
 BUILT_IN = {
-    "mnist_cnn": "trainer.models.mnist_cnn:build_model",
-    "resnet50": "trainer.models.resnet50:build_model",
-    "mlp": "trainer.models.mlp:build_model",
+    "mnist_cnn": "shardline.trainer.models.mnist_cnn:build_model",
+    "resnet50": "shardline.trainer.models.resnet50:build_model",
+    "mlp": "shardline.trainer.models.mlp:build_model",
 }
 
 #: Before the name of a model of keras.applications.
 KERAS_PREFIX = "keras:"
-_APPLICATION = "trainer.models.application:build_model"
+_APPLICATION = "shardline.trainer.models.application:build_model"
 
 
 def import_string(model: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 import keras
 
-from trainer import files
-from trainer.data.manifest import DatasetInfo
-from trainer.errors import ModelError
-from trainer.models import KERAS_PREFIX
-from trainer.models.classifier import check_images, classify
+from shardline.trainer import files
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models import KERAS_PREFIX
+from shardline.trainer.models.classifier import check_images, classify
 
 #: A function of keras.applications, such as keras.applications.ResNet50.
 Application = Callable[..., keras.Model]

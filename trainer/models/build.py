@@ -12,13 +12,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer import plugins
-from trainer.data.manifest import DatasetInfo
-from trainer.data.structure import describe_structure
-from trainer.errors import ModelError, ShardlineError
-from trainer.models import BUILT_IN, KERAS_PREFIX, import_string
-from trainer.models.application import find_application
-from trainer.models.head import read_head
+from shardline.trainer import plugins
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.data.structure import describe_structure
+from shardline.trainer.errors import ModelError, ShardlineError
+from shardline.trainer.models import BUILT_IN, KERAS_PREFIX, import_string
+from shardline.trainer.models.application import find_application
+from shardline.trainer.models.head import read_head
 
 ModelFunction = Callable[..., keras.Model]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 
-from trainer.data.manifest import DatasetInfo
-from trainer.errors import ModelError
-from trainer.models.losses import SmoothedCrossentropy
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models.losses import SmoothedCrossentropy
 
 
 def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.manifest import DatasetInfo
-from trainer.errors import ModelError
-from trainer.models.probe import describe_inputs, probe_inputs
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models.probe import describe_inputs, probe_inputs
 
 Head = Literal["probabilities", "logits"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 
-from trainer.data.manifest import DatasetInfo, Feature
-from trainer.errors import ModelError
-from trainer.models.classifier import classify
-from trainer.models.standardization import Standardization
+from shardline.trainer.data.manifest import DatasetInfo, Feature
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models.classifier import classify
+from shardline.trainer.models.standardization import Standardization
 
 
 def build_model(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 
-from trainer.data.manifest import DatasetInfo
-from trainer.models.classifier import check_images, classify
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.models.classifier import check_images, classify
 
 # A 3x3 convolution followed by 2x2 pooling needs this many pixels to leave one.
 _SMALLEST = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from trainer.data.decode import Inputs
-from trainer.data.manifest import DatasetInfo, Feature
+from shardline.trainer.data.decode import Inputs
+from shardline.trainer.data.manifest import DatasetInfo, Feature
 
 
 def probe_inputs(dataset: DatasetInfo) -> Inputs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 
-from trainer.data.manifest import DatasetInfo
-from trainer.models.application import extract_features
-from trainer.models.classifier import check_images, classify
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.models.application import extract_features
+from shardline.trainer.models.classifier import check_images, classify
 
 # What keras.applications.ResNet50 accepts without its top.
 _SMALLEST = 32

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer import progress
-from trainer.errors import RunError
-from trainer.resume import identity as identities
-from trainer.resume.identity import Identity
-from trainer.resume.state import Position, Snapshot
+from shardline.trainer import progress
+from shardline.trainer.errors import RunError
+from shardline.trainer.resume import identity as identities
+from shardline.trainer.resume.identity import Identity
+from shardline.trainer.resume.state import Position, Snapshot
 
 _DATA = ".data-00000-of-00001"
 _INDEX = ".index"

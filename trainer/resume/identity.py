@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import files
-from trainer.errors import SettingsError
-from trainer.saving import SETTINGS_FILE
+from shardline.trainer import files
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.saving import SETTINGS_FILE
 
 IDENTITY_FILE = "run.json"
 

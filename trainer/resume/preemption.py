@@ -8,8 +8,8 @@ import sys
 import threading
 from types import TracebackType
 
-from trainer import progress
-from trainer.errors import EXIT_RESTART, RestartError
+from shardline.trainer import progress
+from shardline.trainer.errors import EXIT_RESTART, RestartError
 
 
 class Preemption:

@@ -14,9 +14,9 @@ import tensorflow as tf
 # Of keras.random without a seed; it is state of the run and has no public name.
 from keras.src.random.seed_generator import global_seed_generator
 
-from trainer.callbacks.state import CallbackStates
-from trainer.distribute.exchange import optimizers
-from trainer.errors import ModelError
+from shardline.trainer.callbacks.state import CallbackStates
+from shardline.trainer.distribute.exchange import optimizers
+from shardline.trainer.errors import ModelError
 
 
 @dataclass(frozen=True)

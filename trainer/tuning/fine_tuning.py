@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import keras
 
-from trainer.errors import SettingsError
-from trainer.tuning.optimizer import innermost
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.tuning.optimizer import innermost
 
 # BatchNormalization stays frozen, with the statistics that it was trained on: new ones of small batches
 # would undo what the loaded weights know. https://keras.io/guides/transfer_learning/

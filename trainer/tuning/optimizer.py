@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from trainer.errors import SettingsError
-from trainer.settings import TrainSettings
-from trainer.tuning.learning_rate import ScaledWarmup
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.tuning.learning_rate import ScaledWarmup
 
 
 def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

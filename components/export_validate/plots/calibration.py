@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from components.export_validate.evaluation import Bin
-from components.export_validate.plots.figure import FIRST, SOFT, page_style, share_axes, to_svg
+from shardline.components.export_validate.evaluation import Bin
+from shardline.components.export_validate.plots.figure import FIRST, SOFT, page_style, share_axes, to_svg
 
 
 def draw_calibration(bins: Sequence[Bin]) -> str:

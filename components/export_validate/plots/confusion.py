@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
-from components.export_validate.confusions import Confusions
-from components.export_validate.plots.figure import INK, page_style, to_svg
+from shardline.components.export_validate.confusions import Confusions
+from shardline.components.export_validate.plots.figure import INK, page_style, to_svg
 
 # Readable on a white page and on a black one: the cell's strength is its opacity.
 _CELL = "#3b6fd4"

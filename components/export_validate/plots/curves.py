@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from components.export_validate.evaluation import Curve
-from components.export_validate.plots.figure import FIRST, INK, SECOND, SOFT, page_style, share_axes, to_svg
+from shardline.components.export_validate.evaluation import Curve
+from shardline.components.export_validate.plots.figure import FIRST, INK, SECOND, SOFT, page_style, share_axes, to_svg
 
 # The weakest classes stand out; more than these nobody could tell apart.
 _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from components.export_validate.plots.figure import FIRST, SECOND, page_style, to_svg
+from shardline.components.export_validate.plots.figure import FIRST, SECOND, page_style, to_svg
 
 _MOST_MARKED_EPOCHS = 30
 

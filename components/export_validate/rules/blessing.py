@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from components.export_validate.evaluation import Interval
+from shardline.components.export_validate.evaluation import Interval
 
 #: "undecided": there is too little to judge on. "skipped": the rule needs a champion that is not there, and
 #: the policy for a first run allows it.

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from components.export_validate.evaluation import MIN_SLICE
-from components.export_validate.rules.rule import Rule, parse_rules
-from trainer.data.manifest import Manifest
-from trainer.errors import SettingsError
+from shardline.components.export_validate.evaluation import MIN_SLICE
+from shardline.components.export_validate.rules.rule import Rule, parse_rules
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import SettingsError
 
 FIRST_RUNS = ("bless", "block")
 

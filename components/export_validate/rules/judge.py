@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from components.export_validate.evaluation import Evaluation, Slice
-from components.export_validate.rules.blessing import Blessing, JudgedRule, Verdict
-from components.export_validate.rules.gate import Gate
-from components.export_validate.rules.operators import OPERATORS
-from components.export_validate.rules.rule import Rule, parse_rule
+from shardline.components.export_validate.evaluation import Evaluation, Slice
+from shardline.components.export_validate.rules.blessing import Blessing, JudgedRule, Verdict
+from shardline.components.export_validate.rules.gate import Gate
+from shardline.components.export_validate.rules.operators import OPERATORS
+from shardline.components.export_validate.rules.rule import Rule, parse_rule
 
 _NON_FINITE = "examples with non-finite output"
 

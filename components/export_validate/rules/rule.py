@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from components.export_validate.evaluation import COUNTED
-from trainer.errors import SettingsError
+from shardline.components.export_validate.evaluation import COUNTED
+from shardline.trainer.errors import SettingsError
 
 #: Every metric that a rule may name; times are in milliseconds, sizes in MB, throughput in examples/s.
 METRICS = (

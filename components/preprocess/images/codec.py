@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from components.preprocess.images.header import (
+from shardline.components.preprocess.images.header import (
     DAMAGED,
     PNG_END,
     PNG_FIRST,
@@ -19,14 +19,14 @@ from components.preprocess.images.header import (
     Header,
     read_header,
 )
-from trainer.data.geometry import Placement, place
-from trainer.errors import BadRecordError
+from shardline.trainer.data.geometry import Placement, place
+from shardline.trainer.errors import BadRecordError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from components.preprocess.images.pixels import Pixels
+    from shardline.components.preprocess.images.pixels import Pixels
 
 #: Shorter side of the smallest image that can be stored, in pixels.
 SMALLEST = 4
@@ -142,7 +142,7 @@ class Codec:
         Raises:
             BadRecordError: The array is not of that kind.
         """
-        from components.preprocess.images.pixels import encode
+        from shardline.components.preprocess.images.pixels import encode
 
         if pixels.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
             raise BadRecordError(name, NO_PIXELS)
@@ -156,7 +156,7 @@ class Codec:
 
     def _store_jpeg(self, encoded: bytes, name: str, header: Header) -> StoredImage:
         """Decodes with the fast decoder, no larger than needed."""
-        from components.preprocess.images import pixels
+        from shardline.components.preprocess.images import pixels
 
         size = (header.height, header.width)
         placed = self._place(*(size if header.orientation < 5 else size[::-1]))
@@ -172,8 +172,8 @@ class Codec:
         """Decodes with Pillow."""
         if not encoded:
             raise BadRecordError(name, EMPTY)
-        from components.preprocess.images.picture import opened_picture
-        from components.preprocess.images.pixels import UnreadableError
+        from shardline.components.preprocess.images.picture import opened_picture
+        from shardline.components.preprocess.images.pixels import UnreadableError
 
         try:
             with opened_picture(encoded) as picture:
@@ -198,7 +198,7 @@ class Codec:
         converted: tuple[str, ...],
     ) -> StoredImage:
         """Fits and encodes pixels that are upright; `jpeg` says that they came from a JPEG."""
-        from components.preprocess.images import pixels
+        from shardline.components.preprocess.images import pixels
 
         encoding = self._encoding if self._encoding != "keep" else "jpeg" if jpeg else "png"
         if placed:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from components.preprocess.images.header import DAMAGED, JPEG_START, PNG_START, TRUNCATED
-from components.preprocess.images.pixels import Pixels, UnreadableError, turn_upright
-from trainer.errors import ShardlineError
+from shardline.components.preprocess.images.header import DAMAGED, JPEG_START, PNG_START, TRUNCATED
+from shardline.components.preprocess.images.pixels import Pixels, UnreadableError, turn_upright
+from shardline.trainer.errors import ShardlineError
 
 # Pillow knows more formats, but some start other programs (EPS) and none of the rest is a photo's.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from components.preprocess.images.header import DAMAGED
-from trainer.data.geometry import Placement
+from shardline.components.preprocess.images.header import DAMAGED
+from shardline.trainer.data.geometry import Placement
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -76,7 +76,7 @@ def fit(pixels: Pixels, place: Placement, target: tuple[int, int]) -> Pixels:
 
     Args:
         pixels: uint8 (height, width, channels), upright and already shrunk by the placement's reduction.
-        place: From `trainer.data.geometry.place`.
+        place: From `shardline.trainer.data.geometry.place`.
         target: (height, width).
     """
     step = place.reduction

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.html.page import Rows, fact_rows, render
-from components.preprocess.inspect.info import describe_feature
-from components.preprocess.inspect.sample import take_sample
-from components.preprocess.inspect.text import size
-from trainer.data.manifest import Manifest
+from shardline.components.html.page import Rows, fact_rows, render
+from shardline.components.preprocess.inspect.info import describe_feature
+from shardline.components.preprocess.inspect.sample import take_sample
+from shardline.components.preprocess.inspect.text import size
+from shardline.trainer.data.manifest import Manifest
 
 #: Up to this many classes, each has a row; of more, the largest and the smallest have one.
 _MOST_CLASSES = 40

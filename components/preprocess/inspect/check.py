@@ -10,10 +10,10 @@ from pathlib import Path
 
 import google_crc32c
 
-from components.preprocess.inspect.records import Values, read_values
-from components.preprocess.inspect.text import printable
-from trainer.data.manifest import Feature, Shard
-from trainer.errors import SourceError
+from shardline.components.preprocess.inspect.records import Values, read_values
+from shardline.components.preprocess.inspect.text import printable
+from shardline.trainer.data.manifest import Feature, Shard
+from shardline.trainer.errors import SourceError
 
 _BLOCK = 1 << 20
 

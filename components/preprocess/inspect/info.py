@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.preprocess.inspect import text
-from trainer.data.manifest import Feature, Manifest
+from shardline.components.preprocess.inspect import text
+from shardline.trainer.data.manifest import Feature, Manifest
 
 _MOST_NAMED = 10
 

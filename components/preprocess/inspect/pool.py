@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from components.preprocess.inspect.text import size
-from trainer import progress
-from trainer.data.manifest import Manifest, Shard
-from trainer.errors import SettingsError
+from shardline.components.preprocess.inspect.text import size
+from shardline.trainer import progress
+from shardline.trainer.data.manifest import Manifest, Shard
+from shardline.trainer.errors import SettingsError
 
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")

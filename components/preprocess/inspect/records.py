@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.preprocess.records.example import parse
-from components.preprocess.records.reader import read_records
-from trainer.errors import BadRecordError, SourceError
+from shardline.components.preprocess.records.example import parse
+from shardline.components.preprocess.records.reader import read_records
+from shardline.trainer.errors import BadRecordError, SourceError
 
 #: The features of an example by name: the kind ("bytes", "int64", "float") and the values.
 Values = Mapping[str, tuple[str, Sequence[Any]]]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from components.html.pictures import Picture, draw_picture, make_picture
-from components.preprocess.inspect.records import Values, read_values
-from components.preprocess.inspect.stats import header
-from trainer.data.manifest import Feature, Manifest, Shard
-from trainer.errors import DatasetError, SourceError
+from shardline.components.html.pictures import Picture, draw_picture, make_picture
+from shardline.components.preprocess.inspect.records import Values, read_values
+from shardline.components.preprocess.inspect.stats import header
+from shardline.trainer.data.manifest import Feature, Manifest, Shard
+from shardline.trainer.errors import DatasetError, SourceError
 
 _RECORDS = 2048
 _BYTES = 64 << 20

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.preprocess.inspect import text
-from components.preprocess.inspect.pool import each_shard
-from components.preprocess.inspect.records import read_values
-from trainer.data import manifest as manifests
-from trainer.data.manifest import Feature, Shard
-from trainer.errors import DatasetError, SourceError
+from shardline.components.preprocess.inspect import text
+from shardline.components.preprocess.inspect.pool import each_shard
+from shardline.components.preprocess.inspect.records import read_values
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Feature, Shard
+from shardline.trainer.errors import DatasetError, SourceError
 
 _MOST_CLASSES = 20
 _MOST_SIZES = 10

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.preprocess.inspect.check import Damage, Expected, ShardCheck, check_shard
-from components.preprocess.inspect.pool import each_shard
-from components.preprocess.inspect.text import size
-from components.preprocess.work_directory import REJECTED_FILE
-from trainer.data import manifest as manifests
-from trainer.data.manifest import MANIFEST_FILE, Manifest, Split
+from shardline.components.preprocess.inspect.check import Damage, Expected, ShardCheck, check_shard
+from shardline.components.preprocess.inspect.pool import each_shard
+from shardline.components.preprocess.inspect.text import size
+from shardline.components.preprocess.work_directory import REJECTED_FILE
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Split
 
 
 @dataclass(frozen=True)

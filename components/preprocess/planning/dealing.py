@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import xxhash
 
-from components.preprocess.planning import plan, rows
-from components.preprocess.planning.digests import repeated
-from components.preprocess.planning.plan_file import PlannedShard
-from components.preprocess.planning.survey import Survey
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.work_directory import WorkDirectory
-from trainer.data.manifest import SPLITS
-from trainer.errors import SourceError
+from shardline.components.preprocess.planning import plan, rows
+from shardline.components.preprocess.planning.digests import repeated
+from shardline.components.preprocess.planning.plan_file import PlannedShard
+from shardline.components.preprocess.planning.survey import Survey
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.errors import SourceError
 
 _DIGEST = rows.DIGEST_BYTES
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from components.preprocess.planning import rows
+from shardline.components.preprocess.planning import rows
 
 _BYTES = rows.DIGEST_BYTES
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from components.preprocess.planning.places import Place
-from components.preprocess.sources.source import WHOLE_FILE
-from trainer.errors import BadRecordError, SourceError
+from shardline.components.preprocess.planning.places import Place
+from shardline.components.preprocess.sources.source import WHOLE_FILE
+from shardline.trainer.errors import BadRecordError, SourceError
 
 #: Files that are open at the same time.
 _OPEN_FILES = 128

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.errors import SourceError
+from shardline.trainer.errors import SourceError
 
 #: Number of the place of examples without an image.
 NOWHERE = 0

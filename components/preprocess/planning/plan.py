@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import xxhash
 
-from trainer.data.manifest import SPLITS
-from trainer.errors import SourceError
+from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.errors import SourceError
 
 _Item = TypeVar("_Item")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import xxhash
 
-from components.preprocess.images.codec import Codec
-from components.preprocess.planning.places import Place
-from components.preprocess.settings import PreprocessSettings
-from trainer import files
-from trainer.data.manifest import Feature
-from trainer.errors import RunError
+from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.planning.places import Place
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import RunError
 
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
 _WRITER_VERSION = 1

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from trainer.errors import BadRecordError, SourceError
+from shardline.trainer.errors import BadRecordError, SourceError
 
 
 class Rejected:

@@ -13,19 +13,19 @@ from typing import Any
 
 import xxhash
 
-from components.preprocess.images.codec import Codec
-from components.preprocess.meter import Meter
-from components.preprocess.planning import plan, rows
-from components.preprocess.planning.payload import Payloads
-from components.preprocess.planning.places import NOWHERE, Place, Places
-from components.preprocess.planning.rejected import Rejected
-from components.preprocess.records.tail import FeatureEntries
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Source, Span
-from components.preprocess.work_directory import WorkDirectory
-from trainer import plugins
-from trainer.data.manifest import SPLITS, Feature
-from trainer.errors import BadRecordError, ShardlineError, SourceError
+from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.meter import Meter
+from shardline.components.preprocess.planning import plan, rows
+from shardline.components.preprocess.planning.payload import Payloads
+from shardline.components.preprocess.planning.places import NOWHERE, Place, Places
+from shardline.components.preprocess.planning.rejected import Rejected
+from shardline.components.preprocess.records.tail import FeatureEntries
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Source, Span
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.trainer import plugins
+from shardline.trainer.data.manifest import SPLITS, Feature
+from shardline.trainer.errors import BadRecordError, ShardlineError, SourceError
 
 #: Progress is reported once for so many examples.
 _TICK = 512
@@ -233,7 +233,7 @@ def _bad_example(example: object) -> BadRecordError:
     if isinstance(example, BadExample):
         return BadRecordError(example.name, example.reason)
     raise SourceError(
-        f"the source yields a {type(example).__name__}, not an Example (components.preprocess.sources)"
+        f"the source yields a {type(example).__name__}, not an Example (shardline.components.preprocess.sources)"
     )
 
 

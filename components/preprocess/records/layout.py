@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from components.preprocess.records.example import Place, locate, only_span
+from shardline.components.preprocess.records.example import Place, locate, only_span
 
 _LAYOUTS_KEPT = 1024
 

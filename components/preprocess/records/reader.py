@@ -16,8 +16,8 @@ from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
-from components.preprocess import storage
-from trainer.errors import BadRecordError, SourceError
+from shardline.components.preprocess import storage
+from shardline.trainer.errors import BadRecordError, SourceError
 
 _BLOCK = 1 << 20
 _HEADER = struct.Struct("<QI")

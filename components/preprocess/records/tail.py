@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from components.preprocess.records.example import serialize
-from trainer.data.manifest import Feature, Scalar
-from trainer.errors import BadRecordError, SourceError
+from shardline.components.preprocess.records.example import serialize
+from shardline.trainer.data.manifest import Feature, Scalar
+from shardline.trainer.errors import BadRecordError, SourceError
 
 _OWN = frozenset({"image", "label", "key"})
 _TYPES: Mapping[str, type | tuple[type, ...]] = {"int64": int, "float32": (float, int), "string": str}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.preprocess.sources.source import BadExample, Example, Source, Span
-from trainer.errors import SettingsError, SourceError
+from shardline.components.preprocess.sources.source import BadExample, Example, Source, Span
+from shardline.trainer.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:
-    from components.preprocess.settings import PreprocessSettings
+    from shardline.components.preprocess.settings import PreprocessSettings
 
 __all__ = ["KNOWN_FORMS", "BadExample", "Example", "Source", "Span", "open_source"]
 
@@ -45,7 +45,7 @@ def open_source(settings: PreprocessSettings) -> Source:
             f"features is for tfrecord:GLOB and table:PATH, the source is {settings.source!r}; leave it out"
         )
     if settings.source == "digits":
-        from components.preprocess.sources.digits import Digits
+        from shardline.components.preprocess.sources.digits import Digits
 
         return Digits()
     if not form or not rest:
@@ -55,25 +55,25 @@ def open_source(settings: PreprocessSettings) -> Source:
 
 def _open(form: str, rest: str, settings: PreprocessSettings) -> Source:
     if form == "tfds":
-        from components.preprocess.sources.tfds import Tfds
+        from shardline.components.preprocess.sources.tfds import Tfds
 
         return Tfds(rest, data_dir=settings.data_dir)
     if form == "images" and settings.labels:
-        from components.preprocess.sources.labels import LabelledImages
+        from shardline.components.preprocess.sources.labels import LabelledImages
 
         return LabelledImages(rest, settings.labels)
     if form == "images":
-        from components.preprocess.sources.images import open_images
+        from shardline.components.preprocess.sources.images import open_images
 
         return open_images(rest)
     if form == "tfrecord":
-        from components.preprocess.sources.tfrecord import TfRecords
+        from shardline.components.preprocess.sources.tfrecord import TfRecords
 
         return TfRecords(rest, settings.features)
     if form == "table":
-        from components.preprocess.sources.table import Table
+        from shardline.components.preprocess.sources.table import Table
 
         return Table(rest, settings.features)
-    from components.preprocess.sources.plugin import open_plugin
+    from shardline.components.preprocess.sources.plugin import open_plugin
 
     return open_plugin(settings.source, known=KNOWN_FORMS)

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
-from components.preprocess import storage
-from trainer.errors import SourceError
+from shardline.components.preprocess import storage
+from shardline.trainer.errors import SourceError
 
 #: Values of one batch, a list by column; None where there is none.
 Batch = Mapping[str, Sequence[Any]]

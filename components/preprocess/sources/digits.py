@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from components.preprocess.sources.source import Example
-from trainer.errors import SourceError
+from shardline.components.preprocess.sources.source import Example
+from shardline.trainer.errors import SourceError
 
 #: Ink per pixel in scikit-learn's data is 0..16.
 _FULL_INK = 16.0

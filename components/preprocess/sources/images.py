@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.preprocess import storage
-from components.preprocess.sources.remote import fetched
-from components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Source, Span
-from trainer.errors import SourceError
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.sources.remote import fetched
+from shardline.components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Source, Span
+from shardline.trainer.errors import SourceError
 
 
 def open_images(directory: str) -> Source:

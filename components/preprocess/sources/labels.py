@@ -9,11 +9,11 @@ from pathlib import Path
 
 import xxhash
 
-from components.preprocess import storage
-from components.preprocess.sources.remote import fetched
-from components.preprocess.sources.seen import Seen
-from components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Span
-from trainer.errors import SourceError
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.sources.remote import fetched
+from shardline.components.preprocess.sources.seen import Seen
+from shardline.components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Span
+from shardline.trainer.errors import SourceError
 
 
 class LabelledImages:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from components.preprocess.sources.source import Source
-from trainer import plugins
-from trainer.errors import ShardlineError, SourceError
+from shardline.components.preprocess.sources.source import Source
+from shardline.trainer import plugins
+from shardline.trainer.errors import ShardlineError, SourceError
 
 
 def open_plugin(reference: str, *, known: Sequence[str]) -> Source:

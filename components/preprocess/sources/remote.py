@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from components.preprocess import storage
-from components.preprocess.sources.source import BadExample, Example
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.sources.source import BadExample, Example
 
 _FETCHED_TOGETHER = 64
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from trainer.data.manifest import Scalar
+from shardline.trainer.data.manifest import Scalar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ class Source(Protocol):
     """Labelled examples, to be read once from the first to the last.
 
     A source may also have `__len__` (progress then shows how much is left), `features`, a sequence of
-    `trainer.data.manifest.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
+    `shardline.trainer.data.manifest.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
     which returns a text that is another one whenever the examples are (a version, a time of change):
     without it, a scheduled run cannot know that nothing has changed.
     """

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.preprocess import storage
-from components.preprocess.sources.columns import open_columns
-from components.preprocess.sources.labels import is_outside
-from components.preprocess.sources.remote import fetched
-from components.preprocess.sources.source import BadExample, Example
-from trainer.data.manifest import Feature
-from trainer.errors import SourceError
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.sources.columns import open_columns
+from shardline.components.preprocess.sources.labels import is_outside
+from shardline.components.preprocess.sources.remote import fetched
+from shardline.components.preprocess.sources.source import BadExample, Example
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import SourceError
 
 #: A whole number above this is no index of a class.
 LARGEST_LABEL = 99_999

@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from components.preprocess.sources.source import Example
-from trainer import progress, quiet
-from trainer.data.manifest import SPLITS
-from trainer.errors import SourceError
+from shardline.components.preprocess.sources.source import Example
+from shardline.trainer import progress, quiet
+from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.errors import SourceError
 
 # Large photos of a batch are in memory together.
 _BATCH = 32

@@ -9,14 +9,14 @@ from typing import cast
 
 import xxhash
 
-from components.preprocess import storage
-from components.preprocess.records.example import Value, only_value, parse
-from components.preprocess.records.layout import Layouts
-from components.preprocess.records.reader import Record, detect_compression, read_records
-from components.preprocess.sources.seen import Seen
-from components.preprocess.sources.source import BadExample, Example, Span
-from trainer.data.manifest import Feature, Scalar
-from trainer.errors import BadRecordError, SourceError
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.records.example import Value, only_value, parse
+from shardline.components.preprocess.records.layout import Layouts
+from shardline.components.preprocess.records.reader import Record, detect_compression, read_records
+from shardline.components.preprocess.sources.seen import Seen
+from shardline.components.preprocess.sources.source import BadExample, Example, Span
+from shardline.trainer.data.manifest import Feature, Scalar
+from shardline.trainer.errors import BadRecordError, SourceError
 
 #: A label above this is no index of a class, but a damaged or wrong value.
 LARGEST_LABEL = 99_999

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from components.preprocess.planning import rows
-from components.preprocess.planning.payload import Payloads
-from components.preprocess.planning.places import NOWHERE
-from components.preprocess.planning.plan_file import Plan
-from components.preprocess.work_directory import WorkDirectory
-from trainer.errors import BadRecordError
+from shardline.components.preprocess.planning import rows
+from shardline.components.preprocess.planning.payload import Payloads
+from shardline.components.preprocess.planning.places import NOWHERE
+from shardline.components.preprocess.planning.plan_file import Plan
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.trainer.errors import BadRecordError
 
 
 def check_bucket(plan: Plan, work: WorkDirectory, path: Path, report: Callable[[int, int], None]) -> None:

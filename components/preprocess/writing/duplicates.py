@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from components.preprocess.planning import digests, rows
-from components.preprocess.planning.plan_file import Plan
-from components.preprocess.work_directory import WorkDirectory
-from trainer.data.manifest import Duplicates
+from shardline.components.preprocess.planning import digests, rows
+from shardline.components.preprocess.planning.plan_file import Plan
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.trainer.data.manifest import Duplicates
 
 #: Groups of equal examples that are named in the manifest, and the most keys of one of them.
 _NAMED, _NAMED_KEYS = 20, 10

@@ -8,17 +8,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from components.preprocess.planning import rows
-from components.preprocess.planning.places import NOWHERE
-from components.preprocess.planning.plan_file import Plan, PlannedShard
-from components.preprocess.settings import PreprocessSettings
-from components.preprocess.sources.source import WHOLE_FILE
-from components.preprocess.work_directory import WorkDirectory
-from components.preprocess.writing import duplicates
-from components.preprocess.writing import mark as marks
-from components.preprocess.writing.mark import Images, Mark
-from trainer.data.manifest import Feature, Manifest, Shard, Split
-from trainer.errors import RunError, SourceError
+from shardline.components.preprocess.planning import rows
+from shardline.components.preprocess.planning.places import NOWHERE
+from shardline.components.preprocess.planning.plan_file import Plan, PlannedShard
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.source import WHOLE_FILE
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.writing import duplicates
+from shardline.components.preprocess.writing import mark as marks
+from shardline.components.preprocess.writing.mark import Images, Mark
+from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
+from shardline.trainer.errors import RunError, SourceError
 
 
 def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Mark]:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import files
-from trainer.data.manifest import Feature, Shard
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Feature, Shard
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,18 @@ from typing import Any
 import google_crc32c
 import xxhash
 
-from components.preprocess.planning import rows
-from components.preprocess.planning.payload import Payloads, changed
-from components.preprocess.planning.places import NOWHERE
-from components.preprocess.planning.plan_file import Plan, PlannedShard
-from components.preprocess.records.frame import image_start, mask, record_start
-from components.preprocess.records.tail import entries, key_head
-from components.preprocess.sources.source import WHOLE_FILE
-from components.preprocess.work_directory import WorkDirectory
-from components.preprocess.writing import mark as marks
-from components.preprocess.writing.mark import Images, Mark
-from trainer.data.manifest import Shard
-from trainer.errors import BadRecordError, RunError
+from shardline.components.preprocess.planning import rows
+from shardline.components.preprocess.planning.payload import Payloads, changed
+from shardline.components.preprocess.planning.places import NOWHERE
+from shardline.components.preprocess.planning.plan_file import Plan, PlannedShard
+from shardline.components.preprocess.records.frame import image_start, mask, record_start
+from shardline.components.preprocess.records.tail import entries, key_head
+from shardline.components.preprocess.sources.source import WHOLE_FILE
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.writing import mark as marks
+from shardline.components.preprocess.writing.mark import Images, Mark
+from shardline.trainer.data.manifest import Shard
+from shardline.trainer.errors import BadRecordError, RunError
 
 #: Told of progress: records and bytes since the last call.
 Report = Callable[[int, int], None]

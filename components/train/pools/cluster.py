@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from components.train.pools.pool import WorkerPool
-from trainer.errors import SettingsError
+from shardline.components.train.pools.pool import WorkerPool
+from shardline.trainer.errors import SettingsError
 
 #: The platform's own program for a Reduction Server.
 REDUCTION_SERVER_IMAGE = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"

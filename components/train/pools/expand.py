@@ -12,9 +12,9 @@ from google_cloud_pipeline_components.v1.custom_job import (
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from components.train.pools.job import CustomJobSettings, check_labels
-from components.train.pools.texts import check_pasted_text
-from trainer.errors import SettingsError
+from shardline.components.train.pools.job import CustomJobSettings, check_labels
+from shardline.components.train.pools.texts import check_pasted_text
+from shardline.trainer.errors import SettingsError
 
 #: The executor input of the launching task, escaped for a text inside the launcher's payload.
 EXECUTOR_INPUT = "{{$.json_escape[1]}}"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.train.pools.cluster import Cluster
-from components.train.pools.texts import check_pasted_text, check_text, resolved
-from trainer.errors import SettingsError
+from shardline.components.train.pools.cluster import Cluster
+from shardline.components.train.pools.texts import check_pasted_text, check_text, resolved
+from shardline.trainer.errors import SettingsError
 
 STRATEGIES = ("STANDARD", "SPOT", "FLEX_START")
 

@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
-from components.train.pools.pool import NfsMount, WorkerPool
-from trainer.errors import SettingsError
+from shardline.components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
+from shardline.components.train.pools.pool import NfsMount, WorkerPool
+from shardline.trainer.errors import SettingsError
 
 _SLOTS = ("chief", "workers", "parameter_servers", "evaluator")
 #: The keys that are read, by the path of the table they stand in.

@@ -9,15 +9,15 @@ def check_worker_pools(worker_pool_specs: list, strategy: str) -> list:  # type:
     """Checks the worker pools of a training job, at the start of the run.
 
     Args:
-        worker_pool_specs: In the form of the CustomJob API; see `components.train.pools.parse`.
+        worker_pool_specs: In the form of the CustomJob API; see `shardline.components.train.pools.parse`.
         strategy: Of the job: STANDARD, SPOT or FLEX_START.
 
     Returns:
         The same.
     """
-    from components.train.pools.job import CustomJobSettings
-    from components.train.pools.parse import read_specs
-    from trainer.progress import errors_end_the_process
+    from shardline.components.train.pools.job import CustomJobSettings
+    from shardline.components.train.pools.parse import read_specs
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("train"):
         CustomJobSettings(cluster=read_specs(worker_pool_specs), strategy=strategy)
@@ -55,9 +55,9 @@ def plan_training(
     Returns:
         The complete pools, and whether all replicas start again when one has.
     """
-    from components.train.pools.parse import read_specs
-    from components.train.pools.program import program
-    from trainer.progress import errors_end_the_process
+    from shardline.components.train.pools.parse import read_specs
+    from shardline.components.train.pools.program import program
+    from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("train"):
         cluster = read_specs(worker_pool_specs)

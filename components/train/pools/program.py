@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.train.pools.texts import check_text
+from shardline.components.train.pools.texts import check_text
 
 
-def program(image: str, module: str = "components.train.replica", **arguments: Any) -> dict[str, Any]:
+def program(image: str, module: str = "shardline.components.train.replica", **arguments: Any) -> dict[str, Any]:
     """Returns the container_spec that trains.
 
     Args:

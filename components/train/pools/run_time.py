@@ -6,8 +6,8 @@ from typing import Any
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
-from components.train.pools.job import CustomJobSettings, check_labels
-from components.train.pools.planning import plan_training
+from shardline.components.train.pools.job import CustomJobSettings, check_labels
+from shardline.components.train.pools.planning import plan_training
 
 
 def custom_job_at_run_time(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError
 
 #: What the platform knows of the pipeline, as `{{$.NAME}}`, and fills in when a task starts.
 PLACEHOLDERS = (

@@ -1,6 +1,6 @@
 """The rules, a file for each noun; importing this package registers them all."""
 
-from pipelines.check.rules import (
+from shardline.pipelines.check.rules import (
     access,
     environment,
     images,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipelines.check.ir import at, known_text, lacks
-from pipelines.check.job import Job
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.ir import at, known_text, lacks
+from shardline.pipelines.check.job import Job
+from shardline.pipelines.check.registry import error, warning
 
 _TENSORBOARD = re.compile(r"projects/[^/]+/locations/[^/]+/tensorboards/[^/]+")
 _NETWORK = re.compile(r"projects/\d+/global/networks/[^/]+")

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from pipelines.check.job import Pool
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.job import Pool
+from shardline.pipelines.check.registry import error, warning
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLATFORMS_OWN = re.compile(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML)_[A-Z_]+")

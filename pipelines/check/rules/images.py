@@ -6,11 +6,11 @@ import datetime
 import re
 from collections.abc import Iterator
 
-from pipelines.check.ir import known_text, lacks, list_at
-from pipelines.check.job import Pool, jobs
-from pipelines.check.pipeline import Executor, Pipeline
-from pipelines.check.registry import error, warning
-from pipelines.image import has_registry
+from shardline.pipelines.check.ir import known_text, lacks, list_at
+from shardline.pipelines.check.job import Pool, jobs
+from shardline.pipelines.check.pipeline import Executor, Pipeline
+from shardline.pipelines.check.registry import error, warning
+from shardline.pipelines.image import has_registry
 
 #: Vertex AI's prebuilt images: the documentation demands the tag `latest` for them.
 _PREBUILT = re.compile(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipelines.check.ir import at
-from pipelines.check.job import Job
-from pipelines.check.pipeline import Pipeline
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.ir import at
+from shardline.pipelines.check.job import Job
+from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check.registry import error, warning
 
 _MOST = 64
 _LONGEST = 64

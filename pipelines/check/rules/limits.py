@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from pipelines.check.ir import at, list_at, without_unknown
-from pipelines.check.job import Pool
-from pipelines.check.pipeline import Executor, Task
-from pipelines.check.registry import error
+from shardline.pipelines.check.ir import at, list_at, without_unknown
+from shardline.pipelines.check.job import Pool
+from shardline.pipelines.check.pipeline import Executor, Task
+from shardline.pipelines.check.registry import error
 
 #: Linux: bytes of one argument of a process, with its final NUL.
 ARGUMENT_BYTES = 128 * 1024

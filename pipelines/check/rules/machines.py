@@ -6,9 +6,9 @@ import datetime
 import difflib
 from collections.abc import Iterator
 
-from pipelines.check.ir import at, known_text, lacks, whole
-from pipelines.check.job import Job, Pool
-from pipelines.check.machine_types import (
+from shardline.pipelines.check.ir import at, known_text, lacks, whole
+from shardline.pipelines.check.job import Job, Pool
+from shardline.pipelines.check.machine_types import (
     ACCELERATORS,
     BUILT_IN,
     END_OF_SUPPORT,
@@ -18,8 +18,8 @@ from pipelines.check.machine_types import (
     TPU_TOPOLOGIES,
     allowed,
 )
-from pipelines.check.pipeline import Executor
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.pipeline import Executor
+from shardline.pipelines.check.registry import error, warning
 
 
 def is_tpu(pool: Pool) -> bool:

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.check.pipeline import Parameter, Pipeline
-from pipelines.check.registry import error, warning
-from pipelines.parameters import check_parameters
-from trainer.errors import PipelineError
+from shardline.pipelines.check.pipeline import Parameter, Pipeline
+from shardline.pipelines.check.registry import error, warning
+from shardline.pipelines.parameters import check_parameters
+from shardline.trainer.errors import PipelineError
 
 #: Types that a parameter has in IR 2.1; it was `type: STRING` up to 2.0.
 _TYPES = ("STRING", "NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from pipelines.check.ir import PARAMETER
-from pipelines.check.job import Job
-from pipelines.check.registry import error
-from pipelines.check.rules.limits import ARGUMENT_BYTES
+from shardline.pipelines.check.ir import PARAMETER
+from shardline.pipelines.check.job import Job
+from shardline.pipelines.check.registry import error
+from shardline.pipelines.check.rules.limits import ARGUMENT_BYTES
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).
 JOB_PARAMETERS = frozenset(

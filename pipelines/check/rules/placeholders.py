@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.check.ir import PARAMETER, PLACEHOLDER, at, list_at
-from pipelines.check.pipeline import Task
-from pipelines.check.registry import error
+from shardline.pipelines.check.ir import PARAMETER, PLACEHOLDER, at, list_at
+from shardline.pipelines.check.pipeline import Task
+from shardline.pipelines.check.registry import error
 
 #: kfp.dsl 2.17 and google_cloud_pipeline_components 2.22 (_placeholders.py).
 _RUN = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipelines.check.ir import at, known_text, lacks, list_at, whole
-from pipelines.check.job import Job, Pool
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.ir import at, known_text, lacks, list_at, whole
+from shardline.pipelines.check.job import Job, Pool
+from shardline.pipelines.check.registry import error, warning
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
 

@@ -6,9 +6,9 @@ import datetime
 from collections.abc import Iterator
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pipelines.check.cron import Cron, parse, split_zone
-from pipelines.check.registry import error, warning
-from pipelines.check.schedule import Schedule
+from shardline.pipelines.check.cron import Cron, parse, split_zone
+from shardline.pipelines.check.registry import error, warning
+from shardline.pipelines.check.schedule import Schedule
 
 _CRON = "write five fields (minute hour day month weekday) with a time zone: TZ=Europe/Vienna 0 6 * * 1"
 _LONGEST_NAME = 128

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipelines.check.ir import known_text, lacks
-from pipelines.check.job import Job
-from pipelines.check.registry import error, warning
-from pipelines.check.rules.machines import is_tpu
+from shardline.pipelines.check.ir import known_text, lacks
+from shardline.pipelines.check.job import Job
+from shardline.pipelines.check.registry import error, warning
+from shardline.pipelines.check.rules.machines import is_tpu
 
 _STRATEGIES = ("STANDARD", "SPOT", "FLEX_START")
 _DEPRECATED = ("ON_DEMAND", "LOW_COST")

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.check.ir import known_text, list_at
-from pipelines.check.job import Pool
-from pipelines.check.pipeline import Executor, Parameter, Task
-from pipelines.check.registry import error
+from shardline.pipelines.check.ir import known_text, list_at
+from shardline.pipelines.check.job import Pool
+from shardline.pipelines.check.pipeline import Executor, Parameter, Task
+from shardline.pipelines.check.registry import error
 
 #: What keys look like: their makers document a fixed beginning and length.
 _SECRETS = {

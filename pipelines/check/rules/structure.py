@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from pipelines.check.ir import PARAMETER, at
-from pipelines.check.pipeline import Pipeline, Task
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.ir import PARAMETER, at
+from shardline.pipelines.check.pipeline import Pipeline, Task
+from shardline.pipelines.check.registry import error, warning
 
 _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 #: What the SDK puts behind the pipeline's name to make a job's id: "-20261231235959".

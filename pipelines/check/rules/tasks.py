@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.check.ir import UNKNOWN, whole
-from pipelines.check.pipeline import Task
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.ir import UNKNOWN, whole
+from shardline.pipelines.check.pipeline import Task
+from shardline.pipelines.check.registry import error, warning
 
 _SECONDS = re.compile(r"\d+(\.\d+)?s")
 _VALUE = r"inputs\.parameter_values\['([^']+)'\]"

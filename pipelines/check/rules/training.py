@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelines.check.ir import whole
-from pipelines.check.job import Job, jobs
-from pipelines.check.pipeline import Task
-from pipelines.check.registry import error, warning
+from shardline.pipelines.check.ir import whole
+from shardline.pipelines.check.job import Job, jobs
+from shardline.pipelines.check.pipeline import Task
+from shardline.pipelines.check.registry import error, warning
 
 _GLOBAL_BATCH = ("global_batch_size", "total_batch_size")
 _SHARDS = ("shards", "num_shards", "shard_count")

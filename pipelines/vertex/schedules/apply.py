@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipelines.vertex.calls import Clients, ask, ask_all, platform_errors
-from pipelines.vertex.schedules.existing import Existing, read_existing
-from pipelines.vertex.schedules.plan import Plan, make_plan
-from pipelines.vertex.schedules.request import same_request
-from pipelines.vertex.schedules.steps import NEW, WAIT, Step
-from trainer import progress
-from trainer.errors import PlatformError
+from shardline.pipelines.vertex.calls import Clients, ask, ask_all, platform_errors
+from shardline.pipelines.vertex.schedules.existing import Existing, read_existing
+from shardline.pipelines.vertex.schedules.plan import Plan, make_plan
+from shardline.pipelines.vertex.schedules.request import same_request
+from shardline.pipelines.vertex.schedules.steps import NEW, WAIT, Step
+from shardline.trainer import progress
+from shardline.trainer.errors import PlatformError
 
 #: Seconds that the platform may take to delete a schedule.
 _DELETION_S = 120

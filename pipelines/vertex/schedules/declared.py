@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.check.cron import split_zone
-from pipelines.check.findings import Severity
-from pipelines.check.schedule import Schedule
-from pipelines.tables import read_tables
-from trainer.errors import SettingsError
+from shardline.pipelines.check.cron import split_zone
+from shardline.pipelines.check.findings import Severity
+from shardline.pipelines.check.schedule import Schedule
+from shardline.pipelines.tables import read_tables
+from shardline.trainer.errors import SettingsError
 
 TABLE = "schedules"
 
@@ -105,7 +105,7 @@ def _read(path: Path, name: str, table: dict[str, Any]) -> Declared:
 
 
 def _findings(schedule: Schedule) -> list[Any]:
-    from pipelines.check import registry, rules  # noqa: F401  # the rules register themselves
+    from shardline.pipelines.check import registry, rules  # noqa: F401  # the rules register themselves
 
     return [
         finding for finding in registry.apply({Schedule: [schedule]}) if finding.severity is Severity.ERROR

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pipelines.vertex.schedules.declared import Declared
-from pipelines.vertex.schedules.existing import COMPLETED, PAUSED, Existing
-from pipelines.vertex.schedules.request import Difference, request_differences, same_request
-from pipelines.vertex.schedules.steps import (
+from shardline.pipelines.vertex.schedules.declared import Declared
+from shardline.pipelines.vertex.schedules.existing import COMPLETED, PAUSED, Existing
+from shardline.pipelines.vertex.schedules.request import Difference, request_differences, same_request
+from shardline.pipelines.vertex.schedules.steps import (
     Step,
     create_steps,
     delete_steps,

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipelines.vertex.environment import Environment
-from pipelines.vertex.job_request import job_request
-from pipelines.vertex.schedules.declared import Declared
+from shardline.pipelines.vertex.environment import Environment
+from shardline.pipelines.vertex.job_request import job_request
+from shardline.pipelines.vertex.schedules.declared import Declared
 
 #: Labels of the runs that a schedule starts. A schedule has no labels of its own; the API keeps these with
 #: its request, so that a later look needs no copy of what was sent.

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.vertex.schedules.existing import COMPLETED, PAUSED, Existing
-from pipelines.vertex.schedules.times import next_times
+from shardline.pipelines.vertex.schedules.existing import COMPLETED, PAUSED, Existing
+from shardline.pipelines.vertex.schedules.times import next_times
 
 #: Stands for the name of the schedule that an earlier step creates.
 NEW = "(the new schedule)"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice, product
 from zoneinfo import ZoneInfo
 
-from pipelines.check.cron import Cron, parse, split_zone
+from shardline.pipelines.check.cron import Cron, parse, split_zone
 
 #: A cron expression that names a day fires within so many days: 29 February, over a century that has none.
 _LONGEST_PAUSE_DAYS = 9 * 366

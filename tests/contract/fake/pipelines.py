@@ -24,7 +24,7 @@ from tests.contract.fake.pipeline_jobs import PipelineOutcome, as_json
 from tests.contract.fake.replicas import without_clients
 from tests.contract.fake.services import FakeServices
 from tests.helpers.payloads import whole
-from trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.errors import EXIT_BAD_INPUT
 
 _BEGIN = re.compile(r"([\d:.]+) - INFO - Executing task '(.+)'")
 _END = re.compile(r"([\d:.]+) - \w+ - Task '(.+)' finished with status (\w+)")
@@ -93,7 +93,7 @@ class LocalRuns:
         with output.open("w") as file:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-c", "from pipelines.cli.main import main; main()"),
+                    *(sys.executable, "-c", "from shardline.pipelines.cli.main import main; main()"),
                     *("run", str(pipeline), "--runs-dir", str(directory / "runs")),
                     *(part for name, value in given.items() for part in ("-p", f"{name}={_text(value)}")),
                 ],

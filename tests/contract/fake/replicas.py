@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from google.rpc import code_pb2
 
 from tests.contract.fake.api import Outcome
-from trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.errors import EXIT_BAD_INPUT
 
 #: What the replicas must not see: to them there is no fake, and no network.
 _CLIENTS_ONLY = ("proxy", "ssl_roots", "ca_bundle", "credentials", "emulator")
@@ -29,7 +29,7 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
     directory.mkdir(parents=True)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pipelines.local.custom_job", "--executor_input", "{}"),
+            *(sys.executable, "-m", "shardline.pipelines.local.custom_job", "--executor_input", "{}"),
             *("--payload", json.dumps(content), "--gcp_resources", str(directory / "gcp_resources")),
         ],
         env=without_clients(os.environ),
