@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.training import WORKS
-from shardline.trainer import heap, quiet
+from shardline.trainer import startup
 from shardline.trainer.settings import TrainSettings
 
 
@@ -26,12 +26,12 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
     import tensorflow as tf
 
     from benchmarks import training_process
-    from shardline.trainer.distribute.cluster import read_cluster
-    from shardline.trainer.distribute.summation import make_summation
-    from shardline.trainer.loop import Loop
-    from shardline.trainer.resume.checkpoint import Checkpoints
-    from shardline.trainer.resume.identity import Identity
-    from shardline.trainer.resume.state import Position, TrainingState
+    from shardline.trainer.checkpoint.identity import Identity
+    from shardline.trainer.checkpoint.state import Position, TrainingState
+    from shardline.trainer.checkpoint.store import Checkpoints
+    from shardline.trainer.cluster.cluster import read_cluster
+    from shardline.trainer.cluster.summation import make_summation
+    from shardline.trainer.step import Loop
 
     name, side, batch, steps = WORKS[work]
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    heap.keep_freed_memory()
-    quiet.import_tensorflow()
+    startup.keep_freed_memory()
+    startup.import_tensorflow()
     interval = TrainSettings(dataset="-", model="-").checkpoint_minutes * 60
     print(f"| | training stands still | all that it costs | share, every {interval:g} s |\n|---|---|---|---|")
     for work in ("tutorial CNN, B=64", "ResNet50 96 px, B=16"):

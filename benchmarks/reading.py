@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer import heap
+from shardline.trainer import startup
 
 _TUTORIAL = "tutorial code, 300 px"
 _LIMIT = "decode only, 224 px in memory"
@@ -66,8 +66,8 @@ def contenders(directory: Path) -> dict[str, Any]:
 
     def feed(name: str) -> Any:
         from shardline.trainer.data.manifest import load
-        from shardline.trainer.data.order import EpochPlan
         from shardline.trainer.data.pipeline import Feed
+        from shardline.trainer.data.sharding import EpochPlan
 
         manifest = load(directory / name)
         plan = EpochPlan(manifest.splits["train"].records, 1, _BATCH)
@@ -186,7 +186,7 @@ def compare(directory: Path, rounds: int, batches: int, environ: dict[str, str])
 def child(directory: str, batches: str, *names: str) -> None:
     """Measures some contenders and prints one line of JSON."""
     if names[0] in _OURS:
-        heap.keep_freed_memory()  # as the trainer does before it loads TensorFlow
+        startup.keep_freed_memory()  # as the trainer does before it loads TensorFlow
     print(json.dumps(measure(Path(directory), list(names), int(batches))), flush=True)
 
 

@@ -30,7 +30,14 @@ from shardline.trainer.progress import Event
 
 def measure(dataset: Path, out: Path, replicas: int, *, forked: bool) -> tuple[float, float, float]:
     """Returns seconds to the end of the first step, seconds of the whole job, and its CPU seconds."""
-    command = [sys.executable, *([] if forked else ["-u"]), "-m", "shardline.trainer.task", "--dataset", str(dataset)]
+    command = [
+        sys.executable,
+        *([] if forked else ["-u"]),
+        "-m",
+        "shardline.trainer.task",
+        "--dataset",
+        str(dataset),
+    ]
     command += [
         "--model",
         "mnist_cnn",

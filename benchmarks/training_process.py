@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardline.trainer import quiet
+from shardline.trainer import startup
 
 _WARM_UP = 3
 
@@ -22,14 +22,14 @@ _WARM_UP = 3
 def main(request: dict[str, Any]) -> None:
     """Measures."""
     os.sched_setaffinity(0, request["cores"])
-    quiet.import_tensorflow()
+    startup.import_tensorflow()
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(len(request["cores"]))
-    from shardline.trainer.distribute import strategy as strategies
-    from shardline.trainer.distribute.cluster import read_cluster
-    from shardline.trainer.distribute.collectives import Collectives
+    from shardline.trainer.cluster import strategy as strategies
+    from shardline.trainer.cluster.cluster import read_cluster
+    from shardline.trainer.cluster.collectives import Collectives
     from shardline.trainer.settings import TrainSettings
 
     cluster = read_cluster(os.environ)
@@ -66,11 +66,11 @@ def _variant(
     import keras
     import tensorflow as tf
 
-    from shardline.trainer.distribute import strategy as strategies
-    from shardline.trainer.distribute.summation import make_summation
-    from shardline.trainer.loop import Loop
+    from shardline.trainer.cluster import strategy as strategies
+    from shardline.trainer.cluster.summation import make_summation
+    from shardline.trainer.optimizers import tune_optimizer
     from shardline.trainer.settings import TrainSettings
-    from shardline.trainer.tuning.optimizer import tune_optimizer
+    from shardline.trainer.step import Loop
 
     settings = TrainSettings(dataset="-", model=request["model"], **options)
     replicas = strategy.num_replicas_in_sync

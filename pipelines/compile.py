@@ -7,9 +7,8 @@ from pathlib import Path
 
 from kfp import compiler
 
-from shardline.pipelines.check.findings import Finding
-from shardline.pipelines.check.load import parse
-from shardline.pipelines.check.run import refuse_errors
+from shardline.pipelines.check.checks import parse, refuse_errors
+from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.tune import tune_pipeline

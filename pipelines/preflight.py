@@ -1,20 +1,27 @@
-"""What can be known of a run before it starts: values are refused here, in a second."""
+"""What can be known of a run before it starts: values are refused here, in a second.
+
+The study file: what a tuning pipeline searches, one TOML file.
+"""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from shardline.components.export_validate.rules import Gate, check_min_accuracy, parse_rules
 from shardline.components.preprocess.artifact import make_settings
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, open_source
-from shardline.components.train.run import check_options
+from shardline.components.train.replica import check_options
 from shardline.components.tune.plan import check_tuned
 from shardline.components.tune.study import parse_study, read_study
-from shardline.pipelines.check.findings import Finding
-from shardline.pipelines.check.run import refuse_errors
+from shardline.components.validate.gate import Gate, check_min_accuracy
+from shardline.components.validate.rules import parse_rules
+from shardline.pipelines.check.checks import refuse_errors
+from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.check.schedule import Schedule
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
@@ -111,3 +118,25 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     unknown = ":" not in source and source not in KNOWN_FORMS
     if unknown or (not elsewhere and (source.startswith("images:") or ":" not in source)):
         open_source(settings)
+
+
+def load_study(path: Path) -> str:
+    """Reads and checks a study file; settings/tune.toml shows all of its keys.
+
+    Returns:
+        Its content as JSON, as the pipeline parameter "study" takes it.
+
+    Raises:
+        SettingsError: When the file is missing or no TOML, or says something that makes no study.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"no study file {path}; settings/tune.toml is one to start from") from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot read study file {path}: {error}") from None
+    try:
+        check_tuned(read_study(content).types, {})
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return json.dumps(content, ensure_ascii=False)

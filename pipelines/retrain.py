@@ -5,11 +5,10 @@ from typing import Any
 
 from kfp import dsl
 
-from shardline.components.changes.component import look_for_changes, record_run
 from shardline.components.conclude.component import conclude
-from shardline.components.preprocess.component import preprocess
-from shardline.components.preprocess.fan_out import finish_dataset, plan_shards, write_shards
-from shardline.components.train.pools.planning import check_worker_pools
+from shardline.components.configure.component import look_for_changes, record_run
+from shardline.components.preprocess.component import finish_dataset, plan_shards, preprocess, write_shards
+from shardline.components.train.component import check_worker_pools
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import RETRAIN
 from shardline.pipelines.train_and_register import fitting_parameters, train_and_register_pipeline

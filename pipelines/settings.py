@@ -1,17 +1,22 @@
-"""Compile-time settings: image, machines and job, one TOML file per environment."""
+"""Compile-time settings: image, machines and job, one TOML file per environment.
+
+Every setting with the place where it was written.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardline.components.conclude.settings import NotifySettings
-from shardline.components.register.deploy import BatchPrediction, Deploy
-from shardline.components.register.upload import ModelUpload
-from shardline.components.train.pools.cluster import Cluster
-from shardline.components.train.pools.job import CustomJobSettings
-from shardline.components.train.pools.pool import WorkerPool
+from shardline.components.conclude.notification import NotifySettings
+from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.pipelines.remote.environment import DEFAULT, NAMES, TABLE
 from shardline.pipelines.tables import named, read_file, read_one, values
 from shardline.trainer.errors import SettingsError
 
@@ -129,3 +134,73 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
     if "machine_type" not in merged:
         raise SettingsError(f"{prefix if name in _OWN_MACHINE else 'train.'}machine_type is missing")
     return named(prefix, WorkerPool, **merged)
+
+
+#: Name, value, and where it came from.
+Row = tuple[str, Any, str]
+
+
+def environment_rows(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Row]:
+    """Returns the values that say where on the platform things are done.
+
+    Args:
+        values: As `read_values` gives them.
+        origins: The same.
+    """
+    return [(f"{TABLE}.{name}", values.get(name, ""), origins.get(name, DEFAULT)) for name in NAMES]
+
+
+def compile_time_rows(path: Path) -> list[Row]:
+    """Returns the values that are fixed when a pipeline is compiled; none for a file without an image.
+
+    Raises:
+        SettingsError: When the file is no settings file.
+    """
+    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "image" not in written:
+        return []
+    return [
+        (".".join(places[0]), _shown(places[0], value), _origin(path, written, places, value))
+        for field, value in _leaves(load(path))
+        for places in [_places(field)]
+    ]
+
+
+def _shown(name: tuple[str, ...], value: Any) -> Any:
+    """Returns a value as it may be printed: of variables only the names, since they may hold secrets."""
+    return sorted(value) if name[-1] == "env" else value
+
+
+def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields each value below a dataclass, under the names of its fields."""
+    for item in dataclasses.fields(node):
+        value, name = getattr(node, item.name), (*path, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, name)
+        elif name[:2] != ("train", "cluster") or value is not None or len(name) > 3:
+            yield name, value
+
+
+def _places(field: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Returns where a settings file may have a field, the place that counts most first."""
+    if field[:2] == ("train", "cluster"):
+        _, _, pool, key = field
+        return [("train", pool, key), ("train", key)]
+    if field[0] == "train":
+        return [("train", "job", field[1])]
+    return [field]
+
+
+def _origin(path: Path, written: Mapping[str, Any], places: list[tuple[str, ...]], value: Any) -> str:
+    for *tables, key in places:
+        table: Any = written
+        for name in tables:
+            table = table.get(name, {})
+        # Some pools take over nothing of [train]; replicas and variables are put together from both.
+        if key in table and (_same(table[key], value) or key in ("replica_count", "env")):
+            return f"{path} [{'.'.join(tables)}]" if tables else str(path)
+    return DEFAULT
+
+
+def _same(written: Any, value: Any) -> bool:
+    return bool(written == (list(value) if isinstance(value, tuple) else value)) or isinstance(written, list)

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardline.components.train.pools.pool import NfsMount
+from shardline.components.vertex.pools import NfsMount
 from shardline.trainer.errors import SettingsError
 
 _T = TypeVar("_T")

@@ -6,13 +6,11 @@ from typing import Any, TypeVar
 
 from kfp import dsl
 
-from shardline.components.export_validate.component import export_validate
 from shardline.components.register.component import register, registry_evaluation, serving_model
-from shardline.components.register.deploy_tasks import batch_prediction_task, deploy_tasks
-from shardline.components.register.model_registry import upload_task
+from shardline.components.register.tasks import batch_prediction_task, deploy_tasks, upload_task
 from shardline.components.train.component import train
-from shardline.components.train.pools.expand import custom_job
-from shardline.components.train.pools.run_time import custom_job_at_run_time
+from shardline.components.train.custom_job import custom_job, custom_job_at_run_time
+from shardline.components.validate.component import export_validate
 from shardline.pipelines.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., None])

@@ -1,234 +1,274 @@
-"""The synchronous loop: the model's own `train_step` under a strategy, some steps at a time.
+"""The outer loop of a run: epochs, stops, checkpoints. All replicas go through it in step.
 
-Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this
-loop calls it through `strategy.run`. Everything that reads a metric is a collective and therefore happens
-on every replica, at the same step; only what is done with the numbers differs.
-
-Like Keras' `fit` it lets AutoGraph convert nothing, which would take longer than tracing a small model.
+How many steps run between two looks at the metrics.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import keras
-import tensorflow as tf
 
-from shardline.trainer.distribute.averaging import make_average, own_gradients
-from shardline.trainer.distribute.exchange import GradientExchange
-from shardline.trainer.distribute.summation import Summation
+from shardline.trainer import progress
+from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.data.sharding import EpochPlan
+from shardline.trainer.errors import DivergedError, RestartError
+from shardline.trainer.run import Run
+from shardline.trainer.step import Engine, Logs, Stretch
 
-Logs = dict[str, float]
+# Long enough that looking, which makes all replicas meet, costs nothing; short enough for a person, and for
+# a machine that is about to be taken away.
+_SECONDS = 1.0
+
+# What the first steps cost, which trace and warm up, says little: growth is bounded.
+_GROWTH = 8
+
+
+class Pace:
+    """Adapts the number of steps to about a second.
+
+    Attributes:
+        steps: Steps to run next.
+    """
+
+    def __init__(self, fixed: int = 0):
+        """Starts with one step.
+
+        Args:
+            fixed: Steps to run every time; 0 adapts them.
+        """
+        self._fixed = fixed
+        self.steps = fixed or 1
+
+    def learn(self, steps: int, seconds: float) -> None:
+        """Takes notice of how long some steps took."""
+        if not self._fixed:
+            wanted = int(steps * _SECONDS / max(seconds, 1e-6))
+            self.steps = max(1, min(wanted, _GROWTH * max(steps, self.steps)))
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """What some steps in a row came to, on this process.
+class Agreement:
+    """What all processes have agreed on after some steps.
 
     Attributes:
-        waited: Seconds that the steps waited for input.
-        diverged: Index among these steps of the first whose loss was not finite; None where all were.
+        stop: Whether one of them has been asked to stop.
+        time_is_up: Whether the chief's clock says that the run's time is up.
+        save: Whether the chief's clock says that a checkpoint is due.
+        steps: How many steps come next, if nothing is in the way.
+        diverged: By process, the step (from 1) since which its loss is not finite; 0 where it is.
     """
 
-    waited: float = 0.0
-    diverged: int | None = None
+    stop: bool
+    time_is_up: bool
+    save: bool
+    steps: int
+    diverged: tuple[int, ...]
 
 
-class Engine(Protocol):
-    """Runs steps of one model; what a strategy needs around them is its own affair."""
-
-    def train(self, sizes: Sequence[int]) -> Stretch:
-        """Trains one step for each of `sizes`, the examples of that step over all replicas."""
-
-    def reset_metrics(self) -> None:
-        """Begins to count anew; every replica must call it at the same step."""
-
-    def read_metrics(self) -> Logs:
-        """Returns the metrics since they were last reset; every replica must call it at the same step."""
-
-    def retrace(self) -> None:
-        """Takes notice of a model whose trainable weights have changed."""
-
-
-class Loop:
-    """Trains under any strategy whose replicas take each step together."""
+class Training:
+    """Trains one model from a position to the end of its run."""
 
     def __init__(
         self,
+        run: Run,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        batches: Iterator[Any],
-        summation: Summation,
+        engine: Engine,
         *,
-        averaging_steps: int = 0,
-        jit_compile: bool = False,
-        deterministic: bool = False,
+        position: Position,
+        state: TrainingState,
+        checkpoints: Checkpoints,
+        callbacks: keras.callbacks.CallbackList,
+        collectives: Collectives,
+        preemption: Preemption,
+        merge: Callable[[], None],
+        validate: Callable[[], Logs],
+        meter: Meter,
     ):
-        """Wraps the model.
+        """Takes everything that takes part.
 
         Args:
-            model: Compiled and built inside the strategy's scope.
-            strategy: The strategy.
-            batches: Distributed batches as `model.train_step` takes them.
-            summation: Sums the gradients of all replicas.
-            averaging_steps: Steps that each replica takes by itself until weights are averaged; 0 sums the
-                gradients of every step.
-            jit_compile: Whether XLA compiles the step.
-            deterministic: Whether TensorFlow has been asked for determinism; it then refuses to tell the
-                time inside a function, and the wait for input is not known.
+            run: What is fixed.
+            model: Compiled and built.
+            engine: Runs the steps.
+            position: Where to begin.
+            state: What a checkpoint holds.
+            checkpoints: Where they are kept.
+            callbacks: Those of this replica.
+            collectives: How the processes agree.
+            preemption: Whether this process has been asked to stop.
+            merge: Makes the replicas agree on the statistics that each keeps for itself; a collective.
+            validate: Returns the validation's metrics under their names val_*; a collective.
+            meter: Counts for the report.
         """
+        self.position = position
+        self._run = run
         self._model = model
-        self._metrics = Metrics(model)
-        self._strategy = strategy
-        self._batches = _keep(batches)
-        self._jit_compile = jit_compile
-        self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
-        self._averaging_steps = averaging_steps
-        self._average = make_average(strategy, model, summation)
-        own = own_gradients(strategy.num_replicas_in_sync)
-        self._exchange = GradientExchange(model, own if averaging_steps else summation)
-        self._steps = self._trace()
+        self._engine = engine
+        self._state = state
+        self._checkpoints = checkpoints
+        self._callbacks = callbacks
+        self._collectives = collectives
+        self._preemption = preemption
+        self._merge = merge
+        self.validate = validate
+        self._meter = meter
+        self._pace = Pace(run.settings.steps_per_execution)
+        self._started = self._saved = time.monotonic()
+        self._ended = ""
 
-    def retrace(self) -> None:
-        """Takes notice of a model whose trainable weights have changed."""
-        self._steps = self._trace()
+    def run(self) -> Logs:
+        """Trains until the epochs, a limit or a callback ends the run; returns the last metrics.
 
-    def train(self, sizes: Sequence[int]) -> Stretch:
-        """Trains one step for each of `sizes`, the examples of that step over all replicas."""
-        waited, diverged = self._steps(self._batches, tf.constant(sizes, tf.float32))
-        first = int(diverged.numpy())
-        return Stretch(float(waited.numpy()), first if first < len(sizes) else None)
+        Raises:
+            DivergedError: When the loss is not finite.
+            RestartError: When a process was asked to stop; a checkpoint has been saved.
+        """
+        logs: Logs = {}
+        self._look_at_limits()
+        while not self._ended:
+            logs = self._epoch()
+            self._look_at_limits()
+        if self._run.cluster.is_chief and self._ended != "epochs":
+            progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
+        return logs
 
-    def reset_metrics(self) -> None:
-        """Begins to count anew; every replica must call it at the same step."""
-        self._metrics.reset()
+    def save(self) -> None:
+        """Saves a checkpoint at this position. A collective."""
+        self._merge()
+        self._checkpoints.save(self._state.capture(self.position))
+        self._saved = time.monotonic()
 
-    def read_metrics(self) -> Logs:
-        """Returns the metrics since they were last reset; every replica must call it at the same step."""
-        return self._metrics.read()
+    def _look_at_limits(self) -> None:
+        settings = self._run.settings
+        if self.position.epoch >= settings.epochs:
+            self._ended = "epochs"
+        elif settings.max_steps and self.position.steps >= settings.max_steps:
+            self._ended = f"max_steps {settings.max_steps:,} reached"
+        elif self._model.stop_training:
+            self._ended = "a callback has stopped it"
 
-    def _trace(self) -> Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-        strategy = self._strategy
-        replicas = float(strategy.num_replicas_in_sync)
-        train_step = (
-            tf.function(self._model.train_step, jit_compile=True, autograph=False)
-            if self._jit_compile
-            else None
+    def _epoch(self) -> Logs:
+        epoch = self.position.epoch
+        plan = self._run.plan("train", start=self.position.examples)
+        self._callbacks.on_epoch_begin(epoch)
+        if self.position.examples == 0:
+            self._engine.reset_metrics()
+        logs, whole = self._steps(plan)
+        if whole:
+            self.position = Position(epoch + 1, 0, self.position.steps)
+        else:
+            self.save()  # before the validation, which uses the same metrics
+        self._merge()
+        logs |= self.validate()
+        self._callbacks.on_epoch_end(epoch, logs)
+        if whole:
+            self.save()
+        return logs
+
+    def _steps(self, plan: EpochPlan) -> tuple[Logs, bool]:
+        """Trains what is left of an epoch, or as much of it as a limit allows; returns whether it was all."""
+        sizes, done = plan.step_sizes, 0
+        # Of an epoch that was interrupted, perhaps after its last step.
+        logs = self._engine.read_metrics() if plan.start else {}
+        while done < len(sizes) and not self._ended:
+            count = min(self._pace.steps, len(sizes) - done, self._steps_to_cut())
+            now = sizes[done : done + count]
+            self._callbacks.on_train_batch_begin(done)
+            started = time.monotonic()
+            stretch = self._engine.train(now)
+            logs = self._engine.read_metrics()
+            self._advance(now, time.monotonic() - started, stretch)
+            agreed = self._agree(stretch, count)
+            self._check_finite(agreed, plan)
+            done += count
+            self._callbacks.on_train_batch_end(done - 1, logs)
+            self._obey(agreed, last=done == len(sizes))
+        return logs, done == len(sizes)
+
+    def _steps_to_cut(self) -> int:
+        """Returns the steps until the next one after which something has to happen."""
+        settings, steps = self._run.settings, self.position.steps
+        cuts = [settings.max_steps] if settings.max_steps else []
+        if settings.checkpoint_steps:
+            cuts.append((steps // settings.checkpoint_steps + 1) * settings.checkpoint_steps)
+        if settings.profiled_steps:
+            first, last = settings.profiled_steps
+            cuts += [first - 1, last]
+        return min((cut - steps for cut in cuts if cut > steps), default=self._pace.steps)
+
+    def _advance(self, sizes: Sequence[int], seconds: float, stretch: Stretch) -> None:
+        position, examples = self.position, sum(sizes)
+        self.position = Position(position.epoch, position.examples + examples, position.steps + len(sizes))
+        self._meter.add(len(sizes), examples, seconds, stretch.waited)
+        self._pace.learn(len(sizes), seconds)
+
+    def _agree(self, stretch: Stretch, count: int) -> Agreement:
+        settings, cluster, now = self._run.settings, self._run.cluster, time.monotonic()
+        chief = cluster.is_chief
+        # Clocks differ between machines, and so would the times at which a checkpoint is due.
+        minutes = 0.0 if settings.deterministic else settings.checkpoint_minutes
+        diverged = [0.0] * cluster.num_workers
+        if stretch.diverged is not None:
+            step = self.position.steps - count + stretch.diverged + 1
+            diverged[self._run.process] = step
+        stop, time_is_up, save, steps, *bad = self._collectives.total(
+            [
+                self._preemption.requested,
+                chief and 0 < settings.max_time <= now - self._started,
+                chief and 0 < minutes * 60 <= now - self._saved,
+                self._pace.steps if chief else 0,
+                *diverged,
+            ]
+        )
+        self._pace.steps = int(steps)
+        return Agreement(stop > 0, time_is_up > 0, save > 0, int(steps), tuple(int(step) for step in bad))
+
+    def _check_finite(self, agreed: Agreement, plan: EpochPlan) -> None:
+        """Ends the run when the loss of a step was not finite.
+
+        Raises:
+            DivergedError: With the step, and the shards of its batch on the process that has seen it first.
+        """
+        found = [(step, process) for process, step in enumerate(agreed.diverged) if step]
+        if not found:
+            return
+        step, process = min(found)
+        shards = self._run.step_shards(plan, step - self._first_step(plan), process)
+        where = f" on {self._run.processes[process]}" if self._run.cluster.num_workers > 1 else ""
+        raise DivergedError(
+            f"the loss is not finite since step {step:,} (epoch {self.position.epoch + 1}){where}, whose "
+            f"examples lie in {shards}; lower the learning rate, clip gradients, or look for broken examples"
         )
 
-        def step(data: Any, size: tf.Tensor) -> tf.Tensor:
-            with self._exchange.weighted(_examples(data) * replicas / size):
-                logs = (train_step or self._model.train_step)(data)
-            # A running mean: once not finite, it stays so until the epoch ends.
-            return tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float32))
+    def _first_step(self, plan: EpochPlan) -> int:
+        """Returns the number, from 1 over the whole run, of a plan's first step."""
+        ends, done = [], plan.start
+        for size in plan.step_sizes:
+            done += size
+            ends.append(done)
+        return self.position.steps - ends.index(self.position.examples)
 
-        # Or the first call, of one step, and the next, of several, would each trace the whole step.
-        signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
-
-        @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
-        def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def take(i: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                asked = self._clock()
-                with tf.control_dependencies([asked]):
-                    data = next(batches)
-                with tf.control_dependencies(_tensors(strategy, data)):
-                    waited += self._clock() - asked
-                finite = strategy.experimental_local_results(strategy.run(step, args=(data, sizes[i])))
-                if self._averaging_steps:
-                    due = self._model.optimizer.iterations % self._averaging_steps == 0
-                    tf.cond(due, average, lambda: due)
-                first = tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
-                return i + 1, waited, first
-
-            def average() -> tf.Tensor:
-                strategy.run(self._average)
-                return tf.constant(True)
-
-            count = tf.size(sizes)
-            begin = (tf.constant(0), tf.constant(0.0, tf.float64), count)
-            _, waited, diverged = tf.while_loop(lambda i, *_: i < count, take, begin)
-            return waited, diverged
-
-        traced: Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = steps
-        return traced
-
-
-class Evaluation:
-    """Evaluates one split under a strategy whose replicas take each step together."""
-
-    def __init__(
-        self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
-    ):
-        """Wraps the model.
-
-        Args:
-            model: Compiled and built inside the strategy's scope.
-            strategy: The strategy.
-            batches: Distributed dataset of the split, every example once, again and again: one iterator
-                serves all evaluations, since making one costs more than a small split.
-            steps: Elements in which every example occurs once.
-        """
-        self._metrics = Metrics(model)
-        self._batches = batches
-        self._iterator: Iterator[Any] | None = None
-        self._steps = tf.constant(steps)
-
-        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-        def run(iterator: Iterator[Any], count: tf.Tensor) -> None:
-            def take(i: tf.Tensor) -> tuple[tf.Tensor]:
-                strategy.run(model.test_step, args=(next(iterator),))
-                return (i + 1,)
-
-            tf.while_loop(lambda i: i < count, take, (tf.constant(0),))
-
-        self._run = run
-
-    def __call__(self) -> Logs:
-        """Returns the exact means over all examples; every replica must call it at the same point."""
-        self._iterator = self._iterator or _keep(iter(self._batches))
-        self._metrics.reset()
-        self._run(self._iterator, self._steps)
-        return self._metrics.read()
-
-
-def _keep(batches: Iterator[Any]) -> Iterator[Any]:
-    """Never lets go of an iterator that hands batches to devices, not even at the end of the process.
-
-    Whoever does waits for the thread that tunes the handing, which sleeps for up to some 15 s.
-    """
-    if not isinstance(batches, tf.data.Iterator):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(batches))
-    return batches
-
-
-class Metrics:
-    """A model's metrics over all replicas.
-
-    Of a metric each replica keeps a part, and outside a function to read or reset any of its variables is an
-    exchange, or a call of all replicas, that takes milliseconds: here they share one.
-    """
-
-    def __init__(self, model: keras.Model) -> None:
-        """Wraps a model that is built."""
-        self._result = tf.function(model.get_metrics_result, autograph=False)
-        #: Begins to count anew; every replica must call it at the same point.
-        self.reset: Callable[[], None] = tf.function(model.reset_metrics, autograph=False)
-
-    def read(self) -> Logs:
-        """Returns the metrics as they are now; every replica must call it at the same point."""
-        return {name: float(value) for name, value in self._result().items()}
-
-
-def _examples(data: Any) -> tf.Tensor:
-    """Returns the number of examples of one replica's batch, as a float32 scalar."""
-    return tf.cast(tf.shape(tf.nest.flatten(data)[0])[0], tf.float32)
-
-
-def _tensors(strategy: tf.distribute.Strategy, data: Any) -> list[tf.Tensor]:
-    """Returns the tensors of all local replicas in one distributed element."""
-    return [
-        tensor for value in tf.nest.flatten(data) for tensor in strategy.experimental_local_results(value)
-    ]
+    def _obey(self, agreed: Agreement, *, last: bool) -> None:
+        settings = self._run.settings
+        if agreed.stop:
+            self.save()
+            self._checkpoints.wait()
+            raise RestartError(
+                f"asked to stop (SIGTERM): a checkpoint was saved at step {self.position.steps:,}; "
+                "start the same command again to go on"
+            )
+        if agreed.time_is_up:
+            self._ended = f"max_time {settings.max_time:g} s is over"
+        if settings.max_steps and self.position.steps >= settings.max_steps:
+            self._ended = f"max_steps {settings.max_steps:,} reached"
+        due = settings.checkpoint_steps and self.position.steps % settings.checkpoint_steps == 0
+        # The end of an epoch saves one anyway.
+        if (agreed.save or due) and not last and not self._ended:
+            self.save()

@@ -1,4 +1,4 @@
-"""`python -m shardline.trainer.predict`: a trained model's answers for a split, over all devices of this machine."""
+"""`python -m shardline.trainer.predict`: a trained model's answers for a split, over all local devices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardline.trainer import files, progress, quiet
+from shardline.trainer import files, progress, startup
+from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.distribute.cluster import Cluster
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.settings import TrainSettings
 
@@ -40,12 +40,12 @@ def predict(
         DatasetError: When the dataset or the split is missing.
         ModelError: When the model cannot be loaded.
     """
-    quiet.import_tensorflow()
+    startup.import_tensorflow()
     import numpy as np
 
-    from shardline.trainer.data.order import EpochPlan
+    from shardline.trainer.cluster import strategy as strategies
     from shardline.trainer.data.pipeline import Feed
-    from shardline.trainer.distribute import strategy as strategies
+    from shardline.trainer.data.sharding import EpochPlan
     from shardline.trainer.saving import load_model
 
     manifest = manifests.load(dataset)

@@ -10,15 +10,13 @@ from pathlib import Path
 import tensorflow as tf
 
 from shardline.trainer import files, progress, saving
+from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.data import memory
-from shardline.trainer.data.augment import load_augmentation
 from shardline.trainer.data.class_weights import class_weights
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.data.order import EpochPlan
 from shardline.trainer.data.pipeline import Feed
-from shardline.trainer.data.sharding import ShardPolicy, choose_policy
-from shardline.trainer.data.transform import load_transform
-from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, choose_policy
+from shardline.trainer.data.transforms import load_augmentation, load_transform
 from shardline.trainer.environment import OutputDirs
 from shardline.trainer.errors import DatasetError, SettingsError
 from shardline.trainer.settings import TrainSettings

@@ -1,13 +1,17 @@
-"""Saved models: written by all replicas together and kept by the chief, and loaded safely."""
+"""Saved models: written by all replicas together and kept by the chief, and loaded safely.
+
+Warm start: a new run begins with the weights of a trained model.
+"""
 
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 
 import keras
 
-from shardline.trainer import plugins
+from shardline.trainer import files, plugins
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import import_string
 
@@ -62,3 +66,52 @@ def _import_model_module(settings: Path) -> None:
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"cannot read {settings}: {error!r}; train the model again") from None
     plugins.load(import_string(model), "model", ModelError)
+
+
+_CHAMPION_FILE = "champion.json"
+
+
+def warm_start(model: keras.Model, path: str) -> None:
+    """Gives a model the weights of a saved one; its optimizer starts anew.
+
+    Args:
+        model: Built; under a strategy in its cross-replica context.
+        path: A .keras file, a directory that holds model.keras, or a champion's directory, whose
+            champion.json names the one in force; a path or gs://.
+
+    Raises:
+        ModelError: When there is no such file, it cannot be loaded, or its weights are not those of the
+            model in number, name and shape; the message names the first that differs.
+    """
+    file = _model_file(files.local_path(path))
+    source = load_model(file)
+    pairs = list(zip_longest(source.weights, model.weights))
+    for number, (theirs, ours) in enumerate(pairs, start=1):
+        if _describe(theirs) != _describe(ours):
+            raise ModelError(
+                f"{file} is of another architecture: weight {number} is {_describe(theirs)} there and "
+                f"{_describe(ours)} in the model; start from a model of the same function and "
+                "the same number of classes"
+            )
+    for theirs, ours in pairs:
+        ours.assign(keras.ops.convert_to_numpy(theirs))
+
+
+def _model_file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    champion = path / _CHAMPION_FILE
+    if not champion.is_file():
+        return path / MODEL_FILE
+    try:
+        version = Path(json.loads(champion.read_text(encoding="utf-8"))["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot read {champion}: {error!r}; register a model again") from None
+    if version.is_absolute() or ".." in version.parts:
+        raise ModelError(f"{champion} names a version outside its directory: {version}")
+    return path / version / MODEL_FILE
+
+
+def _describe(weight: keras.Variable | None) -> str:
+    # Its path begins with names that Keras numbers as they come, dense_3, so the last part has to do.
+    return "missing" if weight is None else f"{weight.name} {tuple(weight.shape)}"

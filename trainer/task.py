@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
-from shardline.trainer import heap, quiet
+from shardline.trainer import startup
+from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
-from shardline.trainer.resume.preemption import Preemption
 from shardline.trainer.settings import CHOICES, TrainSettings
 
 # Flags that are named in another way than the setting.
@@ -123,9 +123,11 @@ def run(settings: TrainSettings) -> dict[str, float]:
     """
     # Before TensorFlow starts threads: they must not take the signal.
     with Preemption(settings.grace_period) as preemption:
-        heap.keep_freed_memory()
-        quiet.import_tensorflow()
-        from shardline.trainer.train import train  # TensorFlow, so only once the settings are known to be good
+        startup.keep_freed_memory()
+        startup.import_tensorflow()
+        from shardline.trainer.train import (
+            train,  # TensorFlow, so only once the settings are known to be good
+        )
 
         return train(settings, os.environ, preemption)
 

@@ -1,4 +1,7 @@
-"""One training run, from settings to a saved model. Every process of a job runs this same program."""
+"""One training run, from settings to a saved model. Every process of a job runs this same program.
+
+What trains and what evaluates under a strategy: all replicas in step, or each worker by itself.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,73 @@ from shardline.trainer import evaluator, files, progress, saving
 from shardline.trainer.assembly import assemble
 from shardline.trainer.callbacks.chosen import chief_callbacks, stateful_callbacks
 from shardline.trainer.callbacks.report import Meter
-from shardline.trainer.data import faults
+from shardline.trainer.checkpoint.identity import Identity, check_model_dir
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.cluster import strategy as strategies
+from shardline.trainer.cluster.cluster import Cluster, read_cluster
+from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.exchange import make_merge
+from shardline.trainer.cluster.peers import Peers
+from shardline.trainer.cluster.summation import make_summation
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.distribute import strategy as strategies
-from shardline.trainer.distribute.averaging import make_merge
-from shardline.trainer.distribute.cluster import Cluster, read_cluster
-from shardline.trainer.distribute.collectives import Collectives
-from shardline.trainer.distribute.peers import Peers
-from shardline.trainer.engines import make_engine
+from shardline.trainer.data import pipeline
+from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.environment import has_evaluator, output_dirs
 from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.loop import Engine, Logs
+from shardline.trainer.loop import Training
 from shardline.trainer.models.build import model_function
-from shardline.trainer.resume.checkpoint import Checkpoints
-from shardline.trainer.resume.identity import Identity, check_model_dir
-from shardline.trainer.resume.preemption import Preemption
-from shardline.trainer.resume.state import Position, TrainingState
+from shardline.trainer.optimizers import finalize
+from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, run_server
 from shardline.trainer.run import Run, announce, check_splits
-from shardline.trainer.server import run_server
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.training import Training
-from shardline.trainer.tuning.optimizer import finalize
+from shardline.trainer.step import Engine, Evaluation, Logs, Loop
+from shardline.trainer.workers import Workers
+
+Engines = tuple[Engine, Callable[[], Logs]]
+
+
+def make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engines:
+    """Returns what trains, and what evaluates the validation split; without one, that returns nothing.
+
+    Args:
+        run: The run.
+        model: Compiled and built inside the strategy's scope.
+        feed: The training split.
+        position: Where to begin.
+    """
+    make = _asynchronous if run.strategy_name == "parameter_server" else _synchronous
+    return make(run, model, feed, position)
+
+
+def _synchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engines:
+    settings = run.settings
+    batches = feed.distribute(run.strategy, run.process, position.epoch, settings.epochs, position.examples)
+    loop = Loop(
+        model,
+        run.strategy,
+        iter(batches),
+        make_summation(settings, run.strategy, run.cluster),
+        averaging_steps=settings.averaging_steps,
+        jit_compile=settings.jit_compile,
+        deterministic=settings.deterministic,
+    )
+    if "validation" not in run.manifest.splits:
+        return loop, dict
+    validation = run.feed("validation")
+    split = validation.distribute(run.strategy, run.process, 0, 1)
+    return loop, Evaluation(model, run.strategy, split, validation.plan.steps)
+
+
+def _asynchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engines:
+    workers = Workers(run.strategy, run.cluster, run.settings.startup_timeout)
+    batches = feed.raw_dataset(position.epoch, run.settings.epochs, position.examples)
+    loop = CoordinatorLoop(model, workers, batches, feed.decode)
+    if "validation" not in run.manifest.splits:
+        return loop, dict
+    validation = run.feed("validation")
+    return loop, CoordinatorEvaluation(model, workers, validation.raw_dataset(0, 1), validation.decode)
 
 
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
@@ -88,7 +137,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         try:
             logs = _train(run, preemption)
         except tf.errors.OpError as error:
-            raise faults.explain(error) or peers.explain(error) or error from error
+            raise pipeline.explain(error) or peers.explain(error) or error from error
         # A peer that leaves early would look like a failure to those that still write.
         Collectives(strategy).barrier()
         if name == "multi_worker_mirrored":

@@ -22,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.distribute.cluster import Cluster
-from shardline.trainer.distribute.exchange import optimizers
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.exchange import optimizers
 from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.server import answers
+from shardline.trainer.parameter_server import answers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
 _AHEAD = 2

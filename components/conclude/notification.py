@@ -1,15 +1,19 @@
-"""The message that tells people how a run came out, and its way to a webhook."""
+"""The message that tells people how a run came out, and its way to a webhook.
+
+Who is told how a run came out.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from shardline.components.conclude import outcome
-from shardline.components.conclude.explanation import explain
-from shardline.components.conclude.outcome import Outcome
+from shardline.components import run_record
+from shardline.components.run_record import Outcome
+from shardline.components.vertex.causes import explain
 from shardline.trainer.errors import PlatformError, SettingsError
 
 #: Has the webhook's URL in a local run.
@@ -22,7 +26,7 @@ _TIMEOUT_S = 20.0
 
 def is_wanted(when: str, state: str) -> bool:
     """Whether somebody wants to know; of the three, "failure" includes a run that was cancelled."""
-    return when == "always" or (when == "failure" and state != outcome.SUCCEEDED)
+    return when == "always" or (when == "failure" and state != run_record.SUCCEEDED)
 
 
 def payload(run: Outcome) -> dict[str, Any]:
@@ -104,3 +108,40 @@ def _section(text: str) -> dict[str, Any]:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+WHEN = ("failure", "always", "never")
+
+_SECRET = re.compile(r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotifySettings:
+    """The notification at the end of a run. The webhook's URL itself is a secret and stands nowhere.
+
+    Attributes:
+        when: failure, always or never.
+        webhook_secret: Secret Manager's name of the webhook's URL; "" for the variable SHARDLINE_WEBHOOK
+            in the environment of the task, which only a local run has.
+        emails: Recipients of the platform's own e-mail, which is sent however the run came out. It takes
+            the place of the conclusion: a pipeline has one exit handler.
+    """
+
+    when: str = "failure"
+    webhook_secret: str = ""
+    emails: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.when not in WHEN:
+            raise SettingsError(f"when must be one of {', '.join(WHEN)}, got {self.when!r}")
+        if self.webhook_secret and not _SECRET.fullmatch(self.webhook_secret):
+            # Not repeated in the message: it may be the URL itself.
+            raise SettingsError(
+                "webhook_secret must be projects/PROJECT/secrets/NAME/versions/latest, the name of a "
+                "secret in Secret Manager that holds the URL, not the URL"
+            )
+        if self.emails and self.webhook_secret:
+            raise SettingsError("emails and webhook_secret exclude each other: a run has one exit handler")
+        for address in self.emails:
+            if not re.fullmatch(r"[^@\s]+@[^@\s]+", address):
+                raise SettingsError(f"emails must be e-mail addresses, got {address!r}")

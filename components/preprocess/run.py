@@ -2,26 +2,94 @@
 
 `preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run as tasks of
 their own on machines that share the directory. Whatever ends a run, the next one goes on from there.
+
+The first step: the source is surveyed, bad examples are left out, and the plan is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.preprocess import planner, work_directory
-from shardline.components.preprocess.meter import Meter
-from shardline.components.preprocess.planning import plan_file
-from shardline.components.preprocess.planning.plan_file import Plan, PlannedShard
-from shardline.components.preprocess.processes import Processes
+from shardline.components.preprocess import finish as finishing
+from shardline.components.preprocess import plan_file, rows, work_directory
+from shardline.components.preprocess.deal import deal_rows
+from shardline.components.preprocess.plan_file import Plan, PlannedShard
+from shardline.components.preprocess.pool import Processes
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.survey import Rejected, Survey, survey
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.writing import finishing
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.errors import BadRecordError, RunError, SettingsError, ShardlineError
+from shardline.trainer.progress import Meter
+
+
+def make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
+    """Surveys the source and writes the plan into the work directory.
+
+    What an earlier run has done stays; what only its survey had made is made anew.
+
+    Raises:
+        SourceError: The source, or one of its examples, cannot be used.
+    """
+    try:
+        return _make_plan(settings, work, processes)
+    except ShardlineError:
+        # Nothing is left of a source that cannot be used, unless there was something before.
+        work.forget_plan()
+        if not work.has_marks():
+            work.remove()
+        raise
+
+
+def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
+    work.forget_plan()
+    surveyed = time.time_ns()
+    rejected = Rejected(settings.on_bad_record, work.rejected)
+    found = survey(open_source(settings), settings, work, rejected)
+    plan = Plan(
+        settings=settings,
+        class_names=found.class_names,
+        features=found.features,
+        places=tuple(found.places),
+        surveyed=surveyed,
+        records_in=sum(found.codes) + found.bad,
+        rejected={},
+        shards=(),
+    )
+    if settings.on_bad_record == "skip":
+        found = _check(found, plan, work, processes, rejected)
+        rejected.check(plan.records_in, settings.max_bad_fraction)
+    plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
+    work.forget_shards({shard.file for shard in plan.shards})
+    plan_file.save(plan, work.plan)
+    return plan
+
+
+def _check(
+    found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
+) -> Survey:
+    """Takes examples whose image cannot be stored out of the buckets."""
+    plan_file.save(plan, work.plan)
+    found.buckets.flush()
+    paths = [found.buckets.path(bucket) for bucket in range(rows.BUCKETS)]
+    meter = Meter("checked", sum(found.codes), rejected=found.bad)
+    processes.do("check", work.out, [path.name for path in paths], meter.advance)
+    codes = list(found.codes)
+    for path in paths:
+        for line in path.with_suffix(".bad").read_text().splitlines():
+            bad = json.loads(line)
+            codes[bad["code"]] -= 1
+            rejected.add(BadRecordError(bad["file"], bad["reason"]))
+    return replace(found, codes=codes)
+
 
 _TOPIC = "preprocess"
 
@@ -50,7 +118,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
     ):
         complete = _complete_before(settings, work, overwrite=overwrite)
         if complete is None:
-            plan = planner.make_plan(settings, work, processes)
+            plan = make_plan(settings, work, processes)
             _write(plan, plan.shards, work, processes)
             complete = _finish(work)
         return complete
@@ -77,7 +145,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
         Processes(settings.processes) as processes,
     ):
         work.publishing.unlink(missing_ok=True)
-        return list(planner.make_plan(settings, work, processes).shards)
+        return list(make_plan(settings, work, processes).shards)
 
 
 def write_shards(out: Path, task: int, tasks: int) -> int:

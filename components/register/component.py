@@ -18,7 +18,7 @@ def register(exported: dsl.Input[dsl.Model], accuracy: float, champion_uri: str)
     """
     from pathlib import Path
 
-    from shardline.components.register.run import register_model
+    from shardline.components.register.publish import register_model
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
@@ -44,7 +44,7 @@ def serving_model(
     """
     from pathlib import Path
 
-    from shardline.components.register.serving import container_spec, describe, lay_out
+    from shardline.components.register.publish import container_spec, describe, lay_out
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
@@ -65,7 +65,7 @@ def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexM
     """
     from pathlib import Path
 
-    from shardline.components.register.registry_evaluation import import_evaluation
+    from shardline.components.register.publish import import_evaluation
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
@@ -83,7 +83,7 @@ def traffic_split(endpoint: dsl.Input[VertexEndpoint], model: dsl.Input[VertexMo
     Returns:
         Percents by the id of the deployed model, "0" for the new one; {} changes nothing.
     """
-    from shardline.components.register.deploy_traffic import plan_traffic
+    from shardline.components.register.publish import plan_traffic
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("deploy"):

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from shardline.components.html.page import render
-from shardline.components.train.run import restore_integers
-from shardline.components.tune.arguments import with_parameters
-from shardline.components.tune.parameter import read_value
+from shardline.components.html import render
+from shardline.components.train.replica import restore_integers
+from shardline.components.tune.study import read_value, with_parameters
 from shardline.trainer import files
 from shardline.trainer.errors import PlatformError, RunError
 from shardline.trainer.progress import fact, say

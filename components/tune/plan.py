@@ -6,11 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardline.components.train.pools.parse import read_specs
-from shardline.components.train.pools.program import program
-from shardline.components.train.run import check_options
-from shardline.components.tune.arguments import with_parameters
-from shardline.components.tune.study import parse_study, read_study
+from shardline.components.train.replica import check_options, program
+from shardline.components.tune.study import parse_study, read_study, with_parameters
+from shardline.components.vertex.pools import read_specs
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import say
 
@@ -54,7 +52,7 @@ def plan(
         max_trial_count: In the place of the study's own unless 0.
         seed: Of the trials.
         options: Options of the trainer.
-        **arguments: Further arguments of `shardline.components.train.run.run`, and the dataset.
+        **arguments: Further arguments of `shardline.components.train.replica.run`, and the dataset.
 
     Raises:
         SettingsError: When study, pools or options are wrong, or a parameter cannot be tuned.

@@ -1,6 +1,6 @@
 """One replica's program in a trial: `python -m shardline.components.tune.trial JSON --NAME=VALUE ...`.
 
-The JSON object holds the path of the dataset, the other arguments of `shardline.components.train.run.run`, and the
+The JSON object holds the path of the dataset, the other arguments of `components.train.replica.run`, and the
 types of the parameters. The platform adds a flag for each parameter to the arguments of every replica. The
 model goes to AIP_MODEL_DIR, which is another directory for each trial.
 """
@@ -14,9 +14,8 @@ from typing import Any
 
 from kfp import dsl
 
-from shardline.components.train.run import run
-from shardline.components.tune.arguments import with_parameters
-from shardline.components.tune.parameter import read_value
+from shardline.components.train.replica import run
+from shardline.components.tune.study import read_value, with_parameters
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
 

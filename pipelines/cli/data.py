@@ -12,7 +12,7 @@ import click
 
 from shardline.components.preprocess import settings as preprocessing
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.pipelines.cli.foreground import foreground, pairs
+from shardline.pipelines.cli.options import foreground, pairs
 from shardline.trainer.errors import SettingsError
 
 _DIRECTORY = click.Path(path_type=Path)
@@ -82,7 +82,7 @@ def preprocess(
     A run that was interrupted goes on where it stopped when it is started again.
     """
     from shardline.components.preprocess import run
-    from shardline.components.preprocess.inspect import info
+    from shardline.components.preprocess.inspect import stats
 
     if split is not None:
         options["split"] = _shares(split)
@@ -92,7 +92,7 @@ def preprocess(
     with foreground(sys.stderr if as_json else None):
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
-        _print_json(info.describe(manifest))
+        _print_json(stats.describe(manifest))
 
 
 @click.group()
@@ -105,14 +105,14 @@ def dataset() -> None:
 @_JSON
 def show_info(directory: Path, as_json: bool) -> None:
     """Show what the manifest of DIRECTORY says."""
-    from shardline.components.preprocess.inspect import info
+    from shardline.components.preprocess.inspect import stats
     from shardline.trainer.data import manifest as manifests
 
     manifest = manifests.load(directory)
     if as_json:
-        _print_json(info.describe(manifest))
+        _print_json(stats.describe(manifest))
     else:
-        click.echo(info.render(manifest))
+        click.echo(stats.info_render(manifest))
 
 
 @dataset.command("stats")

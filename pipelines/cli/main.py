@@ -9,20 +9,14 @@ from typing import Any
 
 import click
 
-from shardline.pipelines.cli.champion import champion
-from shardline.pipelines.cli.check import check, show
+from shardline.pipelines.cli.checks import check, doctor, settings, show
 from shardline.pipelines.cli.data import dataset, preprocess
-from shardline.pipelines.cli.doctor import doctor
-from shardline.pipelines.cli.foreground import inject_option, pairs
-from shardline.pipelines.cli.image import image
-from shardline.pipelines.cli.logs import explain, logs
-from shardline.pipelines.cli.predict import predict
+from shardline.pipelines.cli.models import champion, validate
+from shardline.pipelines.cli.options import inject_option, pairs
+from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.schedule import schedule
-from shardline.pipelines.cli.settings import settings
-from shardline.pipelines.cli.submit import cancel, status, submit
-from shardline.pipelines.cli.train import train
-from shardline.pipelines.cli.upload import upload
-from shardline.pipelines.cli.validate import validate
+from shardline.pipelines.cli.train import predict, train
+from shardline.pipelines.cli.upload import image, upload
 from shardline.trainer.errors import PipelineError, ShardlineError
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
@@ -89,7 +83,7 @@ def compile(
     """Compile the retraining pipeline, or the tuning pipeline."""
     from shardline.pipelines import compile as compiling
     from shardline.pipelines import settings as environments
-    from shardline.pipelines.study import load_study
+    from shardline.pipelines.preflight import load_study
 
     environment = environments.load(settings)
     if digest is not None:

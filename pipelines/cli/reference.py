@@ -39,7 +39,10 @@ def reference() -> str:
     contexts = commands()
     index = [(_linked(context), context.command.get_short_help_str(200)) for context in contexts]
     index.append(
-        ("[`python -m shardline.trainer.task`](#options-of-the-trainer)", "The program that every replica runs.")
+        (
+            "[`python -m shardline.trainer.task`](#options-of-the-trainer)",
+            "The program that every replica runs.",
+        )
     )
     sections = "\n".join(_section(context) for context in contexts)
     return f"{_HEAD}{_table(('command', ''), index)}\n{sections}\n{_trainer()}"

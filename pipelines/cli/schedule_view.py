@@ -7,9 +7,8 @@ import datetime
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from shardline.pipelines.vertex.schedules.existing import Existing
-from shardline.pipelines.vertex.schedules.plan import Action, Plan
-from shardline.pipelines.vertex.schedules.times import next_times, zone_of
+from shardline.pipelines.remote.schedules.plan import Action, Plan
+from shardline.pipelines.remote.schedules.steps import Existing, next_times, zone_of
 
 _NEXT = 5
 _DONE = {

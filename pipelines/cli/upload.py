@@ -1,17 +1,26 @@
-"""The command `shardline upload`."""
+"""The command `shardline upload`.
+
+The commands `shardline image build` and `shardline image push`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardline.pipelines import image as images
 from shardline.pipelines.cli.options import dry_run_option, json_option, registry_options, show_json
+from shardline.pipelines.image import VARIANTS, Image
 
 if TYPE_CHECKING:
-    from shardline.pipelines.vertex.environment import Environment
+    from shardline.pipelines.remote.environment import Environment
 
 
 @click.command()
@@ -27,9 +36,9 @@ def upload(
 
     What is there already is not uploaded again.
     """
-    from shardline.pipelines.check.run import refuse_errors
+    from shardline.pipelines.check.checks import refuse_errors
+    from shardline.pipelines.remote import upload as registry
     from shardline.pipelines.spec import load_pipeline
-    from shardline.pipelines.vertex import upload as registry
 
     spec = load_pipeline(pipeline)
     refuse_errors(spec)
@@ -50,3 +59,83 @@ def upload(
             click.echo(f"tag {tag} points at it already")
         else:
             click.echo(f"tag {tag} points at it now{f', and not at {before}' if before else ''}")
+
+
+@click.group()
+def image() -> None:
+    """Build the container image of all components and of the trainer, and push it."""
+
+
+def _image_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say which image, and hands it `image`."""
+
+    @functools.wraps(command)
+    def with_image(*, settings: Path, tags: tuple[str, ...], variant: str, **values: Any) -> None:
+        from shardline.pipelines import settings as environments
+
+        command(image=Image.of(environments.load(settings).image, tags=tags, variant=variant), **values)
+
+    for option in (
+        json_option,
+        click.option("--dry-run", is_flag=True, help="Print the commands as JSON and run none."),
+        click.option("--allow-dirty", is_flag=True, help="Also where files differ from the git revision."),
+        click.option(
+            "--variant",
+            type=click.Choice(VARIANTS),
+            default=VARIANTS[0],
+            show_default=True,
+            help="control is without TensorFlow and called NAME-control.",
+        ),
+        click.option("--tag", "tags", multiple=True, help="Instead of the settings' own; repeatable."),
+        click.option(
+            "--settings",
+            type=click.Path(path_type=Path),
+            default=Path("settings/local.toml"),
+            show_default=True,
+            help="Settings file whose image this is.",
+        ),
+    ):
+        with_image = option(with_image)
+    return with_image
+
+
+@image.command()
+@_image_options
+def build(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
+    """Build the image with docker or podman, at the top of a clone.
+
+    The git revision becomes the image's label, so a tree with changes is refused.
+    """
+    revision = images.source_revision(allow_dirty=allow_dirty)
+    if dry_run:
+        _show_commands([images.build_command(images.find_tool(needed=False), image, revision)])
+        return
+    images.build(images.find_tool(), image, revision)
+    if as_json:
+        click.echo(json.dumps({**_facts(image), "revision": revision}, indent=2))
+    else:
+        click.echo(f"built {', '.join(image.names)} from revision {revision or 'unknown'}")
+
+
+@image.command()
+@_image_options
+def push(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
+    """Push the image that was built, and print the digest by which settings pin it."""
+    if dry_run:
+        _show_commands(images.push_commands(images.find_tool(needed=False), image))
+        return
+    pinned, revision = images.push(images.find_tool(), image, allow_dirty=allow_dirty)
+    if as_json:
+        facts = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(f"pushed {', '.join(image.names)}")
+    click.echo(f'pin it in the settings: image = "{pinned}"')
+
+
+def _show_commands(commands: list[list[str]]) -> None:
+    click.echo(json.dumps({"commands": [shlex.join(command) for command in commands]}, indent=2))
+
+
+def _facts(image: Image) -> dict[str, Any]:
+    return {"names": list(image.names), "variant": image.variant}

@@ -9,10 +9,10 @@ import argparse
 import os
 from pathlib import Path
 
-from shardline.components.conclude.run_directory import REPLICAS, RUN_VARIABLE
+from shardline.components.run_record import REPLICAS, RUN_VARIABLE
 from shardline.pipelines.local import processes
-from shardline.pipelines.local.injection import parse_injection
 from shardline.pipelines.local.job import parse_payload
+from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import files, progress
 

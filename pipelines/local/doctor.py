@@ -1,4 +1,7 @@
-"""This machine as a local run will find it: versions, memory, cores, disk, ports, a job of two replicas."""
+"""This machine as a local run will find it: versions, memory, cores, disk, ports, a job of two replicas.
+
+What `shardline doctor` says of one thing that it has looked at.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,44 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from shardline.pipelines.diagnosis import Diagnosis, error, ok, warning
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One line of the doctor's report.
+
+    Attributes:
+        what: What was looked at: "bucket".
+        level: "ok", "warning" (it may do, or could not be looked at) or "error" (runs will fail).
+        found: What was found, in one line.
+        fix: What to do; "" where there is nothing to do.
+    """
+
+    what: str
+    level: Level
+    found: str
+    fix: str = ""
+
+
+def ok(what: str, found: str) -> Diagnosis:
+    """Returns what is as it should be."""
+    return Diagnosis(what, "ok", found)
+
+
+def warning(what: str, found: str, fix: str) -> Diagnosis:
+    """Returns what may do, or could not be looked at."""
+    return Diagnosis(what, "warning", found, fix)
+
+
+def error(what: str, found: str, fix: str) -> Diagnosis:
+    """Returns what makes runs fail."""
+    return Diagnosis(what, "error", found, fix)
+
 
 _GIB = 2**30
 #: A replica with TensorFlow takes about half a GiB before it has loaded any data.
@@ -121,10 +159,10 @@ def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str
 
 
 def _ports() -> Diagnosis:
-    from shardline.pipelines.local import ports
+    from shardline.pipelines.local import processes
 
     try:
-        with ports.reserve(_REPLICAS):
+        with processes.reserve(_REPLICAS):
             return ok("ports", "loopback ports can be taken")
     except OSError as refused:
         return error(

@@ -1,4 +1,4 @@
-"""The process in which stock kfp.local runs a localized pipeline: `python -m shardline.pipelines.local.execute`.
+"""Process in which stock kfp.local runs a localized pipeline: `python -m shardline.pipelines.local.execute`.
 
 It is a process of its own so that kfp's chatter, its warnings and its patched `print` stay out of the
 command's own, and so that all of a run can be stopped at one place.

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardline.pipelines.local import forked, forkserver, processes
-from shardline.pipelines.local.cluster import PLATFORM_VARIABLES
-from shardline.pipelines.local.launch import Launch
-from shardline.pipelines.local.replica import spawn_guardian
+from shardline.pipelines.local.job import PLATFORM_VARIABLES
+from shardline.pipelines.local.replica import Launch, spawn_guardian
 from shardline.trainer import files, progress
 
 #: Module of the trainer's program.
@@ -29,7 +28,7 @@ printf "%s" "$0" > "$program_path/ephemeral_component.py"
 _KFP_RUNTIME=true python3 -m {_EXECUTOR} --component_module_path "$program_path/ephemeral_component.py" "$@"
 """.split()
 #: Components whose source has one of these words will load TensorFlow anyway.
-_SIGNS = ("tensorflow", "keras", "shardline.components.train", "shardline.components.export_validate")
+_SIGNS = ("tensorflow", "keras", "shardline.components.train", "shardline.components.validate")
 #: Stand-ins of the platform's launchers that start replicas.
 SUPERVISORS = ("shardline.pipelines.local.custom_job", "shardline.pipelines.local.tuning")
 #: An NVIDIA driver: whether a process may be forked next to one has not been proven.
@@ -149,7 +148,9 @@ class ForkServer:
             self._server = _prepared
         elif len(self._programs) > 1 and not NVIDIA.exists():  # one alone gains nothing
             try:
-                self._start(["shardline.trainer.train", *(["kfp.dsl.executor"] if self._programs[0].source else [])])
+                self._start(
+                    ["shardline.trainer.train", *(["kfp.dsl.executor"] if self._programs[0].source else [])]
+                )
             except BaseException:
                 self.__exit__()
                 raise

@@ -1,4 +1,4 @@
-"""The process that has TensorFlow loaded and forks replicas: `python -m shardline.pipelines.local.forkserver`.
+"""Process that has TensorFlow loaded and forks replicas: `python -m shardline.pipelines.local.forkserver`.
 
 Importing TensorFlow is most of what a small job costs, and every replica would do it again.
 

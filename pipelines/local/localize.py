@@ -19,23 +19,21 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from shardline.pipelines.local import start
-from shardline.pipelines.local.cluster import LOCAL_PROJECT
 from shardline.pipelines.local.forking import recognize
-from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.trainer.errors import PipelineError
 
-_LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
-_UPLOAD_LAUNCHER = "google_cloud_pipeline_components.container.v1.model.upload_model.launcher"
-_TUNING_LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
+_GCPC = "google_cloud_pipeline_components.container.v1"
+_LAUNCHER = f"{_GCPC}.custom_job.launcher"
+_UPLOAD_LAUNCHER = f"{_GCPC}.model.upload_model.launcher"
+_TUNING_LAUNCHER = f"{_GCPC}.hyperparameter_tuning_job.launcher"
 _STAND_INS = {
     _LAUNCHER: "shardline.pipelines.local.custom_job",
     _UPLOAD_LAUNCHER: "shardline.pipelines.local.model_upload",
     _TUNING_LAUNCHER: "shardline.pipelines.local.tuning",
-    "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor": (
-        "shardline.pipelines.local.notification_email"
-    ),
+    f"{_GCPC}.vertex_notification_email.executor": ("shardline.pipelines.local.notification_email"),
     **{
-        f"google_cloud_pipeline_components.container.v1.{name}.launcher": "shardline.pipelines.local.model_deploy"
+        f"{_GCPC}.{name}.launcher": "shardline.pipelines.local.model_deploy"
         for name in ("endpoint.create_endpoint", "endpoint.deploy_model", "batch_prediction_job")
     },
 }

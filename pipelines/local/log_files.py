@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardline.components.conclude import run_directory
-from shardline.components.conclude.log_lines import readable
-from shardline.components.conclude.run_directory import LOG, REPLICAS
+from shardline.components import run_record
+from shardline.components.run_record import LOG, REPLICAS
+from shardline.components.vertex.logs import readable
 from shardline.trainer.errors import SettingsError
 
 #: Seconds between two looks at a file that grows.
@@ -34,13 +34,13 @@ def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool
         yield from readable(_lines(_replica_log(directory, task, replica), directory, follow))
         return
     found = False
-    for name, line in run_directory.by_task(_lines(directory / LOG, directory, follow)):
+    for name, line in run_record.by_task(_lines(directory / LOG, directory, follow)):
         if name == task or not task:
             found = True
             yield f"{name} | {line}"
     if task and not found and not follow:
         log = (directory / LOG).read_text(encoding="utf-8").splitlines()
-        known = run_directory.tasks(log)
+        known = run_record.tasks(log)
         if task not in known:
             raise SettingsError(f"no task {task!r} has run; there are {', '.join(known) or 'none'}")
 

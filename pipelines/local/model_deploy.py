@@ -1,4 +1,4 @@
-"""The process that stands in for GCPC's launchers after an upload: `python -m shardline.pipelines.local.model_deploy`.
+"""Stand-in for GCPC's launchers after an upload: `python -m shardline.pipelines.local.model_deploy`.
 
 `localize` puts it into the pipeline in the place of those that make an endpoint, deploy a model and predict a
 batch, with the launcher's own arguments. It says what would be done; nothing leaves this machine.

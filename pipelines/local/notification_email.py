@@ -1,4 +1,4 @@
-"""The process that stands in for GCPC's e-mail component: `python -m shardline.pipelines.local.notification_email`.
+"""Stand-in for GCPC's e-mail component: `python -m shardline.pipelines.local.notification_email`.
 
 `localize` puts it into the pipeline in the component's place. It says who would get an e-mail; none is sent.
 """

@@ -11,10 +11,11 @@ from typing import Any, TextIO
 
 import yaml
 
-from shardline.pipelines.local import execute, processes, record, summary
+from shardline.components import text as summary
+from shardline.pipelines.local import execute, processes, record
 from shardline.pipelines.local.execution import Execution
-from shardline.pipelines.local.injection import parse_injection
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
+from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.terminal import open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import defaults, has_exit_tasks, parse_pipeline, read_pipeline

@@ -1,28 +1,84 @@
-"""Runs a custom job on this machine: every replica a process, watched from the first to the last moment."""
+"""Runs a custom job on this machine: every replica a process, watched from the first to the last moment.
+
+When a replica that has ended is started again, and when the whole job is; no processes here.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from shardline.pipelines.local import cluster, ports, processes, rehearsal
+from shardline.pipelines.local import job as cluster
+from shardline.pipelines.local import processes, rehearsal
 from shardline.pipelines.local.forking import ForkServer
-from shardline.pipelines.local.group import Group
-from shardline.pipelines.local.history import History
-from shardline.pipelines.local.injection import Injection
 from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.launch import launches
 from shardline.pipelines.local.output import Output, ShowLine
 from shardline.pipelines.local.processes import ProcessFailedError
-from shardline.pipelines.local.rehearsal import Rehearsal
-from shardline.pipelines.local.replica import Replica
-from shardline.pipelines.local.restarts import RestartLimits, Restarts, Scope
+from shardline.pipelines.local.record import History
+from shardline.pipelines.local.rehearsal import Injection, Rehearsal
+from shardline.pipelines.local.replica import Group, Replica, launches
 from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.progress import Event
+
+Scope = Literal["replica", "job"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartLimits:
+    """How often something is started again within one job.
+
+    Attributes:
+        replica: After failures of one replica, in its place.
+        job: After failures, all replicas together.
+        preemption: After preemptions of any replica, which are no failures; the platform's own limit for
+            SPOT machines.
+    """
+
+    replica: int = 1
+    job: int = 1
+    preemption: int = 6
+
+
+class Restarts:
+    """Decides, failure by failure, and counts.
+
+    Args:
+        limits: How often.
+        whole_job: Whether a replica never restarts alone (restart_job_on_worker_restart).
+    """
+
+    def __init__(self, limits: RestartLimits, *, whole_job: bool) -> None:
+        self._limits = limits
+        self._whole_job = whole_job
+        self._replicas: collections.Counter[str] = collections.Counter()
+        self._jobs = 0
+        self._preemptions = 0
+
+    def after_preemption(self) -> tuple[Scope, str] | None:
+        """Returns what starts again and which time this is, in words; None where it was one too many."""
+        if self._preemptions == self._limits.preemption:
+            return None
+        self._preemptions += 1
+        scope: Scope = "job" if self._whole_job else "replica"
+        return scope, f"preemption {self._preemptions} of {self._limits.preemption}"
+
+    def after_failure(self, replica: str) -> tuple[Scope, str] | None:
+        """Returns what starts again and which time this is, in words; None where nothing does."""
+        if not self._whole_job and self._replicas[replica] < self._limits.replica:
+            self._replicas[replica] += 1
+            return "replica", f"restart {self._replicas[replica]} of {self._limits.replica}"
+        if self._jobs < self._limits.job:
+            self._jobs += 1
+            return "job", f"restart {self._jobs} of {self._limits.job}"
+        return None
+
 
 #: Seconds that workers have to end by themselves once the chief has succeeded.
 _FAREWELL_S = 2.0
@@ -68,7 +124,7 @@ def run_job(
     names = [member.name for member in cluster.replicas(job)]
     drill = Rehearsal(injections, names, topic)
     history = History(job.display_name, names)
-    with processes.stop_on_signals(), ports.reserve(len(names)) as addresses:
+    with processes.stop_on_signals(), processes.reserve(len(names)) as addresses:
         starts = launches(job, addresses, gcs_root)
         log_directory.mkdir(parents=True, exist_ok=True)
         progress.say(topic, f"starting {', '.join(names)}")

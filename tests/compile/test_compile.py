@@ -10,11 +10,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from shardline.components.train.pools.cluster import Cluster
-from shardline.components.train.pools.job import CustomJobSettings
-from shardline.components.train.pools.pool import WorkerPool
+from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines import settings
-from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings

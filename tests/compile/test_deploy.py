@@ -8,10 +8,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from shardline.components.register.deploy import BatchPrediction, Deploy
-from shardline.components.register.upload import ModelUpload
-from shardline.pipelines.check.load import parse
-from shardline.pipelines.check.run import check
+from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings

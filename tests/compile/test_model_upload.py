@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardline.components.register.upload import ModelUpload
-from shardline.components.train.pools.cluster import Cluster
-from shardline.components.train.pools.job import CustomJobSettings
-from shardline.components.train.pools.pool import WorkerPool
-from shardline.pipelines.check.load import parse
-from shardline.pipelines.check.run import check
+from shardline.components.register.settings import ModelUpload
+from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardline.components.changes.component import look_for_changes
+from shardline.components.configure.component import look_for_changes
 from shardline.pipelines import settings
-from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.compile import compile_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]

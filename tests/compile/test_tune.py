@@ -10,12 +10,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines import settings
-from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
-from shardline.pipelines.study import load_study
+from shardline.pipelines.preflight import load_study
 from shardline.trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]

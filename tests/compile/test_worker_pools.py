@@ -10,13 +10,12 @@ import yaml
 from google.protobuf import json_format
 from kfp import compiler, dsl
 
-from shardline.components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
-from shardline.components.train.pools.expand import custom_job
-from shardline.components.train.pools.job import CustomJobSettings
-from shardline.components.train.pools.pool import NfsMount, WorkerPool
-from shardline.components.train.pools.program import program
-from tests.helpers.payloads import payload, received
+from shardline.components.train.custom_job import custom_job
+from shardline.components.train.replica import program
+from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, NfsMount, WorkerPool
 from shardline.trainer.errors import SettingsError
+from tests.helpers.payloads import payload, received
 
 CPU = WorkerPool(machine_type="n1-standard-8")
 GPU = WorkerPool(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import eventually, marked
 from shardline.trainer import progress
+from tests.helpers.jobs import eventually, marked
 
 
 @pytest.fixture

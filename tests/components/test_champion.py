@@ -7,11 +7,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.register.champion import current, publish, rollback
-from shardline.components.register.version import complete_versions
+from shardline.components.model_store import complete_versions, current, publish, rollback
 from shardline.pipelines.cli import main as cli
-from tests.components.test_register import write_export
 from shardline.trainer.errors import ModelError, RunError
+from tests.components.test_register import write_export
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
     def full(path, value):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shardline.components.register.champion.files.write_json", full)
+    monkeypatch.setattr("shardline.components.model_store.files.write_json", full)
     with pytest.raises(RunError, match="No space left on device; the champion is unchanged"):
         rollback(champion)
     assert current(champion) == versions[2]
@@ -93,7 +92,7 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
 
 READER = """
 import pathlib, sys
-from shardline.components.register.champion import current
+from shardline.components.model_store import current
 
 reads, seen = 0, set()
 while reads < 500 or len(seen) < 2:

@@ -13,15 +13,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from kfp import dsl
 
-from shardline.components.changes.component import look_for_changes, record_run
-from shardline.components.changes.dates import fill_in_date, run_time
-from shardline.components.changes.differences import differences
-from shardline.components.changes.last_run import State
-from shardline.components.export_validate import layout
-from shardline.components.register.champion import publish
-from tests.helpers.evaluations import EVALUATION
+from shardline.components import model_store
+from shardline.components.configure.changes import differences, fill_in_date, run_time
+from shardline.components.configure.component import look_for_changes, record_run
+from shardline.components.configure.history import State
+from shardline.components.model_store import publish
 from shardline.trainer import progress
 from shardline.trainer.errors import SettingsError
+from tests.helpers.evaluations import EVALUATION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,9 +92,9 @@ def look(history, source, job="run-2", **settings):
 def export(directory, *, blessed=True):
     directory.mkdir()
     verdict = {"blessed": blessed, "reason": "accuracy 0.9000 >= 0.8"}
-    (directory / layout.BLESSING_FILE).write_text(json.dumps(verdict))
-    (directory / layout.EVALUATION_FILE).write_text(json.dumps(EVALUATION))
-    (directory / layout.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
+    (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
+    (directory / model_store.EVALUATION_FILE).write_text(json.dumps(EVALUATION))
+    (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
     return directory
 
 

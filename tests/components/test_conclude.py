@@ -9,15 +9,20 @@ from pathlib import Path
 import pytest
 
 from shardline.components.conclude.component import conclude
-from shardline.components.conclude.failure import Failure
-from shardline.components.conclude.notification import WEBHOOK_VARIABLE, is_wanted, payload, send, webhook_url
-from shardline.components.conclude.outcome import Outcome
-from shardline.components.conclude.run_directory import RUN_VARIABLE
-from shardline.components.conclude.settings import NotifySettings
+from shardline.components.conclude.notification import (
+    WEBHOOK_VARIABLE,
+    NotifySettings,
+    is_wanted,
+    payload,
+    send,
+    webhook_url,
+)
+from shardline.components.run_record import RUN_VARIABLE, Outcome
+from shardline.components.vertex.causes import Failure
 from shardline.pipelines.settings import load
-from tests.helpers.webhook import Webhook, serve_webhook
 from shardline.trainer.errors import PlatformError, SettingsError
 from shardline.trainer.progress import Event
+from tests.helpers.webhook import Webhook, serve_webhook
 
 LOG = """\
 12:00:00.000 - INFO - Executing task 'train'

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.export_validate import conversions, layout
-from shardline.components.export_validate.export import export_model
-from shardline.components.export_validate.samples import take_samples
-from tests.helpers.datasets import write_dataset, write_table
+from shardline.components import model_store
+from shardline.components.validate import conversions
+from shardline.components.validate.examples import take_samples
+from shardline.components.validate.export import export_model
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
+from tests.helpers.datasets import write_dataset, write_table
 
 SHAPE = (24, 24, 3)
 
@@ -32,7 +33,7 @@ def test_a_converted_model_says_what_the_export_says(name, tmp_path):
 
     export_model(model, manifest, tmp_path / "out", samples=taken, formats=[name])
 
-    found = json.loads((tmp_path / "out" / layout.EXPORT_FILE).read_text())["formats"][name]
+    found = json.loads((tmp_path / "out" / model_store.EXPORT_FILE).read_text())["formats"][name]
     file = tmp_path / "out" / found["file"]
     assert found["bytes"] == file.stat().st_size > 1000
     assert 0.0 <= found["max_difference"] <= 1e-5
@@ -64,7 +65,7 @@ def test_a_model_that_a_converter_does_not_know_is_refused(name, tmp_path):
 
     with pytest.raises(ModelError, match=rf"the model cannot be converted to {name}: .*; leave it out$"):
         export_model(model, manifest, tmp_path / "out", formats=[name])
-    assert not (tmp_path / "out" / layout.EXPORT_FILE).exists()
+    assert not (tmp_path / "out" / model_store.EXPORT_FILE).exists()
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path):

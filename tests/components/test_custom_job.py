@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.local import ports
+from shardline.pipelines.local import processes
 from shardline.pipelines.local.job import CustomJob, WorkerPool
 from shardline.pipelines.local.output import SHOWN_PER_S
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.supervisor import run_job
-from tests.helpers.jobs import PRELUDE, make_job
 from shardline.trainer import files
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
 from shardline.trainer.progress import Event
+from tests.helpers.jobs import PRELUDE, make_job
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 
@@ -280,7 +280,7 @@ def test_several_jobs_at_once(tmp_path: Path) -> None:
 
 
 def test_reserved_ports_can_be_bound_by_name_only() -> None:
-    with ports.reserve(3) as addresses:
+    with processes.reserve(3) as addresses:
         assert len(set(addresses)) == 3
         host, port = addresses[0].split(":")
         with socket.socket() as server, pytest.raises(OSError, match="in use"):

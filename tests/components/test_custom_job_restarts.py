@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.local import rehearsal
-from shardline.pipelines.local.injection import parse_injection
 from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.supervisor import run_job
-from tests.helpers.jobs import make_job
 from shardline.trainer.errors import PipelineError
 from shardline.trainer.progress import Event
+from tests.helpers.jobs import make_job
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
-from tests.helpers.jobs import PRELUDE, eventually, marked
 from shardline.trainer.errors import EXIT_BAD_INPUT
+from tests.helpers.jobs import PRELUDE, eventually, marked
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 

@@ -22,17 +22,17 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.preprocess.inspect import info, stats
+from shardline.components.preprocess.inspect import stats
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.records.example import serialize
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_shard
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Feature, Manifest, Split
 from shardline.trainer.errors import DatasetError, SettingsError
+from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_shard
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD, OTHER = "train-00001-of-00004.tfrecord", "train-00002-of-00004.tfrecord"
@@ -374,11 +374,11 @@ def test_processes_cannot_be_negative(dataset: Path) -> None:
 
 def test_info_says_what_the_manifest_says(dataset: Path) -> None:
     manifest = manifests.load(dataset)
-    described = info.describe(manifest)
+    described = stats.describe(manifest)
     assert described["splits"]["train"]["records"] == 60
     assert described["splits"]["test"]["class_counts"] == list(manifest.splits["test"].class_counts)
     assert json.loads(json.dumps(described)) == described
-    shown = info.render(manifest)
+    shown = stats.info_render(manifest)
     assert manifest.fingerprint in shown
     assert "image 12 x 12 x 3 png, label int64, key string" in shown
     assert re.search(r"^train +60 +4 ", shown, re.MULTILINE)
@@ -386,7 +386,7 @@ def test_info_says_what_the_manifest_says(dataset: Path) -> None:
 
 def test_info_does_not_let_a_name_move_the_cursor(dataset: Path) -> None:
     manifest = dataclasses.replace(manifests.load(dataset), class_names=("a\x1b[2J", "b\n", "猫"))
-    assert r"3: a\x1b[2J, b\n, 猫" in info.render(manifest)
+    assert r"3: a\x1b[2J, b\n, 猫" in stats.info_render(manifest)
 
 
 def test_stats_counts_what_is_in_the_shards(dataset: Path) -> None:

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.export_validate import layout, provenance, samples, signatures
-from shardline.components.export_validate.agreement import largest_difference
-from shardline.components.export_validate.export import export_model
-from shardline.components.export_validate.operations import check_operations
-from shardline.components.export_validate.served import ServedModel
-from tests.helpers import clean_server
-from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
+from shardline.components import model_store
+from shardline.components.validate import examples, signatures
+from shardline.components.validate import export as provenance
+from shardline.components.validate.agreement import largest_difference
+from shardline.components.validate.export import check_operations, export_model
+from shardline.components.validate.served import ServedModel
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build
+from tests.helpers import clean_server
+from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 
-RECORDS = {"train": 12, "validation": 6, "test": samples.MOST + 4}
+RECORDS = {"train": 12, "validation": 6, "test": examples.MOST + 4}
 SHAPE = (12, 12, 3)
 
 
@@ -57,11 +58,11 @@ class Exported:
 
     @property
     def content(self):
-        return json.loads((self.out / layout.EXPORT_FILE).read_text())
+        return json.loads((self.out / model_store.EXPORT_FILE).read_text())
 
     @property
     def taken(self):
-        return samples.take_samples(self.manifest, self.dataset)
+        return examples.take_samples(self.manifest, self.dataset)
 
     def expected(self):
         """Returns what the model gives for the samples, and what it takes for them."""
@@ -75,7 +76,7 @@ class Exported:
 
 
 def export(model, manifest, dataset, out, **options):
-    taken = samples.take_samples(manifest, dataset)
+    taken = examples.take_samples(manifest, dataset)
     export_model(model, manifest, out, samples=taken, **options)
     return Exported(model, manifest, dataset, out)
 
@@ -118,7 +119,7 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
     ]
     process = subprocess.run(
         [sys.executable, clean_server.__file__],
-        input=json.dumps([(str(one.out / layout.SAVED_MODEL), body) for one, body in asked]),
+        input=json.dumps([(str(one.out / model_store.SAVED_MODEL), body) for one, body in asked]),
         capture_output=True,
         text=True,
         cwd=images.out,
@@ -130,7 +131,7 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
     answers = [answer["predictions"] for answer in json.loads(process.stdout.splitlines()[-1])]
     for (one, _), answer in zip(asked[:5], answers[:5], strict=True):
         expected, _ = one.expected()
-        assert len(answer) == samples.MOST
+        assert len(answer) == examples.MOST
         np.testing.assert_allclose([row["probabilities"] for row in answer], expected, rtol=0, atol=1e-5)
         assert [row["label"] for row in answer] == expected.argmax(axis=1).tolist()
         assert all(row["label_name"] == CLASS_NAMES[row["label"]] for row in answer)
@@ -146,7 +147,7 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
 def test_export_json_says_how_far_the_export_is_from_the_model(name, request):
     content = request.getfixturevalue(name).content
 
-    assert content["compared_examples"] == samples.MOST
+    assert content["compared_examples"] == examples.MOST
     assert 0.0 <= content["max_difference"] <= 1e-5
 
 
@@ -176,7 +177,7 @@ def test_export_json_names_the_columns_of_a_table(table):
 def test_stored_examples_are_predicted_as_they_are(name, request):
     one = request.getfixturevalue(name)
 
-    found = ServedModel(one.out / layout.SAVED_MODEL, 3).predict_examples(tf.constant(one.taken))
+    found = ServedModel(one.out / model_store.SAVED_MODEL, 3).predict_examples(tf.constant(one.taken))
 
     expected, _ = one.expected()
     np.testing.assert_allclose(found.probabilities, expected, rtol=0, atol=1e-6)
@@ -184,7 +185,7 @@ def test_stored_examples_are_predicted_as_they_are(name, request):
 
 
 def test_an_example_without_a_column_is_refused(table):
-    served = ServedModel(table.out / layout.SAVED_MODEL, 3)
+    served = ServedModel(table.out / model_store.SAVED_MODEL, 3)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"city.*is required but could not be found"):
         served.predict_examples(tf.constant([without(table.taken[0], "city")]))
@@ -230,7 +231,7 @@ def test_logits_are_compared_behind_their_softmax(tmp_path):
 
 
 def test_an_export_that_is_not_the_model_shows(images):
-    loaded = tf.saved_model.load(str(images.out / layout.SAVED_MODEL))
+    loaded = tf.saved_model.load(str(images.out / model_store.SAVED_MODEL))
     other = image_model(bias=[4.0, 0.0, 0.0])
 
     found = largest_difference(other, "probabilities", images.manifest, loaded, images.taken[:9])
@@ -240,7 +241,7 @@ def test_an_export_that_is_not_the_model_shows(images):
 
 @pytest.mark.parametrize(("bias", "difference"), [(float("nan"), 1.0), (0.0, 1e-5)])
 def test_an_output_that_is_not_a_number_differs_from_a_number(bias, difference, images):
-    loaded = tf.saved_model.load(str(images.out / layout.SAVED_MODEL))
+    loaded = tf.saved_model.load(str(images.out / model_store.SAVED_MODEL))
     other = image_model(bias=bias)
 
     found = largest_difference(other, "probabilities", images.manifest, loaded, images.taken[:9])
@@ -289,8 +290,10 @@ def test_the_model_file_lies_beside_the_export_even_where_it_lay_before(images, 
             model_file=tmp_path / "trained/model.keras",
             settings={"model": "mine"},
         )
-        assert (tmp_path / out / layout.MODEL_FILE).read_bytes() == trained
-        assert json.loads((tmp_path / out / layout.EXPORT_FILE).read_text())["settings"] == {"model": "mine"}
+        assert (tmp_path / out / model_store.MODEL_FILE).read_bytes() == trained
+        assert json.loads((tmp_path / out / model_store.EXPORT_FILE).read_text())["settings"] == {
+            "model": "mine"
+        }
 
 
 def test_samples_are_test_examples_first(tmp_path):
@@ -298,7 +301,7 @@ def test_samples_are_test_examples_first(tmp_path):
 
     keys = [
         tf.train.Example.FromString(one).features.feature["key"].bytes_list.value[0].decode().split("/")[0]
-        for one in samples.take_samples(manifest, tmp_path, 10)
+        for one in examples.take_samples(manifest, tmp_path, 10)
     ]
 
     assert keys == ["test"] * 3 + ["validation"] * 4 + ["train"] * 3
@@ -311,13 +314,13 @@ def test_a_damaged_sample_is_refused(images, tmp_path):
     shard.write_bytes(shard.read_bytes()[:-5] + b"12345")
 
     with pytest.raises(DatasetError, match=r"is damaged: .*; preprocess the data again"):
-        samples.take_samples(images.manifest, copy, 1000)
+        examples.take_samples(images.manifest, copy, 1000)
 
     with pytest.raises(DatasetError, match="one of the first 1 examples cannot be served"):
         export_model(
             images.model, images.manifest, tmp_path / "out", samples=[without(images.taken[0], "image")]
         )
-    assert not (tmp_path / "out" / layout.EXPORT_FILE).exists()
+    assert not (tmp_path / "out" / model_store.EXPORT_FILE).exists()
 
 
 def test_columns_keep_names_that_can_be_arguments():
@@ -364,7 +367,7 @@ def test_columns_of_any_name_are_served(table, tmp_path):
     model.loss = by_old_name.loss
     export_model(model, manifest, tmp_path, samples=given)
 
-    content = json.loads((tmp_path / layout.EXPORT_FILE).read_text())
+    content = json.loads((tmp_path / model_store.EXPORT_FILE).read_text())
     arguments = {name: column["argument"] for name, column in content["inputs"].items()}
     assert arguments == {"self": "column_self", "income (€)": "income", "1st city": "column_1st_city"}
     assert set(content["signatures"]["serving_default"]["inputs"]) == set(arguments.values())

@@ -21,17 +21,21 @@ from kfp import dsl
 from PIL import Image, ImageOps
 from sklearn import metrics
 
-from shardline.components.export_validate import layout
-from shardline.components.export_validate.component import export_validate
-from shardline.components.export_validate.evaluate import evaluate
-from shardline.components.export_validate.evaluation import ClassScore, Evaluation, Mistake
-from shardline.components.export_validate.export import export_model
-from shardline.components.export_validate.gathering import MOST_MISTAKES
-from shardline.components.export_validate.report import render_report
-from shardline.components.export_validate.rules import accuracy_gate, judge
-from shardline.components.export_validate.run import validate
-from shardline.components.export_validate.served import ServedModel
-from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.components import model_store
+from shardline.components.validate.component import export_validate
+from shardline.components.validate.evaluate import MOST_MISTAKES, evaluate
+from shardline.components.validate.evaluation import ClassScore, Evaluation, Mistake
+from shardline.components.validate.export import export_model
+from shardline.components.validate.gate import accuracy_gate, judge
+from shardline.components.validate.model_card import TrainingRecord
+from shardline.components.validate.report import render_report
+from shardline.components.validate.served import ServedModel
+from shardline.components.validate.validation import validate
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.decode import decode_image
+from shardline.trainer.errors import DatasetError, ModelError, SettingsError
+from shardline.trainer.models.head import read_head
 from tests.helpers import models
 from tests.helpers.datasets import (
     CLASS_NAMES,
@@ -42,11 +46,6 @@ from tests.helpers.datasets import (
     write_dataset,
     write_shard,
 )
-from shardline.trainer import progress
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.decode import decode_image
-from shardline.trainer.errors import DatasetError, ModelError, SettingsError
-from shardline.trainer.models.head import read_head
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
@@ -120,7 +119,7 @@ def decoded(images, manifest):
 
 
 def serve(out: Path, images, classes: int = 3):
-    return ServedModel(out / layout.SAVED_MODEL, classes).predict(tf.constant(images))
+    return ServedModel(out / model_store.SAVED_MODEL, classes).predict(tf.constant(images))
 
 
 # Export
@@ -171,7 +170,7 @@ def test_the_signature_turns_photos_upright(orientation, exported):
 def test_an_empty_batch_gives_an_empty_answer(exported):
     _, out = exported
 
-    served = ServedModel(out / layout.SAVED_MODEL, 3).predict(tf.constant([], tf.string))
+    served = ServedModel(out / model_store.SAVED_MODEL, 3).predict(tf.constant([], tf.string))
 
     assert served.probabilities.shape == (0, 3)
 
@@ -204,7 +203,7 @@ def test_a_clean_process_without_our_code_can_serve_it(exported, manifest, examp
     request = json.dumps([base64.b64encode(image).decode() for image in images])
 
     process = subprocess.run(
-        [sys.executable, "-c", CLEAN_PROCESS, str(out / layout.SAVED_MODEL)],
+        [sys.executable, "-c", CLEAN_PROCESS, str(out / model_store.SAVED_MODEL)],
         input=request,
         capture_output=True,
         text=True,
@@ -224,7 +223,7 @@ def test_a_clean_process_without_our_code_can_serve_it(exported, manifest, examp
 def test_export_json_says_what_was_exported(exported, manifest):
     model, out = exported
 
-    content = json.loads((out / layout.EXPORT_FILE).read_text())
+    content = json.loads((out / model_store.EXPORT_FILE).read_text())
 
     assert content["signatures"]["serving_default"] == {
         "inputs": {"images": {"dtype": "string", "shape": [None]}},
@@ -263,7 +262,7 @@ def test_every_weight_is_stored_once_and_the_optimizer_not_at_all(manifest, tmp_
 
     export_model(model, manifest, tmp_path)
 
-    stored = tf.train.list_variables(str(tmp_path / layout.SAVED_MODEL / "variables" / "variables"))
+    stored = tf.train.list_variables(str(tmp_path / model_store.SAVED_MODEL / "variables" / "variables"))
     assert sum(int(np.prod(shape)) for _, shape in stored if shape) == model.count_params()
 
 
@@ -276,7 +275,7 @@ def test_logits_get_a_softmax(manifest, tmp_path, examples):
 
     logits = model.predict(decoded(images, manifest), verbose=0)
     np.testing.assert_allclose(serve(tmp_path, images).probabilities, tf.nn.softmax(logits), atol=1e-6)
-    assert json.loads((tmp_path / layout.EXPORT_FILE).read_text())["softmax_added"] is True
+    assert json.loads((tmp_path / model_store.EXPORT_FILE).read_text())["softmax_added"] is True
 
 
 @pytest.mark.parametrize(
@@ -367,7 +366,7 @@ def test_every_example_is_evaluated_once_and_the_figures_are_right(exported, dat
     probabilities = model.predict(decoded(images, manifest), verbose=0)
     predicted = probabilities.argmax(axis=1)
 
-    found = evaluate(out / layout.SAVED_MODEL, dataset, batch_size=7)  # 7 does not divide 90
+    found = evaluate(out / model_store.SAVED_MODEL, dataset, batch_size=7)  # 7 does not divide 90
 
     right = int((predicted == labels).sum())
     assert 0 < right < TEST_RECORDS
@@ -398,7 +397,7 @@ def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, dataset,
     wrong = sorted(np.flatnonzero(predicted != labels), key=lambda i: -surest[i])
     assert len(wrong) > MOST_MISTAKES
 
-    found = evaluate(out / layout.SAVED_MODEL, dataset, batch_size=16).mistakes
+    found = evaluate(out / model_store.SAVED_MODEL, dataset, batch_size=16).mistakes
 
     assert [mistake.key for mistake in found] == [keys[i] for i in wrong[:MOST_MISTAKES]]
     first = found[0]
@@ -411,7 +410,7 @@ def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, dataset,
 def test_every_way_of_storing_is_evaluated_alike(encoding, compression, exported, dataset, tmp_path):
     stored = {"encoding": encoding, "compression": compression}
     write_dataset(tmp_path, shape=SHAPE, shards=4, records={"train": 12, "test": TEST_RECORDS}, **stored)
-    ours, plain = (evaluate(exported[1] / layout.SAVED_MODEL, path) for path in (tmp_path, dataset))
+    ours, plain = (evaluate(exported[1] / model_store.SAVED_MODEL, path) for path in (tmp_path, dataset))
 
     assert ours.confusion == plain.confusion
     assert ours.log_loss == pytest.approx(plain.log_loss)
@@ -422,7 +421,7 @@ def test_every_way_of_storing_is_evaluated_alike(encoding, compression, exported
 def test_the_batch_size_changes_nothing(exported, dataset):
     _, out = exported
 
-    small, large = (evaluate(out / layout.SAVED_MODEL, dataset, batch_size=size) for size in (1, 64))
+    small, large = (evaluate(out / model_store.SAVED_MODEL, dataset, batch_size=size) for size in (1, 64))
 
     assert (small.accuracy, small.confusion) == (large.accuracy, large.confusion)
     assert small.log_loss == pytest.approx(large.log_loss, abs=1e-6)
@@ -434,7 +433,7 @@ def test_a_shard_that_the_manifest_does_not_name_is_not_read(exported, dataset, 
     stray = make_example("stray", examples[1][0], 0)
     write_shard(copy / "test-00004-of-00005.tfrecord", [stray] * 50)
 
-    assert evaluate(exported[1] / layout.SAVED_MODEL, copy).examples == TEST_RECORDS
+    assert evaluate(exported[1] / model_store.SAVED_MODEL, copy).examples == TEST_RECORDS
 
 
 def copied(dataset, directory):
@@ -460,7 +459,7 @@ def test_a_label_that_is_no_class_is_refused(exported, dataset, tmp_path, exampl
     copy = with_test_examples(dataset, tmp_path, [make_example("a", image, 0), make_example("b", image, 3)])
 
     with pytest.raises(DatasetError, match=r"example 'b' has label 3, the dataset has classes 0\.\.2"):
-        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+        evaluate(exported[1] / model_store.SAVED_MODEL, copy)
 
 
 def test_an_image_that_cannot_be_decoded_is_refused(exported, dataset, tmp_path):
@@ -469,14 +468,14 @@ def test_an_image_that_cannot_be_decoded_is_refused(exported, dataset, tmp_path)
     with pytest.raises(
         DatasetError, match=r"an example between 'broken' and 'broken' cannot be served: .*image file format"
     ):
-        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+        evaluate(exported[1] / model_store.SAVED_MODEL, copy)
 
 
 def test_an_example_without_an_image_is_refused(exported, dataset, tmp_path):
     copy = with_test_examples(dataset, tmp_path, [tf.train.Example().SerializeToString()])
 
     with pytest.raises(DatasetError, match="is damaged after 0 examples"):
-        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+        evaluate(exported[1] / model_store.SAVED_MODEL, copy)
 
 
 @pytest.mark.parametrize(
@@ -492,7 +491,7 @@ def test_a_damaged_shard_is_refused(damage, message, exported, dataset, tmp_path
     damage(copy / "test-00002-of-00004.tfrecord")
 
     with pytest.raises(DatasetError, match=message):
-        evaluate(exported[1] / layout.SAVED_MODEL, copy)
+        evaluate(exported[1] / model_store.SAVED_MODEL, copy)
 
 
 def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
@@ -500,7 +499,7 @@ def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
     export_model(band_model(classes=5), wider, tmp_path)
 
     with pytest.raises(ModelError, match="tells 5 classes apart, the dataset has 3"):
-        evaluate(tmp_path / layout.SAVED_MODEL, dataset)
+        evaluate(tmp_path / model_store.SAVED_MODEL, dataset)
 
 
 def test_what_is_no_exported_model_is_refused(dataset, tmp_path):
@@ -669,8 +668,8 @@ def test_a_verdict_never_outlives_the_model_it_was_reached_on(dataset, tmp_path,
     with pytest.raises(DatasetError):
         validate(model_file, broken, out, gate=accuracy_gate(0.9))
 
-    assert not (out / layout.BLESSING_FILE).exists()
-    assert not (out / layout.EVALUATION_FILE).exists()
+    assert not (out / model_store.BLESSING_FILE).exists()
+    assert not (out / model_store.EVALUATION_FILE).exists()
 
 
 def test_validating_again_gives_the_same_verdict_and_numbers(dataset, tmp_path, events):
@@ -678,12 +677,12 @@ def test_validating_again_gives_the_same_verdict_and_numbers(dataset, tmp_path, 
     runs = []
     for _ in range(2):
         validate(model_file, dataset, out, gate=accuracy_gate(0.9))
-        evaluation = json.loads((out / layout.EVALUATION_FILE).read_text())
+        evaluation = json.loads((out / model_store.EVALUATION_FILE).read_text())
         for cost in [
             name for name in evaluation["metrics"] if re.search("latency|throughput|memory|size", name)
         ]:
             del evaluation["metrics"][cost]
-        runs.append((evaluation, (out / layout.BLESSING_FILE).read_bytes()))
+        runs.append((evaluation, (out / model_store.BLESSING_FILE).read_bytes()))
 
     assert runs[0] == runs[1]
 
@@ -719,7 +718,7 @@ def test_the_component_fills_its_artifacts(dataset, tmp_path, events):
     assert sum(map(sum, rows)) == TEST_RECORDS
     assert sum(rows[i][i] for i in range(3)) == round(accuracy * TEST_RECORDS)
     assert (tmp_path / "out/page/report").read_bytes() == (
-        tmp_path / "out/exported" / layout.REPORT_FILE
+        tmp_path / "out/exported" / model_store.REPORT_FILE
     ).read_bytes()
     assert given["exported"].metadata["blessed"] is False
 

@@ -14,16 +14,16 @@ import tensorflow as tf
 from click.testing import CliRunner
 from sklearn import metrics
 
-from shardline.components.export_validate import layout
-from shardline.components.export_validate.champion import challenge
-from shardline.components.export_validate.evaluate import compare, evaluate, measure
-from shardline.components.export_validate.export import export_model
-from shardline.components.export_validate.rules import Gate, accuracy_gate, judge, parse_rules
-from shardline.components.export_validate.run import run
-from shardline.components.register.champion import publish
+from shardline.components import model_store
+from shardline.components.model_store import publish
+from shardline.components.validate.evaluate import compare, evaluate, measure
+from shardline.components.validate.export import export_model
+from shardline.components.validate.gate import Gate, accuracy_gate, judge
+from shardline.components.validate.rules import parse_rules
+from shardline.components.validate.validation import challenge, run
 from shardline.pipelines.cli.main import main
-from tests.helpers.datasets import write_dataset, write_table
 from shardline.trainer.data import manifest as manifests
+from tests.helpers.datasets import write_dataset, write_table
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
@@ -96,7 +96,7 @@ def champion(dataset, tmp_path_factory):
 def measured(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp("measured")
     export_model(band_model(**PRESENT), manifests.load(dataset), out)
-    return measure(out / layout.SAVED_MODEL, dataset)
+    return measure(out / model_store.SAVED_MODEL, dataset)
 
 
 def save(model, directory):
@@ -212,7 +212,7 @@ def test_a_table_is_sliced_by_its_columns(tmp_path):
     model.compile("sgd", "sparse_categorical_crossentropy")
     export_model(model, manifest, tmp_path / "out")
 
-    evaluation = evaluate(tmp_path / "out" / layout.SAVED_MODEL, tmp_path / "data", min_slice=20)
+    evaluation = evaluate(tmp_path / "out" / model_store.SAVED_MODEL, tmp_path / "data", min_slice=20)
 
     names = {item.name.partition("=")[0] for item in evaluation.slices}
     assert names == {"class", "year", "income", "city"}
@@ -269,7 +269,7 @@ def test_each_model_gets_the_verdict_that_it_deserves(
 ):
     gate = Gate(parse_rules(rules))
     export_model(build(), manifests.load(dataset), tmp_path)
-    challenger = measure(tmp_path / layout.SAVED_MODEL, dataset)
+    challenger = measure(tmp_path / model_store.SAVED_MODEL, dataset)
 
     evaluation, no_champion = challenger.evaluation, ""
     if any(rule.champion for rule in gate.rules):

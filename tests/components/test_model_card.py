@@ -5,9 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from shardline.components.export_validate.evaluation import ClassScore, Evaluation
-from shardline.components.export_validate.model_card import make_card
-from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.components.validate.evaluation import ClassScore, Evaluation
+from shardline.components.validate.model_card import TrainingRecord, make_card
 from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
 
 OUTPUTS = {

@@ -15,12 +15,12 @@ from PIL import Image
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from tests.helpers.data import real_data
-from tests.helpers.preprocessing import REPOSITORY, contents, read, read_all, run, write_images
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import SPLITS, Feature
 from shardline.trainer.errors import DatasetError
+from tests.helpers.data import real_data
+from tests.helpers.preprocessing import REPOSITORY, contents, read, read_all, run, write_images
 
 MANY = """
 from shardline.components.preprocess.sources import Example
@@ -224,7 +224,7 @@ def test_what_is_no_setting_of_the_bytes_does_not_change_them(tmp_path: Path) ->
 
 def test_many_rows_give_the_same_bytes_as_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("digits", tmp_path / "memory")
-    monkeypatch.setattr("shardline.components.preprocess.planning.rows._ROWS_IN_MEMORY", 300)
+    monkeypatch.setattr("shardline.components.preprocess.rows._ROWS_IN_MEMORY", 300)
     run("digits", tmp_path / "files")
     assert contents(tmp_path / "memory") == contents(tmp_path / "files")
 

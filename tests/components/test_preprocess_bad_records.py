@@ -9,8 +9,8 @@ import pytest
 
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from tests.helpers.preprocessing import SOURCE, contents, read_all, run, write_images
 from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
+from tests.helpers.preprocessing import SOURCE, contents, read_all, run, write_images
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from shardline.components.preprocess import component, fan_out
-from tests.helpers.preprocessing import contents, run, write_images
+from shardline.components.preprocess import component
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import ShardlineError
+from tests.helpers.preprocessing import contents, run, write_images
 
 
 def _artifacts(directory: Path) -> tuple[dsl.Dataset, dsl.Metrics, dsl.HTML]:
@@ -54,12 +54,12 @@ def test_the_component(tmp_path: Path) -> None:
 def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
     images = write_images(tmp_path / "images", each=60)
     planned = dsl.Dataset(uri=str(tmp_path / "shared"))
-    numbers = fan_out.plan_shards(planned, tasks, source=f"images:{images}", shards=4)
+    numbers = component.plan_shards(planned, tasks, source=f"images:{images}", shards=4)
     assert numbers == list(range(min(tasks, 6)))
     for task in reversed(numbers):
-        fan_out.write_shards(planned, task, tasks)
+        component.write_shards(planned, task, tasks)
     artifacts = _artifacts(tmp_path)
-    fan_out.finish_dataset(planned, *artifacts)
+    component.finish_dataset(planned, *artifacts)
     assert artifacts[0].uri == planned.uri
     _check(*artifacts)
     run(f"images:{images}", tmp_path / "one", shards=4)
@@ -74,7 +74,7 @@ def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
         ({"split": {"test": 1.0}}, "split must give shares of train"),
     ],
 )
-@pytest.mark.parametrize("function", [component.preprocess, fan_out.plan_shards])
+@pytest.mark.parametrize("function", [component.preprocess, component.plan_shards])
 def test_the_component_ends_with_one_line(
     tmp_path: Path,
     events: list[progress.Event],
@@ -94,7 +94,7 @@ def test_the_component_ends_with_one_line(
 
 @pytest.mark.parametrize(
     "function",
-    [component.preprocess, fan_out.plan_shards, fan_out.write_shards, fan_out.finish_dataset],
+    [component.preprocess, component.plan_shards, component.write_shards, component.finish_dataset],
     ids=lambda function: function.__name__,
 )
 def test_the_component_stands_alone(function: Callable[..., Any]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess import work_directory
-from tests.helpers.preprocessing import contents, run, write_images
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import RunError, SettingsError, SourceError
+from tests.helpers.preprocessing import contents, run, write_images
 
 
 def test_a_dataset_is_replaced_by_a_new_one(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ import pytest
 
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images
 from shardline.trainer import progress
 from shardline.trainer.errors import RunError, SourceError
+from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images
 
 
 def _lines(events: list[progress.Event]) -> list[str]:
@@ -157,7 +157,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, processes: int, events: list[
 def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import os, signal; input(); os.kill(os.getpid(), {signal.SIGKILL.value})"
     with monkeypatch.context() as patched:
-        patched.setattr("shardline.components.preprocess.processes._WORKER", (sys.executable, "-c", program))
+        patched.setattr("shardline.components.preprocess.pool._WORKER", (sys.executable, "-c", program))
         with pytest.raises(RunError, match="a writing process ended with status -9; run again"):
             run("digits", tmp_path / "out", processes=2)
     run("digits", tmp_path / "out", processes=2)

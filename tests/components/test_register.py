@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from shardline.components.export_validate import layout
-from shardline.components.register.champion import champion_directory, current, publish
+from shardline.components import model_store
+from shardline.components.model_store import champion_directory, current, publish
 from shardline.components.register.component import register
-from shardline.components.register.run import register_model
+from shardline.components.register.publish import register_model
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, SettingsError
 
 
 def write_export(directory: Path, *, blessed: bool = True, weights: bytes = b"weights") -> Path:
-    saved_model = directory / layout.SAVED_MODEL
+    saved_model = directory / model_store.SAVED_MODEL
     (saved_model / "variables").mkdir(parents=True)
     (saved_model / "saved_model.pb").write_bytes(b"graph")
     (saved_model / "variables" / "variables.index").write_bytes(weights)
-    (directory / layout.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
+    (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
     verdict = {"blessed": blessed, "reason": "accuracy 0.9 is not >= 0.95"}
-    (directory / layout.BLESSING_FILE).write_text(json.dumps(verdict))
+    (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
     return directory
 
 
@@ -126,7 +126,7 @@ def test_a_publisher_killed_on_the_way_leaves_the_old_champion(file, exported, c
 
 READER = """
 import pathlib, sys, time
-from shardline.components.register.champion import current
+from shardline.components.model_store import current
 
 champion, seen = pathlib.Path(sys.argv[1]), set()
 print("ready", flush=True)
@@ -158,7 +158,7 @@ def test_a_reader_never_sees_half_a_model(champion, tmp_path):
 
 def test_publishing_loads_neither_tensorflow_nor_kfp():
     script = (
-        "import sys, shardline.components.register.run; "
+        "import sys, shardline.components.register.publish; "
         "print([name for name in ('tensorflow', 'keras', 'kfp') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -174,7 +174,7 @@ def test_what_is_not_blessed_is_not_published(champion, tmp_path):
     assert not champion.exists()
 
 
-@pytest.mark.parametrize("missing", [layout.BLESSING_FILE, layout.EXPORT_FILE])
+@pytest.mark.parametrize("missing", [model_store.BLESSING_FILE, model_store.EXPORT_FILE])
 def test_an_unfinished_validation_is_not_published(missing, exported, champion):
     (exported / missing).unlink()
 

@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from shardline.components.export_validate.evaluation import Curve, Mistake, Slice
-from shardline.components.export_validate.rules.blessing import Blessing, JudgedRule
-from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.components.validate.evaluation import Curve, Mistake, Slice
+from shardline.components.validate.gate import Blessing, JudgedRule
+from shardline.components.validate.model_card import TrainingRecord
+from shardline.trainer.data.manifest import Feature
 from tests.helpers.reports import (
     EXPORT,
     RULES,
@@ -19,7 +20,6 @@ from tests.helpers.reports import (
     make_report,
     with_champion,
 )
-from shardline.trainer.data.manifest import Feature
 
 NAMES = ("top", "middle", "bottom")
 

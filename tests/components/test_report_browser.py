@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from PIL import Image
 
-from shardline.components.export_validate.evaluation import Mistake
+from shardline.components.validate.evaluation import Mistake
 from tests.helpers.reports import make_evaluation, make_report, with_champion
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -18,10 +18,10 @@ from shardline.components.preprocess import storage
 from shardline.components.preprocess.records.example import serialize
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Source, open_source
-from tests.helpers.data import payload
-from tests.helpers.fake_storage import fake_storage
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError, SourceError
+from tests.helpers.data import payload
+from tests.helpers.fake_storage import fake_storage
 
 REPOSITORY = Path(__file__).parents[2]
 

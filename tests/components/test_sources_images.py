@@ -9,8 +9,8 @@ import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source, open_source
-from tests.helpers.data import payload, real_data
 from shardline.trainer.errors import SourceError
+from tests.helpers.data import payload, real_data
 
 
 def opened(directory: Path | str, labels: Path | str = "") -> Source:

@@ -13,7 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import BadExample, Example, Source, columns, open_source
+from shardline.components.preprocess.sources import BadExample, Example, Source, open_source
+from shardline.components.preprocess.sources import table as columns
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
 

@@ -12,9 +12,9 @@ import tensorflow_datasets as tfds
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import Source, open_source
-from tests.helpers.data import payload, real_data
 from shardline.trainer import progress
 from shardline.trainer.errors import SourceError
+from tests.helpers.data import payload, real_data
 
 # Its own code uses what protobuf, importlib and numpy have deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source, Span, open_source
-from shardline.components.preprocess.sources.seen import Seen
-from tests.helpers.data import payload, real_data
+from shardline.components.preprocess.sources.source import Seen
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
+from tests.helpers.data import payload, real_data
 
 
 def opened(pattern: Path | str, **features: str) -> Source:

@@ -12,8 +12,8 @@ import pytest
 
 from shardline.components.tune.best_trial import best_of, finish, read_job, table, trials_of
 from shardline.pipelines.local.search import Search
-from tests.helpers.jobs import PRELUDE
 from shardline.trainer.errors import PlatformError, RunError
+from tests.helpers.jobs import PRELUDE
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("no_orphans")]
 

@@ -13,8 +13,8 @@ import yaml
 from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from kfp import compiler, dsl
 
-from shardline.components.register.deploy import BatchPrediction, Deploy
-from shardline.components.register.deploy_tasks import batch_prediction_task, deploy_tasks
+from shardline.components.register.settings import BatchPrediction, Deploy
+from shardline.components.register.tasks import batch_prediction_task, deploy_tasks
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex

@@ -12,12 +12,11 @@ from google.cloud.storage import Client
 from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.diagnosis import Diagnosis
+from shardline.pipelines.local.doctor import Diagnosis
+from shardline.pipelines.remote.client import connect
+from shardline.pipelines.remote.doctor import examine, find_image
+from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.settings import load
-from shardline.pipelines.vertex.doctor import examine
-from shardline.pipelines.vertex.environment import Environment
-from shardline.pipelines.vertex.images import find_image
-from shardline.pipelines.vertex.rest import connect
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 

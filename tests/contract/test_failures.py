@@ -17,14 +17,14 @@ from google.cloud.aiplatform_v1.types import PipelineState, Schedule
 from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.vertex import calls
+from shardline.pipelines.remote import client
+from shardline.trainer.errors import EXIT_PLATFORM
 from tests.contract.conftest import enter
 from tests.contract.fake.failures import Drop, permission_of
 from tests.contract.fake.services import PROJECT, FakeServices
 from tests.contract.fake.vertex import BUCKET, LOCATION, fake_vertex
 from tests.contract.test_fake_pipelines import PARENT, Waiting
 from tests.helpers.checks import pipeline
-from shardline.trainer.errors import EXIT_PLATFORM
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -180,7 +180,7 @@ def test_what_is_not_there_is_named(fake: FakeServices, command: tuple[str, ...]
 def test_patience_ends(
     fake: FakeServices, monkeypatch: pytest.MonkeyPatch, method: str, code: int, words: str
 ) -> None:
-    monkeypatch.setattr(calls, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
     fake.fail(method, code, times=ALWAYS)
     result = shardline(*COMMANDS[method])
     assert words in refused(result)
@@ -268,7 +268,7 @@ def test_a_slow_answer_is_waited_for(fake: FakeServices, method: str) -> None:
 def test_an_answer_that_is_too_late_makes_nothing_twice(
     fake: FakeServices, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(calls, "_ATTEMPT_S", 0.5)
+    monkeypatch.setattr(client, "_ATTEMPT_S", 0.5)
     fake.fail(method, delay_s=1.5)
     result = shardline(*COMMANDS[method])
     fake.settle()

@@ -14,9 +14,9 @@ from google.cloud.aiplatform_v1.types import Model, ModelEvaluation
 from kfp import compiler, dsl
 
 from shardline.components.register.component import registry_evaluation, serving_model
-from shardline.components.register.model_registry import upload_task
-from shardline.components.register.registry_evaluation import registry_metrics
-from shardline.components.register.upload import ModelUpload
+from shardline.components.register.publish import registry_metrics
+from shardline.components.register.settings import ModelUpload
+from shardline.components.register.tasks import upload_task
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex

@@ -19,12 +19,11 @@ from google.cloud.aiplatform_v1.types import CreateNotebookExecutionJobRequest, 
 from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.vertex.calls import clients
-from shardline.pipelines.vertex.environment import Environment
-from shardline.pipelines.vertex.schedules.apply import apply_plan, list_schedules
-from shardline.pipelines.vertex.schedules.declared import Declared
-from shardline.pipelines.vertex.schedules.plan import make_plan
-from shardline.pipelines.vertex.schedules.request import run_request
+from shardline.pipelines.remote.client import clients
+from shardline.pipelines.remote.environment import Environment
+from shardline.pipelines.remote.schedules.apply import apply_plan, list_schedules
+from shardline.pipelines.remote.schedules.declared import Declared
+from shardline.pipelines.remote.schedules.plan import make_plan, run_request
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.checks import pipeline

@@ -19,12 +19,12 @@ from shardline.components.tune.component import best_trial, plan_study
 from shardline.pipelines.local.localize import localize
 from shardline.pipelines.settings import load
 from shardline.pipelines.tune import hyperparameter_tuning_job, job_arguments
+from shardline.trainer.errors import PlatformError
+from shardline.trainer.measurements import read_measurements
 from tests.contract.fake.replicas import run_replicas
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, Outcome
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
 from tests.helpers.datasets import write_table
-from shardline.trainer.errors import PlatformError
-from shardline.trainer.measurements import read_measurements
 
 LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
 STUDY: dict[str, Any] = {

@@ -6,10 +6,9 @@ from typing import Any
 import yaml
 from kfp import compiler, dsl
 
-from shardline.components.train.pools.cluster import Cluster
-from shardline.components.train.pools.expand import custom_job
-from shardline.components.train.pools.job import CustomJobSettings
-from shardline.components.train.pools.pool import WorkerPool
+from shardline.components.train.custom_job import custom_job
+from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.pools import Cluster, WorkerPool
 
 SMALL = WorkerPool(machine_type="n1-standard-4", env={"NOTE": 'a "quoted" \\ {{ x }}\n☃'})
 GPU = WorkerPool(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.register.champion import publish
+from shardline.components.model_store import publish
 from shardline.pipelines.preflight import check_run
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers.images import encoded, scene

@@ -70,11 +70,11 @@ def test_the_trainer_and_the_templates_are_found_where_the_clone_is_not(
     assert "--per-replica-batch-size" in trainer.stdout
 
     program = (
-        "import jinja2, trainer, shardline.components.export_validate, shardline.components.preprocess.inspect\n"
-        "for package in ('shardline.components.export_validate', 'shardline.components.preprocess.inspect', 'shardline.components.html'):\n"
-        "    names = jinja2.PackageLoader(package, '').list_templates()\n"
+        "import jinja2, shardline.trainer\n"
+        "for package in ('components.validate', 'components.preprocess.inspect', 'components'):\n"
+        "    names = jinja2.PackageLoader('shardline.' + package, '').list_templates()\n"
         "    print(package, sum(name.endswith('.html.j2') for name in names))\n"
-        "print(trainer.__file__)"
+        "print(shardline.trainer.__file__)"
     )
     done = run(installed, tmp_path, "-c", program)
     assert done.returncode == 0, done.stderr

@@ -11,10 +11,8 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from shardline.components.register.deploy import BatchPrediction, Deploy
-from shardline.components.register.deploy_tasks import batch_prediction_task, deploy_tasks
-from shardline.components.register.model_registry import upload_task
-from shardline.components.register.upload import ModelUpload
+from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.register.tasks import batch_prediction_task, deploy_tasks, upload_task
 from shardline.pipelines.local import model_deploy
 from shardline.pipelines.local.localize import localize
 

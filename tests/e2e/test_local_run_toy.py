@@ -21,8 +21,8 @@ from kfp import compiler
 
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
-from tests.helpers.toy_pipeline import free_text, loop, write_toy
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
+from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -264,7 +264,12 @@ def _kill(started: list[psutil.Process], victim: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "victim", ["shardline.pipelines.local.execute", "shardline.pipelines.local.preloaded", "shardline.pipelines.local.start"]
+    "victim",
+    [
+        "shardline.pipelines.local.execute",
+        "shardline.pipelines.local.preloaded",
+        "shardline.pipelines.local.start",
+    ],
 )
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
     process, started = _start_hanging(toy, runs)

@@ -12,8 +12,8 @@ import yaml
 from kfp import compiler, dsl
 
 from shardline.components.register.component import registry_evaluation, serving_model
-from shardline.components.register.model_registry import upload_task
-from shardline.components.register.upload import ModelUpload
+from shardline.components.register.settings import ModelUpload
+from shardline.components.register.tasks import upload_task
 from shardline.pipelines.local import model_upload
 from shardline.pipelines.local.localize import localize
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from shardline.components.train.pools.cluster import Cluster
-from shardline.components.train.pools.job import CustomJobSettings
-from shardline.components.train.pools.planning import check_worker_pools
-from shardline.components.train.pools.pool import WorkerPool
-from shardline.components.train.pools.run_time import custom_job_at_run_time
+from shardline.components.train.component import check_worker_pools
+from shardline.components.train.custom_job import custom_job_at_run_time
+from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.pools import Cluster, WorkerPool
 from tests.helpers.datasets import write_dataset
 
 pytestmark = [pytest.mark.e2e, pytest.mark.multiworker, pytest.mark.timeout(180)]

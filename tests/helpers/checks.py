@@ -7,7 +7,7 @@ import functools
 import json
 from typing import Any
 
-from shardline.pipelines.check.run import check_pipeline
+from shardline.pipelines.check.checks import check_pipeline
 
 CONTAINER = {"image_uri": "registry/trainer:1", "command": ["python3", "-m", "shardline.trainer.task"]}
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import DatasetInfo, Feature, Manifest, Shard, Split
-from shardline.trainer.models.probe import probe_inputs
+from shardline.trainer.models.head import probe_inputs
 
 #: A class is the third of the image that is bright.
 CLASS_NAMES = ("top", "middle", "bottom")

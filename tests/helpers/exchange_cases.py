@@ -14,10 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.distribute import exchange, strategy
-from shardline.trainer.distribute.cluster import read_cluster
-from shardline.trainer.distribute.collectives import Collectives
-from shardline.trainer.distribute.summation import RingSummation, make_summation
+from shardline.trainer.cluster import exchange, strategy
+from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.summation import RingSummation, make_summation
 from shardline.trainer.settings import COMMUNICATIONS, TrainSettings
 
 STEPS = 20

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from shardline.components.export_validate.evaluation import Bin, ClassScore, Curve, Evaluation, Lead, Mistake, Slice
-from shardline.components.export_validate.report import render_report
-from shardline.components.export_validate.rules.blessing import Blessing, JudgedRule
-from shardline.components.export_validate.training_record import TrainingRecord
+from shardline.components.validate.evaluation import Bin, ClassScore, Curve, Evaluation, Lead, Mistake, Slice
+from shardline.components.validate.gate import Blessing, JudgedRule
+from shardline.components.validate.model_card import TrainingRecord
+from shardline.components.validate.report import render_report
 from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
 
 IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))

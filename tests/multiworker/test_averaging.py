@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from shardline.trainer.saving import load_model
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
-from shardline.trainer.saving import load_model
 
 pytestmark = pytest.mark.multiworker
 
@@ -17,12 +17,12 @@ import json, os, sys
 import keras
 import numpy as np
 import tensorflow as tf
-from shardline.trainer.distribute import strategy
-from shardline.trainer.distribute.averaging import make_merge
-from shardline.trainer.distribute.cluster import read_cluster
-from shardline.trainer.distribute.collectives import Collectives
-from shardline.trainer.distribute.summation import make_summation
-from shardline.trainer.loop import Loop
+from shardline.trainer.cluster import strategy
+from shardline.trainer.cluster.exchange import make_merge
+from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.summation import make_summation
+from shardline.trainer.step import Loop
 from shardline.trainer.settings import TrainSettings
 
 cluster = read_cluster(os.environ)

@@ -14,8 +14,8 @@ import pytest
 
 from shardline.pipelines.local import forking, preloaded
 from shardline.pipelines.local.forking import Program, recognize
-from shardline.pipelines.local.injection import parse_injection
 from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
@@ -27,7 +27,7 @@ _MODEL = """
 import os
 from pathlib import Path
 import numpy as np
-from shardline.trainer.models.mnist_cnn import build_model as original
+from shardline.trainer.models.zoo import build_model as original
 
 draws = np.random.random()  # now: later on the trainer's seed decides
 
@@ -137,7 +137,16 @@ def _start(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str]:
     source = f"{_TASK}\n"
     executor_input = {"inputs": {"parameterValues": {"code": code}}, "outputs": {"outputFile": os.devnull}}
     arguments = ["--executor_input", json.dumps(executor_input), "--function_to_execute", "task"]
-    command = [sys.executable, "-m", "shardline.pipelines.local.start", "sh", "-ec", _script(), source, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "shardline.pipelines.local.start",
+        "sh",
+        "-ec",
+        _script(),
+        source,
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
 
 
@@ -163,8 +172,10 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
 
 def test_what_is_forked() -> None:
     script = _script()
-    trains = "from shardline.components.train.run import run"
-    assert recognize([sys.executable, "-m", "shardline.trainer.task", "--x"]) == Program("shardline.trainer.task", ["--x"])
+    trains = "from shardline.components.train.replica import run"
+    assert recognize([sys.executable, "-m", "shardline.trainer.task", "--x"]) == Program(
+        "shardline.trainer.task", ["--x"]
+    )
     assert recognize(["sh", "-ec", script, trains, "--x"]) == Program(
         "kfp.dsl.executor_main", ["--x"], trains
     )

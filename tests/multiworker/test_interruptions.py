@@ -6,12 +6,12 @@ import signal
 import numpy as np
 import pytest
 
-from tests.helpers import replicas
-from tests.helpers.datasets import write_dataset
 from shardline.trainer import progress
-from shardline.trainer.callbacks.history import read_history
+from shardline.trainer.callbacks.report import read_history
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
 from shardline.trainer.saving import load_model
+from tests.helpers import replicas
+from tests.helpers.datasets import write_dataset
 
 pytestmark = pytest.mark.multiworker
 

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.replicas import ROOT, free_ports
 from shardline.trainer import progress
-from shardline.trainer.coordinator import CoordinatorEvaluation, CoordinatorLoop
-from shardline.trainer.distribute import strategy as strategies
-from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.cluster import strategy as strategies
+from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.server import run_server
+from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, run_server
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.workers import Workers
+from tests.helpers.replicas import ROOT, free_ports
 
 pytestmark = pytest.mark.multiworker
 

@@ -13,10 +13,10 @@ PROGRAM = """
 import os, sys
 import tensorflow as tf
 from shardline.trainer import progress
-from shardline.trainer.distribute import strategy
-from shardline.trainer.distribute.cluster import read_cluster
-from shardline.trainer.distribute.collectives import Collectives
-from shardline.trainer.distribute.peers import Peers
+from shardline.trainer.cluster import strategy
+from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.settings import TrainSettings
 
 cluster = read_cluster(os.environ)

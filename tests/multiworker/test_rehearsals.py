@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardline.trainer.callbacks.report import read_history
 from tests.helpers.datasets import write_dataset
-from shardline.trainer.callbacks.history import read_history
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
 

@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.helpers.replicas import ROOT
 from shardline.trainer import progress
+from shardline.trainer.checkpoint.identity import Identity
+from shardline.trainer.checkpoint.state import Position, Snapshot
+from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
-from shardline.trainer.resume.checkpoint import Checkpoints
-from shardline.trainer.resume.identity import Identity
-from shardline.trainer.resume.state import Position, Snapshot
+from tests.helpers.replicas import ROOT
 
 DATA = ".data-00000-of-00001"
 
@@ -62,7 +62,8 @@ def in_a_child(script, directory):
     """Runs Python code that has `directory`, `checkpoints` and `snapshot`."""
     head = (
         "import os, sys, resource, signal\nfrom pathlib import Path\n"
-        "from tests.trainer.test_checkpoint import *\nfrom shardline.trainer.resume import checkpoint\n"
+        "from tests.trainer.test_checkpoint import *\n"
+        "from shardline.trainer.checkpoint import store as checkpoint\n"
         "directory = Path(sys.argv[1])\n"
     )
     return subprocess.run(

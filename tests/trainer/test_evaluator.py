@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer import evaluations as evaluations_module
+from shardline.trainer import evaluator as evaluations_module
 from shardline.trainer import evaluator as evaluator_module
 from shardline.trainer import progress
+from shardline.trainer.checkpoint.identity import Identity
+from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.evaluations import Evaluations
-from shardline.trainer.evaluator import BEST_FILE, Evaluator, wait_for_last
-from shardline.trainer.loop import Evaluation
-from shardline.trainer.resume.checkpoint import Checkpoints
-from shardline.trainer.resume.identity import Identity
-from shardline.trainer.resume.state import Position, TrainingState
+from shardline.trainer.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last
+from shardline.trainer.step import Evaluation
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (22, 4)).astype(np.float32)

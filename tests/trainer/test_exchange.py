@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers import exchange_cases
-from shardline.trainer.distribute.exchange import GradientExchange, accumulators, optimizers
-from shardline.trainer.distribute.strategy import check_model, replica_merger
-from shardline.trainer.distribute.summation import sum_by_tensorflow
+from shardline.trainer.cluster.exchange import GradientExchange, accumulators, optimizers
+from shardline.trainer.cluster.strategy import check_model, replica_merger
+from shardline.trainer.cluster.summation import sum_by_tensorflow
 from shardline.trainer.errors import ModelError
+from tests.helpers import exchange_cases
 
 ONE = "/cpu:0"
 

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from shardline.trainer.distribute import links
-from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.cluster import collectives
+from shardline.trainer.cluster.cluster import Cluster
 
 
 class Together:
@@ -46,7 +46,7 @@ def connect(hosts, on_total=lambda values: None):
     made = [None] * len(hosts)
 
     def run(rank, cluster):
-        made[rank] = links.make_ring(
+        made[rank] = collectives.make_ring(
             cluster, together.of(on_total if rank == 0 else lambda values: None), lambda: None
         )
 
@@ -73,7 +73,7 @@ def test_processes_connect_in_a_ring(hosts):
 
 
 def test_where_one_cannot_be_reached_nobody_has_a_ring(monkeypatch):
-    monkeypatch.setattr(links, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(collectives, "_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()[1]
 

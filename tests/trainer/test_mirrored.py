@@ -78,9 +78,9 @@ def test_what_each_replica_keeps_for_itself_is_averaged(mirrored):
 def test_logical_cpu_devices_are_the_replicas(strategy):
     program = (
         "import json, tensorflow as tf\n"
-        "from shardline.trainer.distribute import strategy\n"
-        "from shardline.trainer.distribute.cluster import Cluster\n"
-        "from shardline.trainer.distribute.collectives import Collectives\n"
+        "from shardline.trainer.cluster import strategy\n"
+        "from shardline.trainer.cluster.cluster import Cluster\n"
+        "from shardline.trainer.cluster.collectives import Collectives\n"
         "from shardline.trainer.settings import TrainSettings\n"
         f"settings = TrainSettings(dataset='-', model='-', strategy='{strategy}', cpu_devices=2)\n"
         "made = strategy.create(settings, Cluster())\n"

@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 
-from tests.helpers.datasets import example_batch, write_dataset
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import import_string
-from shardline.trainer.models.application import find_application
 from shardline.trainer.models.build import build, create_variables, model_function
-from shardline.trainer.models.losses import SmoothedCrossentropy
+from shardline.trainer.models.classifier import SmoothedCrossentropy
+from shardline.trainer.models.zoo import find_application
+from tests.helpers.datasets import example_batch, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_loss_that_does_not_exist_is_one_clear_line(info):
 
 
 def test_names_become_import_strings_without_loading_anything():
-    assert import_string("keras:ResNet50") == "shardline.trainer.models.application:build_model"
+    assert import_string("keras:ResNet50") == "shardline.trainer.models.zoo:build_application"
     assert import_string("mlp") == "shardline.trainer.models.mlp:build_model"
     with pytest.raises(ModelError, match=r"unknown model 'mlpp'; built in are .*mlp and keras:NAME"):
         import_string("mlpp")

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from tests.helpers.datasets import write_dataset
-from tests.helpers.replicas import ROOT
-from shardline.trainer.resume.preemption import Preemption
+from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
+from tests.helpers.datasets import write_dataset
+from tests.helpers.replicas import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers import replicas
+from shardline.trainer.checkpoint.state import Position, TrainingState, restore_model
 from shardline.trainer.errors import ModelError
-from shardline.trainer.resume.state import Position, TrainingState, restore_model
+from tests.helpers import replicas
 
 CASES = "from tests.trainer import test_state; test_state."
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.datasets import example_batch, write_dataset, write_table
-from shardline.trainer.data.augment import load_augmentation
-from shardline.trainer.data.order import EpochPlan
 from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.sharding import EpochPlan
+from shardline.trainer.data.transforms import load_augmentation
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build, create_variables
-from shardline.trainer.models.standardization import Standardization
+from shardline.trainer.models.mlp import Standardization
+from tests.helpers.datasets import example_batch, write_dataset, write_table
 
 
 @pytest.fixture(scope="module")

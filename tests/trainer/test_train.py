@@ -8,15 +8,15 @@ import keras
 import numpy as np
 import pytest
 
-from tests.helpers.datasets import write_dataset
-from shardline.trainer.callbacks.history import read_history
+from shardline.trainer.callbacks.report import read_history
+from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import DatasetError, DivergedError, ModelError, RestartError, SettingsError
-from shardline.trainer.resume.preemption import Preemption
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
+from tests.helpers.datasets import write_dataset
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.datasets import write_table
 from shardline.trainer import task
+from shardline.trainer.callbacks.chosen import TuningMetric
 from shardline.trainer.callbacks.report import Meter
-from shardline.trainer.callbacks.tuning_metric import TuningMetric
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.measurements import read_measurements
 from shardline.trainer.settings import TrainSettings
+from tests.helpers.datasets import write_table
 
 
 def settings(directory: Path, metric: str) -> TrainSettings:

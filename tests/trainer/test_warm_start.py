@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.datasets import example_batch, write_dataset
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models.build import build, create_variables
-from shardline.trainer.warm_start import warm_start
+from shardline.trainer.saving import warm_start
+from tests.helpers.datasets import example_batch, write_dataset
 
 
 @pytest.fixture(scope="module")

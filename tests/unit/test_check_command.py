@@ -16,13 +16,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from shardline.pipelines.check.checks import check_pipeline, table
 from shardline.pipelines.check.registry import RULES
-from shardline.pipelines.check.run import check_pipeline
-from shardline.pipelines.check.table import table
 from shardline.pipelines.cli import main as cli
+from shardline.trainer.errors import PipelineError
 from tests.helpers.checks import job, pipeline, pool
 from tests.unit import test_check_jobs, test_check_pipelines, test_check_schedules
-from shardline.trainer.errors import PipelineError
 
 ROOT = Path(__file__).resolve().parents[2]
 RETRAIN = ROOT / "compiled" / "retrain.yaml"
@@ -60,7 +59,7 @@ def test_every_rule_says_what_it_demands_and_who_says_so() -> None:
 
 def test_the_page_is_what_the_rules_say() -> None:
     assert (ROOT / "docs" / "check.md").read_text() == table(), (
-        "python -m shardline.pipelines.check.table > docs/check.md"
+        "python -m shardline.pipelines.check.checks > docs/check.md"
     )
 
 

@@ -9,10 +9,9 @@ import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
 from shardline.pipelines.check.ir import UNKNOWN, UNKNOWN_TEXT, lacks, whole
-from shardline.pipelines.check.job import Job, jobs
+from shardline.pipelines.check.job import Job, fill, jobs
 from shardline.pipelines.check.pipeline import Pipeline, Task
 from shardline.pipelines.check.rules.payload import JOB_PARAMETERS
-from shardline.pipelines.check.template import fill
 from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
 
 LATER = "{{$.pipeline_job_name}}"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shardline.pipelines.check.checks import check, check_pipeline
 from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.check.run import check, check_pipeline
 from tests.helpers.checks import codes, component, job, pipeline, task
 
 KEY = "AIza" + 35 * "x"

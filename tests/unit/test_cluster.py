@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local.cluster import ReplicaId, environment, replicas
-from shardline.pipelines.local.job import CustomJob, WorkerPool
+from shardline.pipelines.local.job import CustomJob, ReplicaId, WorkerPool, environment, replicas
 from shardline.trainer.errors import PipelineError
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shardline.trainer.distribute.cluster import read_cluster
+from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.environment import has_evaluator
 from shardline.trainer.errors import ClusterError
 

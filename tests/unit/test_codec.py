@@ -12,10 +12,10 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 from shardline.components.preprocess.images.codec import Codec
-from tests.helpers.images import encoded, opened, psnr, scene, turned
 from shardline.trainer.data.decode import decode_image, decode_stored
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import BadRecordError
+from tests.helpers.images import encoded, opened, psnr, scene, turned
 
 
 def codec(image_size: int = 0, encoding: str = "keep", mode: str = "crop", **options: Any) -> Codec:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 from shardline.components.preprocess.images.header import Header, read_header
+from shardline.trainer.data.decode import read_orientation, turn_upright
 from tests.helpers.images import encoded, opened, scene, turned
-from shardline.trainer.data.orientation import read_orientation, turn_upright
 
 PHOTOS = Path(os.environ.get("SHARDLINE_TEST_DATA", "")) / "photos"
 

@@ -10,10 +10,10 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
-from tests.helpers.images import encoded, opened, psnr, scene, turned
 from shardline.trainer.data.decode import decode_image
 from shardline.trainer.data.geometry import Placement, place
 from shardline.trainer.data.manifest import Feature
+from tests.helpers.images import encoded, opened, psnr, scene, turned
 
 MODES = ("crop", "pad", "stretch")
 SIZES = [(320, 213), (213, 320), (97, 96), (64, 64), (500, 11), (11, 500), (1003, 751), (40, 30)]

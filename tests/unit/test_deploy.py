@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.deploy import BatchPrediction, Deploy
-from shardline.components.register.deploy_traffic import plan_traffic, share_traffic
+from shardline.components.register.publish import plan_traffic, share_traffic
+from shardline.components.register.settings import BatchPrediction, Deploy
 from shardline.pipelines import settings
 from shardline.trainer import progress
 from shardline.trainer.errors import SettingsError

@@ -12,17 +12,17 @@ from urllib.parse import unquote, urlsplit
 import click
 import pytest
 
-from shardline.pipelines.cli.foreground import pairs
 from shardline.pipelines.cli.main import main
+from shardline.pipelines.cli.options import pairs
 from shardline.pipelines.cli.reference import commands as all_commands
 from shardline.pipelines.cli.reference import reference
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.settings import load
 from shardline.pipelines.spec import declared, load_pipeline
-from tests.helpers.markdown import NEEDS_PLATFORM, PAGES, ROOT, Command, anchors, commands, links, shown_files
 from shardline.trainer import task
 from shardline.trainer.errors import PipelineError
 from shardline.trainer.settings import STRATEGIES
+from tests.helpers.markdown import NEEDS_PLATFORM, PAGES, ROOT, Command, anchors, commands, links, shown_files
 
 #: What speaks to the platform, whatever it is asked.
 PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor", "image"}
@@ -168,7 +168,7 @@ def test_the_page_of_strategies_has_all_of_them() -> None:
 def test_what_the_doctor_looks_for_is_explained() -> None:
     """Permissions, roles and APIs stand on the page that says what to set up."""
     page = (ROOT / "docs" / "vertex.md").read_text()
-    code = (ROOT / "pipelines" / "vertex" / "doctor.py").read_text()
+    code = (ROOT / "pipelines" / "remote" / "doctor.py").read_text()
     apis = re.findall(r'"(\w+)"', re.findall(r"_APIS = \((.+?)\)", code)[0])
     permissions = re.findall(r'"((?:aiplatform|logging|iam)(?:\.\w+){2})"', code)
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.vertex.environment import NAMES, Environment, load_environment, variable_of
+from shardline.pipelines.remote.environment import NAMES, Environment, load_environment, variable_of
 from shardline.trainer.errors import SettingsError
 
 PLACE = {"project": "my-project", "location": "europe-west4"}

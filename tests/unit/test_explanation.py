@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.conclude.exits import exit_code, in_words
-from shardline.components.conclude.explanation import explain
-from shardline.components.conclude.failure import Failure
-from shardline.components.conclude.run_directory import read_outcome
+from shardline.components.run_record import read_outcome
+from shardline.components.vertex.causes import Failure, exit_code, explain, in_words
 from shardline.trainer.errors import SettingsError
 
 

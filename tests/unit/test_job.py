@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local.cluster import replicas
-from shardline.pipelines.local.job import _REDUCTION_SERVER, EXECUTOR_INPUT_MARKER, parse_payload
+from shardline.pipelines.local.job import _REDUCTION_SERVER, EXECUTOR_INPUT_MARKER, parse_payload, replicas
 from shardline.trainer.errors import PipelineError
 
 

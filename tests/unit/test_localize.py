@@ -12,8 +12,8 @@ import pytest
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
 from shardline.pipelines.local.localize import localize, localize_value
 from shardline.pipelines.spec import load_pipeline
-from tests.helpers.toy_pipeline import write_toy
 from shardline.trainer.errors import PipelineError
+from tests.helpers.toy_pipeline import write_toy
 
 Path_ = tuple[Any, ...]
 _ABSENT = "<absent>"

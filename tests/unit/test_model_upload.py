@@ -5,14 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.registry_evaluation import import_evaluation, registry_metrics
-from shardline.components.register.serving import container_spec, describe, lay_out
-from shardline.components.register.upload import ModelUpload
+from shardline.components.register.publish import (
+    container_spec,
+    describe,
+    import_evaluation,
+    lay_out,
+    registry_metrics,
+)
+from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
-from tests.components.test_register import contents, write_export
-from tests.helpers.evaluations import EVALUATION
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, RunError, SettingsError
+from tests.components.test_register import contents, write_export
+from tests.helpers.evaluations import EVALUATION
 
 PARENT = "projects/my-project/locations/europe-west4/models/7"
 BASE = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'

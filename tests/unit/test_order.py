@@ -2,8 +2,7 @@
 
 import pytest
 
-from shardline.trainer.data.order import EpochPlan
-from shardline.trainer.data.sharding import choose_policy, worker_shards
+from shardline.trainer.data.sharding import EpochPlan, choose_policy, worker_shards
 from shardline.trainer.errors import DatasetError, SettingsError
 
 PLANS = [

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from tests.helpers.replicas import free_ports
 from shardline.trainer import progress
-from shardline.trainer.distribute.cluster import Cluster
-from shardline.trainer.distribute.peers import Peers
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.errors import ClusterError, RunError
+from tests.helpers.replicas import free_ports
 
 
 def clusters(ports):
@@ -54,7 +54,7 @@ def test_a_name_that_does_not_resolve_is_a_missing_host():
 
 
 def test_the_chief_says_for_whom_it_waits(monkeypatch):
-    monkeypatch.setattr("shardline.trainer.distribute.peers._PATIENCE", 0.0)
+    monkeypatch.setattr("shardline.trainer.cluster.peers._PATIENCE", 0.0)
     chief, worker = clusters(free_ports(2))
     said = []
     for cluster in (chief, worker):

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
-from shardline.components.train.pools.cluster import REDUCTION_SERVER_IMAGE, Cluster
-from shardline.components.train.pools.parse import read_specs
-from shardline.components.train.pools.pool import NfsMount, WorkerPool
+from shardline.components.vertex.pools import (
+    REDUCTION_SERVER_IMAGE,
+    Cluster,
+    NfsMount,
+    WorkerPool,
+    read_specs,
+)
 from shardline.trainer.errors import SettingsError
 
 CPU: dict[str, Any] = {"machine_spec": {"machine_type": "n1-standard-8"}, "replica_count": 1}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.train.pools.job import CustomJobSettings
+from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines import settings
 from shardline.trainer.errors import SettingsError
 

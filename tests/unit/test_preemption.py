@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from tests.helpers.replicas import ROOT
 from shardline.trainer.errors import EXIT_RESTART
+from tests.helpers.replicas import ROOT
 
 HEAD = """
 import ctypes, sys, threading
 from pathlib import Path
-from shardline.trainer.resume.preemption import Preemption
+from shardline.trainer.checkpoint.preemption import Preemption
 
 def deaf():
     "A call into C that holds the interpreter, as TensorFlow may: no Python handler would run."

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from shardline.components.preprocess.planning.plan import (
+from shardline.components.preprocess.plan import (
     SplitCodes,
     choose_split,
     deal,

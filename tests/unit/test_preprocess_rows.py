@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess.planning import rows
-from shardline.components.preprocess.planning.rows import HEAD, Buckets
+from shardline.components.preprocess import rows
+from shardline.components.preprocess.rows import HEAD, Buckets
 from shardline.components.preprocess.sources.source import WHOLE_FILE
 
 

@@ -9,8 +9,8 @@ import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
-from shardline.pipelines.vertex.calls import again, platform_errors
-from shardline.pipelines.vertex.refusals import is_busy, is_lost, is_unreached, role_of
+from shardline.pipelines.remote.client import again, platform_errors
+from shardline.pipelines.remote.refusals import is_busy, is_lost, is_unreached, role_of
 from shardline.trainer.errors import PlatformError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardline.pipelines.local.restarts import RestartLimits, Restarts
+from shardline.pipelines.local.supervisor import RestartLimits, Restarts
 
 
 def test_each_replica_has_its_own_limit_and_the_job_another() -> None:

@@ -5,11 +5,12 @@ import json
 
 import pytest
 
-from shardline.components.export_validate.evaluation import ClassScore, Evaluation, Lead, Slice
-from shardline.components.export_validate.rules import Gate, accuracy_gate, judge, parse_rule, parse_rules, read_gate
-from tests.helpers.datasets import CLASS_NAMES
+from shardline.components.validate.evaluation import ClassScore, Evaluation, Lead, Slice
+from shardline.components.validate.gate import Gate, accuracy_gate, judge, read_gate
+from shardline.components.validate.rules import parse_rule, parse_rules
 from shardline.trainer.data.manifest import Feature, Manifest
 from shardline.trainer.errors import SettingsError
+from tests.helpers.datasets import CLASS_NAMES
 
 
 def evaluation(accuracy=0.95, non_finite=0, *, champion=None, lead=None, **metrics):

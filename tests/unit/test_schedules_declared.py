@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.vertex.schedules.declared import Declared, load_schedules
+from shardline.pipelines.remote.schedules.declared import Declared, load_schedules
 from shardline.trainer.errors import SettingsError
 
 RIGHT = """

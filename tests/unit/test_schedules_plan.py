@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.vertex.environment import Environment
-from shardline.pipelines.vertex.schedules.declared import Declared
-from shardline.pipelines.vertex.schedules.existing import Existing, read_existing
-from shardline.pipelines.vertex.schedules.plan import Action, Plan, make_plan, schedule_body
-from shardline.pipelines.vertex.schedules.request import run_request
-from shardline.pipelines.vertex.schedules.steps import NEW, quiet_moment, timestamp
+from shardline.pipelines.remote.environment import Environment
+from shardline.pipelines.remote.schedules.declared import Declared
+from shardline.pipelines.remote.schedules.plan import Action, Plan, make_plan, run_request, schedule_body
+from shardline.pipelines.remote.schedules.steps import NEW, Existing, quiet_moment, read_existing, timestamp
 from tests.helpers.checks import pipeline
 
 NOW = datetime.datetime(2026, 11, 20, 12, 0, 0, tzinfo=datetime.UTC)

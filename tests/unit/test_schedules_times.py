@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from shardline.pipelines.vertex.schedules.times import fire_times, next_times
+from shardline.pipelines.remote.schedules.steps import fire_times, next_times
 from tests.contract.fake.pipeline_rules import fire_times as debian_times
 
 UTC = datetime.UTC

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardline.trainer.distribute import strategy
-from shardline.trainer.distribute.cluster import Cluster
+from shardline.trainer.cluster import strategy
+from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.settings import TrainSettings
 

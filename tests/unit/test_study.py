@@ -12,12 +12,17 @@ from google.cloud.aiplatform_v1.types import StudySpec
 from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 
-from shardline.components.tune.arguments import with_parameters
-from shardline.components.tune.parameter import Parameter, read_value
 from shardline.components.tune.plan import plan
-from shardline.components.tune.study import STOPPING, parse_study, read_study
+from shardline.components.tune.study import (
+    STOPPING,
+    Parameter,
+    parse_study,
+    read_study,
+    read_value,
+    with_parameters,
+)
 from shardline.components.tune.trial import read_flags
-from shardline.pipelines.study import load_study
+from shardline.pipelines.preflight import load_study
 from shardline.trainer.errors import SettingsError, ShardlineError
 from shardline.trainer.measurements import Measurements, read_measurements
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.local import summary
+from shardline.components import text as summary
 from shardline.pipelines.local import terminal as terminals
 from shardline.pipelines.local.terminal import open_terminal
 from shardline.trainer.progress import Event

@@ -1,8 +1,12 @@
-"""The input pipeline: shards of a split to batches of inputs and labels."""
+"""The input pipeline: shards of a split to batches of inputs and labels.
+
+What is wrong inside shards, found while they are read: from TensorFlow's errors to ours.
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +14,38 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from shardline.trainer.data.augment import Augmentation, augment_batch
+from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.data.faults import check_labels
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.memory import Memory, load, untuned
-from shardline.trainer.data.order import EpochPlan, share
-from shardline.trainer.data.sharding import WorkerShards, worker_shards
-from shardline.trainer.data.transform import Transform
-from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
+from shardline.trainer.data.transforms import Augmentation, Transform, augment_batch
 from shardline.trainer.errors import DatasetError
+
+_BAD_LABEL = re.compile(r"(the \w+ split has a label outside 0\.\.\d+:)\]? *\[?(-?\d+)")
+
+
+def check_labels(labels: tf.Tensor, classes: int, split: str) -> tf.Tensor:
+    """Returns labels, int64 (batch,), of which reading fails when one is not in 0..classes-1."""
+    outside = tf.boolean_mask(labels, (labels < 0) | (labels >= classes))
+    message = f"the {split} split has a label outside 0..{classes - 1}:"
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(outside), 0), [message, outside])]):
+        return tf.identity(labels)
+
+
+def explain(error: tf.errors.OpError) -> DatasetError | None:
+    """Returns what an error of TensorFlow says about the dataset; None when it says nothing.
+
+    Args:
+        error: Raised by a step, which takes its examples from the pipeline, or by the pipeline itself.
+    """
+    text = " ".join(str(error).split())
+    if bad_label := _BAD_LABEL.search(text):
+        return DatasetError(f"{bad_label[1]} {bad_label[2]}; preprocess the data again")
+    if isinstance(error, tf.errors.DataLossError):
+        return DatasetError(f"a shard of the dataset is damaged: {text}; preprocess the data again")
+    return None
+
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).
@@ -213,7 +239,7 @@ class Feed:
         return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
 
     def _records(self, shards: WorkerShards, read: Read, epoch: tf.Tensor) -> tf.data.Dataset:
-        """Returns this worker's examples of one epoch, in the order of `shardline.trainer.data.order`.
+        """Returns this worker's examples of one epoch, in the order of `shardline.trainer.data.sharding`.
 
         With an augmentation they are pairs: a number that no other example of the split has, and the example.
         """

@@ -6,14 +6,14 @@ from shardline.trainer.errors import ModelError
 
 #: Built-in model functions by name, as import strings.
 BUILT_IN = {
-    "mnist_cnn": "shardline.trainer.models.mnist_cnn:build_model",
-    "resnet50": "shardline.trainer.models.resnet50:build_model",
+    "mnist_cnn": "shardline.trainer.models.zoo:build_mnist_cnn",
+    "resnet50": "shardline.trainer.models.zoo:build_resnet50",
     "mlp": "shardline.trainer.models.mlp:build_model",
 }
 
 #: Before the name of a model of keras.applications.
 KERAS_PREFIX = "keras:"
-_APPLICATION = "shardline.trainer.models.application:build_model"
+_APPLICATION = "shardline.trainer.models.zoo:build_application"
 
 
 def import_string(model: str) -> str:

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from shardline.trainer import plugins
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.structure import describe_structure
+from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, ShardlineError
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX, import_string
-from shardline.trainer.models.application import find_application
 from shardline.trainer.models.head import read_head
+from shardline.trainer.models.zoo import find_application
 
 ModelFunction = Callable[..., keras.Model]
 

@@ -172,8 +172,7 @@ class Codec:
         """Decodes with Pillow."""
         if not encoded:
             raise BadRecordError(name, EMPTY)
-        from shardline.components.preprocess.images.picture import opened_picture
-        from shardline.components.preprocess.images.pixels import UnreadableError
+        from shardline.components.preprocess.images.pixels import UnreadableError, opened_picture
 
         try:
             with opened_picture(encoded) as picture:

@@ -1,11 +1,16 @@
-"""Sources: where labelled examples come from. A source string names one (`open_source`)."""
+"""Sources: where labelled examples come from. A source string names one (`open_source`).
+
+A user's own source, named by an import string.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from shardline.components.preprocess.sources.source import BadExample, Example, Source, Span
-from shardline.trainer.errors import SettingsError, SourceError
+from shardline.trainer import plugins
+from shardline.trainer.errors import SettingsError, ShardlineError, SourceError
 
 if TYPE_CHECKING:
     from shardline.components.preprocess.settings import PreprocessSettings
@@ -59,7 +64,7 @@ def _open(form: str, rest: str, settings: PreprocessSettings) -> Source:
 
         return Tfds(rest, data_dir=settings.data_dir)
     if form == "images" and settings.labels:
-        from shardline.components.preprocess.sources.labels import LabelledImages
+        from shardline.components.preprocess.sources.images import LabelledImages
 
         return LabelledImages(rest, settings.labels)
     if form == "images":
@@ -74,6 +79,34 @@ def _open(form: str, rest: str, settings: PreprocessSettings) -> Source:
         from shardline.components.preprocess.sources.table import Table
 
         return Table(rest, settings.features)
-    from shardline.components.preprocess.sources.plugin import open_plugin
 
     return open_plugin(settings.source, known=KNOWN_FORMS)
+
+
+def open_plugin(reference: str, *, known: Sequence[str]) -> Source:
+    """Returns the source that a class or function without arguments gives.
+
+    Args:
+        reference: The import string.
+        known: The known forms of a source string, named when the module does not exist.
+
+    Raises:
+        SourceError: There is no such object, it cannot be called without arguments, or it gives
+            something that is not a source.
+    """
+    make = plugins.load(reference, "source", SourceError, known=known)
+    if not callable(make):
+        raise SourceError(f"source {reference!r} is a {type(make).__name__}, not a class or function")
+    try:
+        source = make()
+    except ShardlineError:
+        raise
+    except Exception as failure:
+        raise SourceError(f"source {reference!r} cannot be made: {plugins.describe(failure)}") from failure
+    for member in ("class_names", "__iter__"):
+        if not hasattr(source, member):
+            raise SourceError(
+                f"source {reference!r} gives a {type(source).__name__} without {member}; a source has "
+                "class_names and yields Examples when iterated"
+            )
+    return cast(Source, source)

@@ -1,19 +1,229 @@
-"""A table: a row per example, a column per feature, with or without images."""
+"""A table: a row per example, a column per feature, with or without images.
+
+Columns of a CSV, JSONL or Parquet file: their types, and their values in batches.
+
+The types are those that an Example can hold: int64 (booleans too), float32 and string.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.sources.columns import open_columns
-from shardline.components.preprocess.sources.labels import is_outside
-from shardline.components.preprocess.sources.remote import fetched
+from shardline.components.preprocess.sources.images import fetched, is_outside
 from shardline.components.preprocess.sources.source import BadExample, Example
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
+
+#: Values of one batch, a list by column; None where there is none.
+Batch = Mapping[str, Sequence[Any]]
+
+_JSON_ROWS = 4096
+_PARQUET_ROWS = 16_384
+_INT64_LIMIT = 1 << 63
+_CONVERSIONS: Mapping[str, type] = {"int64": int, "float32": float, "string": str}
+
+
+class Columns:
+    """A file with named columns.
+
+    Attributes:
+        types: "int64", "float32", "string", or the file's own word for any other type, by column in the order
+            of the file. Those of CSV and JSONL are found by reading it once: the narrowest that fits all.
+
+    Raises:
+        SourceError: The file cannot be read, has no rows, or a column is of another type.
+    """
+
+    types: Mapping[str, str]
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.types = self._find_types()
+        if not self.types:
+            raise SourceError(f"{path!r} is empty: it has no column")
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, row by row of the file."""
+        with _one_line(self.path):
+            yield from self._batches(names)
+
+    def _find_types(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        raise NotImplementedError
+
+
+def open_columns(path: str) -> Columns:
+    """Returns the columns of a file, whose name says its format.
+
+    Raises:
+        SourceError: See `Columns`.
+    """
+    suffix = PurePosixPath(path).suffix.lower()
+    formats = {".csv": Csv, ".jsonl": JsonLines, ".ndjson": JsonLines, ".parquet": Parquet}
+    if suffix not in formats:
+        raise SourceError(f"table {path!r} is none of {', '.join(formats)}; convert it to one")
+    with _one_line(path):
+        return formats[suffix](path)
+
+
+class Csv(Columns):
+    """Comma-separated values below a line with the names. Empty fields and NA, null, NaN are no value."""
+
+    def _find_types(self) -> Mapping[str, str]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        with storage.open_read(self.path) as file, _csv_reader(file) as reader:
+            names = reader.schema.names
+        types = dict.fromkeys(names, "int64")
+        self._refuse_repeated(names)
+        as_text = dict.fromkeys(names, pa.string())
+        with storage.open_read(self.path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
+            for batch in reader:
+                for name, column in zip(names, batch.columns, strict=True):
+                    kind = types[name]
+                    while kind != "string":
+                        try:
+                            pc.cast(pc.utf8_trim_whitespace(column), _arrow_type(kind))
+                            break
+                        except pa.ArrowInvalid:
+                            kind = types[name] = {"int64": "float32", "float32": "string"}[kind]
+        return types
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        types = {name: _arrow_type(kind) for name, kind in self.types.items()}
+        with storage.open_read(self.path) as file, _csv_reader(file, types) as reader:
+            for batch in reader:
+                yield {name: batch[name].to_pylist() for name in names}
+
+    def _refuse_repeated(self, names: Sequence[str]) -> None:
+        for name in names:
+            if names.count(name) > 1 or not name:
+                raise SourceError(f"{self.path!r} has a column {name!r} {names.count(name)} times; rename it")
+
+
+class Parquet(Columns):
+    """A Parquet file with flat columns."""
+
+    def _find_types(self) -> Mapping[str, str]:
+        import pyarrow.parquet as pq
+        import pyarrow.types as kinds
+
+        types = {}
+        with storage.open_read(self.path) as file:
+            schema = pq.ParquetFile(file).schema_arrow
+        for field in schema:
+            kind = field.type.value_type if kinds.is_dictionary(field.type) else field.type
+            if kinds.is_integer(kind) or kinds.is_boolean(kind):
+                types[field.name] = "int64"
+            elif kinds.is_floating(kind):
+                types[field.name] = "float32"
+            elif kinds.is_string(kind) or kinds.is_large_string(kind):
+                types[field.name] = "string"
+            else:
+                types[field.name] = str(kind)
+        return types
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        import pyarrow.parquet as pq
+
+        with storage.open_read(self.path) as file:
+            parquet = pq.ParquetFile(file)
+            for batch in parquet.iter_batches(_PARQUET_ROWS, columns=list(names)):
+                yield {name: batch[name].cast(_arrow_type(self.types[name])).to_pylist() for name in names}
+
+
+class JsonLines(Columns):
+    """One JSON object per line."""
+
+    # Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
+    # below whole numbers.
+    def _find_types(self) -> Mapping[str, str]:
+        types: dict[str, str] = {}
+        for number, row in enumerate(self._rows(), start=1):
+            for name, value in row.items():
+                if value is None:
+                    continue
+                kind, known = _json_type(value), types.setdefault(name, "")
+                if not known:
+                    types[name] = kind
+                elif {kind, known} == {"int64", "float32"}:
+                    types[name] = "float32"
+                elif kind != known:
+                    raise SourceError(
+                        f"{self.path!r}, row {number}: {value!r} in column {name!r} is {kind}, in the rows "
+                        f"before it is {known}; make them the same"
+                    )
+        return types
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        rows = self._rows()
+        while batch := list(islice(rows, _JSON_ROWS)):
+            yield {name: [self._value(row, name) for row in batch] for name in names}
+
+    def _value(self, row: Mapping[str, Any], name: str) -> Any:
+        value = row.get(name)
+        # A boolean is a number here, and so is a whole number among floats.
+        return value if value is None else _CONVERSIONS[self.types[name]](value)
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        with storage.open_text(self.path) as lines:
+            number = 0
+            for line in lines:
+                if line.isspace():
+                    continue
+                number += 1
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise SourceError(f"{self.path!r}, row {number} is not JSON: {error}") from None
+                if not isinstance(row, dict):
+                    raise SourceError(f"{self.path!r}, row {number} is {row!r}, not a JSON object")
+                yield row
+
+
+def _json_type(value: Any) -> str:
+    if isinstance(value, int):
+        return "int64" if -_INT64_LIMIT <= value < _INT64_LIMIT else "a number of more than 64 bits"
+    return {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    # Floats are read as they are and rounded to 32 bits when they are stored.
+    return {"int64": pa.int64(), "float32": pa.float64(), "string": pa.string()}[kind]
+
+
+def _csv_reader(file: Any, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False) -> Any:
+    import pyarrow.csv
+
+    return pyarrow.csv.open_csv(
+        file,
+        # One thread, because only then messages name the row.
+        read_options=pyarrow.csv.ReadOptions(use_threads=False),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
+    )
+
+
+@contextlib.contextmanager
+def _one_line(path: str) -> Iterator[None]:
+    """Turns what pyarrow raises about a file into one line."""
+    try:
+        with storage.one_line(path):
+            yield
+    except ImportError:
+        raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
+
 
 #: A whole number above this is no index of a class.
 LARGEST_LABEL = 99_999

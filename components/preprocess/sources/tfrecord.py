@@ -10,11 +10,9 @@ from typing import cast
 import xxhash
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.records.example import Value, only_value, parse
-from shardline.components.preprocess.records.layout import Layouts
+from shardline.components.preprocess.records.example import Layouts, Value, only_value, parse
 from shardline.components.preprocess.records.reader import Record, detect_compression, read_records
-from shardline.components.preprocess.sources.seen import Seen
-from shardline.components.preprocess.sources.source import BadExample, Example, Span
+from shardline.components.preprocess.sources.source import BadExample, Example, Seen, Span
 from shardline.trainer.data.manifest import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
 

@@ -1,14 +1,93 @@
-"""Rules about the launcher's payload: JSON in which the platform fills in parameters as they are."""
+"""Rules about the launcher's payload: JSON in which the platform fills in parameters as they are.
+
+Rules about sizes and numbers.
+
+Rules about placeholders, {{$...}}, which the platform fills in.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Iterator
+from typing import Any
 
-from shardline.pipelines.check.ir import PARAMETER
-from shardline.pipelines.check.job import Job
+from shardline.pipelines.check.ir import PARAMETER, PLACEHOLDER, at, list_at, without_unknown
+from shardline.pipelines.check.job import Job, Pool
+from shardline.pipelines.check.pipeline import Executor, Task
 from shardline.pipelines.check.registry import error
-from shardline.pipelines.check.rules.limits import ARGUMENT_BYTES
+
+#: Linux: bytes of one argument of a process, with its final NUL.
+ARGUMENT_BYTES = 128 * 1024
+_TASK_BYTES = 131_072
+_ARTIFACTS = 100
+_VARIABLES = 100
+
+
+@error("SL310", Executor, fix="move the source into the image and import it")
+def argument_fits(executor: Executor) -> Iterator[str]:
+    """Each argument of a container, a component's source among them, has less than 128 KiB.
+
+    Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
+    """
+    parts = [*list_at(executor.container, "command"), *list_at(executor.container, "args")]
+    yield from _too_long(parts)
+
+
+@error("SL311", Pool, fix="move the source into the image and import it")
+def replica_argument_fits(pool: Pool) -> Iterator[str]:
+    """Each argument of a replica has less than 128 KiB.
+
+    Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
+    """
+    yield from _too_long(pool.argv)
+
+
+@error("SL312", Task, fix="pass files or artifacts instead of long values")
+def task_inputs_fit(task: Task) -> Iterator[str]:
+    """A task's parameters and artifacts have at most 131,072 bytes as JSON.
+
+    Only what is known before the run is counted.
+
+    Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+    """
+    if not task.container:
+        return
+    known = {name: without_unknown(value) for name, value in task.values().items()}
+    size = len(json.dumps(known, default=str).encode())
+    if size > _TASK_BYTES:
+        longest = max(known, key=lambda name: len(json.dumps(known[name], default=str)))
+        yield f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
+
+
+@error("SL313", Task, fix="gather the artifacts in one directory, or split the task")
+def task_artifacts_are_few(task: Task) -> Iterator[str]:
+    """A task has at most 100 input and output artifacts.
+
+    Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+    """
+    count = len(task.declared("artifacts")) + len(at(task.component, "outputDefinitions", "artifacts"))
+    if task.container and count > _ARTIFACTS:
+        yield f"the task has {count} artifacts"
+
+
+@error("SL314", Pool, fix="pass settings as arguments or in a file")
+def variables_are_few(pool: Pool) -> Iterator[str]:
+    """A container has at most 100 environment variables.
+
+    Source: google.cloud.aiplatform_v1.types.ContainerSpec: env, "Maximum limit is 100".
+    """
+    if len(pool.env) > _VARIABLES:
+        yield f"the pool sets {len(pool.env)} environment variables"
+
+
+def _too_long(parts: list[str]) -> Iterator[str]:
+    for part in parts:
+        size = len(part.encode(errors="replace"))
+        if size >= ARGUMENT_BYTES:
+            yield f"an argument has {size:,} bytes: {part.strip()[:40]!r}..."
+
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).
 JOB_PARAMETERS = frozenset(
@@ -115,3 +194,68 @@ def _parameters(source: str, function: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             yield from (argument.arg for argument in [*node.args.args, *node.args.kwonlyargs])
+
+
+#: kfp.dsl 2.17 and google_cloud_pipeline_components 2.22 (_placeholders.py).
+_RUN = (
+    "job_create_time_utc job_id job_name job_resource_name job_schedule_time_utc "
+    "job_schedule_time_utc_placeholder job_uuid root task_id task_name task_uuid google_cloud_location "
+    "google_cloud_project_id service_account network persistent_resource_id encryption_key_name"
+)
+_KEY = r"\['[^']+'\]"
+_KNOWN = re.compile(
+    r"(\.json_escape\[\d\])?"
+    rf"|\.inputs\.parameters{_KEY}(\.json_escape\[\d\])?"
+    rf"|\.inputs\.artifacts{_KEY}(\.(uri|path|value|name|type|metadata({_KEY})*))?(\.json_escape\[\d\])?"
+    rf"|\.outputs\.parameters{_KEY}\.output_file"
+    rf"|\.outputs\.artifacts{_KEY}(\.(uri|path|value|name|type|metadata({_KEY})*))?"
+    r"|\.outputs\.output_file|\.outputs\.output_metadata_uri|\.outputMetadataUri|\.workspace_path"
+    rf"|\.pipeline_({_RUN.replace(' ', '|')})(\.json_escape\[\d\])?"
+)
+
+
+@error("SL521", Task, fix="use one of kfp.dsl's or of google_cloud_pipeline_components' placeholders")
+def placeholder_exists(task: Task) -> Iterator[str]:
+    """A placeholder is one that the platform fills in.
+
+    Source: kfp.dsl 2.17, and google_cloud_pipeline_components 2.22, _placeholders.py.
+    """
+    for found in sorted({match[0] for text in _texts(task) for match in PLACEHOLDER.finditer(text)}):
+        if not _KNOWN.fullmatch(found[3:-2]):
+            yield f"nothing fills in {found}"
+
+
+@error("SL522", Task, fix="name an input that the component has")
+def placeholder_has_an_input(task: Task) -> Iterator[str]:
+    """A placeholder names an input that is there.
+
+    Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec, "Placeholders".
+    """
+    inputs = {**task.declared("parameters"), **task.inputs("parameters")}
+    container = task.container
+    texts = [*list_at(container, "command"), *list_at(container, "args")]
+    for name in sorted({match[1] for text in texts for match in PARAMETER.finditer(text)} - set(inputs)):
+        yield f"a placeholder names the input {name!r}, which component {task.component_name} does not have"
+
+
+def _texts(task: Task) -> Iterator[str]:
+    """Yields every text of a task that the platform fills in: its container, constants and defaults."""
+    container = task.container
+    yield from list_at(container, "command")
+    yield from list_at(container, "args")
+    for item in list_at(container, "env"):
+        yield str(item.get("value", ""))
+    values: list[Any] = [at(item).get("runtimeValue") for item in task.inputs("parameters").values()]
+    values += [at(item).get("defaultValue") for item in task.declared("parameters").values()]
+    for value in values:
+        if "{{$" in str(value):
+            # One text, in which nested texts have their quotes as they are.
+            yield from _strings(value)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)

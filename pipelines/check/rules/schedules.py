@@ -6,9 +6,8 @@ import datetime
 from collections.abc import Iterator
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from shardline.pipelines.check.cron import Cron, parse, split_zone
 from shardline.pipelines.check.registry import error, warning
-from shardline.pipelines.check.schedule import Schedule
+from shardline.pipelines.check.schedule import Cron, Schedule, parse, split_zone
 
 _CRON = "write five fields (minute hour day month weekday) with a time zone: TZ=Europe/Vienna 0 6 * * 1"
 _LONGEST_NAME = 128

@@ -19,12 +19,12 @@ import yaml
 from google.cloud.aiplatform_v1.types import Artifact, CustomJob, JobState, PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
+from shardline.trainer.errors import EXIT_BAD_INPUT
 from tests.contract.fake.api import PROJECT, now
 from tests.contract.fake.pipeline_jobs import PipelineOutcome, as_json
 from tests.contract.fake.replicas import without_clients
 from tests.contract.fake.services import FakeServices
 from tests.helpers.payloads import whole
-from shardline.trainer.errors import EXIT_BAD_INPUT
 
 _BEGIN = re.compile(r"([\d:.]+) - INFO - Executing task '(.+)'")
 _END = re.compile(r"([\d:.]+) - \w+ - Task '(.+)' finished with status (\w+)")

@@ -13,8 +13,8 @@ from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf import json_format
 from google.rpc import code_pb2
 
-from tests.contract.fake.api import Outcome
 from shardline.trainer.errors import EXIT_BAD_INPUT
+from tests.contract.fake.api import Outcome
 
 #: What the replicas must not see: to them there is no fake, and no network.
 _CLIENTS_ONLY = ("proxy", "ssl_roots", "ca_bundle", "credentials", "emulator")

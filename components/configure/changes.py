@@ -1,0 +1,216 @@
+"""The first step of a run: is there anything to do?
+
+What is different between two states, in words.
+
+The date of a run in its source: images:gs://bucket/{date:%Y/%m/%d}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardline.components.configure import history as last_run
+from shardline.components.configure.fingerprint import DIGEST, Fingerprint, code_versions, fingerprint
+from shardline.components.configure.history import Run, State
+from shardline.components.model_store import VERSIONS, champion_directory
+from shardline.components.preprocess.artifact import make_settings
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.progress import fact, say
+
+_SHOWN = 3
+_LONGEST = 60
+
+
+def differences(last: State, now: State) -> list[str]:
+    """Returns what has changed between two states, a few words each; nothing if nothing has.
+
+    Settings that one of the two does not have are those of another version of the pipeline: a change too.
+    """
+    found = [
+        *_data(last.data, now.data),
+        *_named(last.settings, now.settings),
+        *_code(last.code, now.code),
+    ]
+    more = len(found) - _SHOWN
+    return [*found[:_SHOWN], f"{more} more changes"] if more > 1 else found
+
+
+def _data(last: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    if not now["known_by"]:
+        yield f"whether the data has changed is not known: {now['text']}"
+    elif now["known_by"] != last["known_by"]:
+        before = f"by its {last['known_by']}" if last["known_by"] else "not known"
+        yield f"the data is known by its {now['known_by']}, last time it was {before}"
+    elif now["digest"] != last["digest"]:
+        text = (
+            f"{now['text']}, as before"
+            if now["text"] == last["text"]
+            else f"{now['text']}, was {last['text']}"
+        )
+        yield f"the data has changed ({text})"
+
+
+def _named(last: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in [*now, *(name for name in last if name not in now)]:
+        if last.get(name) != now.get(name):
+            yield f"{name} was {_short(last.get(name))}, is {_short(now.get(name))}"
+
+
+def _code(last: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in [*now, *(name for name in last if name not in now)]:
+        before, after = last.get(name, "missing"), now.get(name, "missing")
+        if before != after:
+            of_files = DIGEST in before + after
+            yield f"the code of {name} has changed" if of_files else f"{name} was {before}, is {after}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+_DATE = re.compile(r"\{date(?::([^{}]*))?\}")
+_USUAL = "%Y-%m-%d"
+
+
+def run_time(scheduled: str, created: str) -> datetime:
+    """Returns the time that a run is for, in UTC: the scheduled one, which may be in the past.
+
+    Args:
+        scheduled: RFC 3339, or anything else where the run was not started by a schedule.
+        created: RFC 3339.
+
+    Raises:
+        SettingsError: When `created` is no time either.
+    """
+    for text in (scheduled, created):
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            continue
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    raise SettingsError(f"the run has no time: scheduled {scheduled!r}, created {created!r}")
+
+
+def fill_in_date(source: str, time: datetime) -> str:
+    """Returns a source with a date in the place of {date} and {date:FORMAT}, other braces as they are.
+
+    Args:
+        source: {date} is 2026-11-20, {date:%Y/%m/%d} what strftime makes of the format.
+        time: Of the run.
+    """
+    return _DATE.sub(lambda match: time.strftime(match[1] or _USUAL), source)
+
+
+_TOPIC = "changes"
+
+
+class Found(NamedTuple):
+    """Outputs of the first step, as `look_for_changes` describes them."""
+
+    changed: bool
+    source: str
+    fingerprint: str
+    reason: str
+    state: str
+
+
+def look(
+    *,
+    history_uri: str,
+    force: bool,
+    deep: bool,
+    scheduled: str,
+    created: str,
+    job_name: str,
+    settings: Mapping[str, Any],
+) -> Found:
+    """Compares data, settings and code with those of the last run that is remembered.
+
+    Args:
+        history_uri: Directory or gs:// that remembers; "" remembers nothing.
+        force: Whether to train whatever is found.
+        deep: Whether files are known by their content.
+        scheduled: Time for which the run was scheduled, RFC 3339; anything else where it was not.
+        created: Time at which the run was created, RFC 3339.
+        job_name: Name of the run.
+        settings: Parameters of the pipeline that a result depends on, by name.
+
+    Raises:
+        SettingsError: When a setting is out of range, or the history cannot be reached or written.
+        SourceError: When there is no such source, or it cannot be read.
+    """
+    source = fill_in_date(settings["source"], run_time(scheduled, created))
+    if source != settings["source"]:
+        say(_TOPIC, f"the source is {source}")
+    if not history_uri:
+        return Found(True, source, _unique(), "history_uri is empty: no run is remembered", "")
+    history = champion_directory(history_uri)
+    last_run.make_directory(history)
+    data = fingerprint(_preprocess_settings(settings, source), deep=deep)
+    state = State(data=asdict(data), settings=settings, code=code_versions(settings["model"], source))
+    last, reason = _compare(history, state, force)
+    if last and not reason:
+        return _unchanged(history, last, data, job_name, source)
+    say(_TOPIC, f"training: {reason}")
+    # Weights to start from are not looked at; after a cached dataset, a model on older ones may be cached.
+    known = data.known_by and not force and not settings["train_options"].get("warm_start")
+    return Found(True, source, _key(state) if known else _unique(), reason, state.to_text())
+
+
+def _preprocess_settings(settings: Mapping[str, Any], source: str) -> PreprocessSettings:
+    known = {field.name for field in fields(PreprocessSettings)}
+    own = {name: value for name, value in settings.items() if name in known}
+    return make_settings({**own, "source": source})
+
+
+def _compare(history: Path, state: State, force: bool) -> tuple[Run | None, str]:
+    """Returns the last run, and why this one has something to do; "" if it has nothing."""
+    try:
+        last = last_run.read_latest(history)
+    except ModelError as error:
+        return None, str(error)
+    if last is None:
+        return None, f"no run is remembered in {history}"
+    if force:
+        return last, "force is set"
+    return last, "; ".join(differences(last.state, state))
+
+
+def _unchanged(history: Path, last: Run, data: Fingerprint, job_name: str, source: str) -> Found:
+    """Ends the run with the result of the last one."""
+    reason = f"data ({data.text}), settings and code are those of {last.run}"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    again = replace(last, run=job_name, outcome="unchanged", reason=reason, finished=now, same_as=last.run)
+    last_run.write_run(history, again)
+    fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
+    if (accuracy := last.metrics.get("accuracy")) is not None:
+        fact("test accuracy", accuracy, f"{accuracy:.4f} (of {last.run})")
+    fact("blessed", last.blessed, f"{'yes' if last.blessed else 'no'}: {last.verdict} (of {last.run})")
+    if last.champion:
+        published = champion_directory(last.state.settings["champion_uri"]) / VERSIONS / last.champion
+        fact("champion", str(published), f"{published} (of {last.run})")
+    return Found(False, source, "", reason, "")
+
+
+def _key(state: State) -> str:
+    """Returns what names a dataset for KFP's cache: its content, and the code that makes it and uses it.
+
+    The model's code too: the training step knows it by name only, and shall not be cached when it changes.
+    """
+    text = json.dumps([state.data["known_by"], state.data["digest"], state.code], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _unique() -> str:
+    """Returns a fingerprint that no other run has: nothing that is made of the data comes from a cache."""
+    return f"run-{uuid.uuid4().hex}"

@@ -1,0 +1,133 @@
+"""The first and the last step of a run. KFP embeds the text of a function alone, so it imports inside."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+def look_for_changes(  # noqa: D417  # the settings are explained by the steps that use them
+    history_uri: str,
+    force: bool,
+    deep: bool,
+    scheduled: str,
+    created: str,
+    job_name: str,
+    source: str,
+    data_dir: str,
+    labels: str,
+    features: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+    image_size: int,
+    resize_mode: str,
+    encoding: str,
+    split: dict,  # type: ignore[type-arg]
+    key: str,
+    seed: int,
+    readers: int,
+    shards: int,
+    shard_size: int,
+    compression: str,
+    on_bad_record: str,
+    max_bad_fraction: float,
+    model: str,
+    hparams: dict,  # type: ignore[type-arg]
+    epochs: int,
+    per_replica_batch_size: int,
+    learning_rate: float,
+    train_options: dict,  # type: ignore[type-arg]
+    min_accuracy: float,
+    rules: list,  # type: ignore[type-arg]
+    first_run: str,
+    champion_uri: str,
+    worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
+) -> NamedTuple(  # type: ignore[valid-type]
+    "Outputs", [("changed", bool), ("source", str), ("fingerprint", str), ("reason", str), ("state", str)]
+):
+    """Finds out whether data, settings or code have changed since the last run that is remembered.
+
+    Everything from `source` on is a setting of the run, as the other steps have it: a result depends on it.
+
+    Args:
+        history_uri: Directory or gs:// that remembers; "" remembers nothing, and everything is new.
+        force: Whether the run shall train whatever is found.
+        deep: Whether files are known by their content, not by names, sizes and times.
+        scheduled: Time for which the run was scheduled, RFC 3339; anything else where it was not.
+        created: Time at which the run was created, RFC 3339.
+        job_name: Name of the run.
+
+    Returns:
+        changed: Whether there is something to do.
+        source: The source with the date of the run in the place of {date}.
+        fingerprint: Of data and code: a cached dataset of the same fingerprint is the same dataset.
+        reason: Why there is something to do or not, in one line.
+        state: What was found, for `record_run`.
+    """
+    from shardline.trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("changes"):
+        from shardline.components.configure.changes import look
+
+        return look(
+            history_uri=history_uri,
+            force=force,
+            deep=deep,
+            scheduled=scheduled,
+            created=created,
+            job_name=job_name,
+            settings={
+                "source": source,
+                "data_dir": data_dir,
+                "labels": labels,
+                "features": features,
+                "image_size": image_size,
+                "resize_mode": resize_mode,
+                "encoding": encoding,
+                "split": split,
+                "key": key,
+                "seed": seed,
+                "readers": readers,
+                "shards": shards,
+                "shard_size": shard_size,
+                "compression": compression,
+                "on_bad_record": on_bad_record,
+                "max_bad_fraction": max_bad_fraction,
+                "model": model,
+                "hparams": hparams,
+                "epochs": epochs,
+                "per_replica_batch_size": per_replica_batch_size,
+                "learning_rate": learning_rate,
+                "train_options": train_options,
+                "min_accuracy": min_accuracy,
+                "rules": rules,
+                "first_run": first_run,
+                "champion_uri": champion_uri,
+                "worker_pool_specs": worker_pool_specs,
+            },
+        )
+
+
+def record_run(
+    exported: dsl.Input[dsl.Model],
+    state: str,
+    reason: str,
+    history_uri: str,
+    champion_uri: str,
+    job_name: str,
+) -> None:
+    """Remembers a run whose model was judged, and published where it was blessed.
+
+    Args:
+        exported: SavedModel with its evaluation and verdict.
+        state: What `look_for_changes` found.
+        reason: Why it found something to do.
+        history_uri: Directory or gs:// that remembers; "" remembers nothing.
+        champion_uri: Where a blessed model was published; "" published nothing.
+        job_name: Name of the run.
+    """
+    from pathlib import Path
+
+    from shardline.trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("changes"):
+        from shardline.components.configure.history import remember
+
+        remember(Path(exported.path), state, reason, history_uri, champion_uri, job_name)

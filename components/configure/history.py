@@ -1,0 +1,162 @@
+"""The runs that are remembered.
+
+    HISTORY/runs/<job name>.json    how a run came out that reached its end; one file per run
+    HISTORY/latest.json             the last one that trained; replaced atomically
+
+A run that failed writes neither, so that the next one trains.
+
+The last step of a run that trained: its result is remembered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from shardline.components import model_store
+from shardline.components.model_store import champion_directory, current, read_part
+from shardline.trainer import files
+from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.progress import say
+
+RUNS = "runs"
+LATEST = "latest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a result follows from.
+
+    Attributes:
+        data: Fields of a `Fingerprint`.
+        settings: Parameters of the pipeline that a result depends on, by name.
+        code: Versions of the code, by name.
+    """
+
+    data: Mapping[str, str]
+    settings: Mapping[str, Any]
+    code: Mapping[str, str]
+
+    def to_text(self) -> str:
+        """Returns JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Returns what `to_text` gave."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a run came out.
+
+    Attributes:
+        run: Name of the run's job.
+        outcome: "trained" or "unchanged".
+        finished: RFC 3339, UTC.
+        reason: Why it trained or did not.
+        blessed: The verdict on its model.
+        verdict: The verdict in one sentence.
+        metrics: Of the model on the test split, by name.
+        champion: Version of the champion that the model has become; "" where it has not.
+        same_as: Of an unchanged run, the run whose result still holds.
+        state: What the result follows from.
+    """
+
+    run: str
+    outcome: str
+    finished: str
+    reason: str
+    blessed: bool
+    verdict: str
+    metrics: Mapping[str, float | None]
+    champion: str
+    same_as: str = ""
+    state: State = field(repr=False)
+
+
+def make_directory(history: Path) -> None:
+    """Makes the directory that remembers.
+
+    Raises:
+        SettingsError: When it cannot be written.
+    """
+    try:
+        (history / RUNS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to {history}: {error.strerror}; choose another history_uri"
+        ) from None
+
+
+def read_latest(history: Path) -> Run | None:
+    """Returns the last run that trained; None where there is none yet.
+
+    Raises:
+        ModelError: When its record is damaged.
+    """
+    path = history / LATEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Run(**{**content, "state": State(**content["state"])})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path} is damaged: {error}") from None
+
+
+def write_run(history: Path, run: Run) -> None:
+    """Remembers how a run came out; of the next run, a run that trained is the last.
+
+    Raises:
+        RunError: When writing fails; the run before is still the last then.
+    """
+    try:
+        files.write_json(history / RUNS / f"{run.run}.json", asdict(run))
+        if run.outcome == "trained":
+            files.write_json(history / LATEST, asdict(run))
+    except OSError as error:
+        raise RunError(f"cannot write to {history}: {error.strerror}; the run is not remembered") from error
+
+
+def remember(
+    exported: Path, state: str, reason: str, history_uri: str, champion_uri: str, job_name: str
+) -> None:
+    """Writes how a run came out into the history.
+
+    Args:
+        exported: Output directory of the validation.
+        state: What the first step found; "" where nothing is remembered.
+        reason: Why the run trained.
+        history_uri: Directory or gs:// that remembers; "" remembers nothing.
+        champion_uri: Where a blessed model was published; "" published nothing.
+        job_name: Name of the run.
+
+    Raises:
+        ModelError: When `exported` is no complete validation.
+        RunError: When writing fails.
+    """
+    if not history_uri:
+        return
+    blessing = read_part(exported, model_store.BLESSING_FILE)
+    evaluation = read_part(exported, model_store.EVALUATION_FILE)
+    blessed = blessing["blessed"] is True
+    published = current(champion_directory(champion_uri)) if blessed and champion_uri else None
+    run = Run(
+        run=job_name,
+        outcome="trained",
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        reason=reason,
+        blessed=blessed,
+        verdict=str(blessing["reason"]),
+        metrics=evaluation["metrics"],
+        champion=published.version if published else "",
+        state=State.of_text(state),
+    )
+    write_run(champion_directory(history_uri), run)
+    say("changes", f"remembered in {history_uri}: the next run trains if data, settings or code change")

@@ -1,1 +1,0 @@
-"""Plots as inline SVG that follows the page's colours, light or dark."""

@@ -1,0 +1,89 @@
+"""Self-contained HTML pages over one shared frame, without network or script, and the pictures in them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from PIL import Image
+
+#: Rows of a table of facts: (name, value).
+Rows = list[tuple[str, str]]
+
+
+def render(template: Path, **values: Any) -> str:
+    """Renders a template that extends page.html.j2.
+
+    Args:
+        template: The template; it may include its neighbours.
+        values: What it shows. All text is escaped, but for `Markup`.
+
+    Returns:
+        An HTML page. The same arguments give the same page.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template.name).render(**values)
+
+
+def fact_rows(values: Mapping[str, Any], prefix: str = "") -> Rows:
+    """Flattens nested settings: {"a": {"b": 1}} is one row, "a.b"."""
+    rows: Rows = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            rows += fact_rows(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, value if isinstance(value, str) else json.dumps(value)))
+    return rows
+
+
+# Up to this size an image is shown pixel by pixel and without loss.
+_LARGEST_PIXELATED_SIDE = 64
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as a data URI.
+
+    Attributes:
+        uri: The image itself.
+        width: In pixels.
+        height: In pixels.
+        large: Whether it is a photograph rather than a thing of a few pixels.
+    """
+
+    uri: str
+    width: int
+    height: int
+    large: bool
+
+
+def make_picture(encoded: bytes, largest_side: int = 192) -> Picture:
+    """Shrinks an encoded image that a person shall look at, whatever its size and format."""
+    with Image.open(io.BytesIO(encoded)) as image:
+        return draw_picture(image, largest_side)
+
+
+def draw_picture(image: Image.Image, largest_side: int = 192) -> Picture:
+    """Shrinks an image so that neither side is above `largest_side` pixels."""
+    picture = image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
+    picture.thumbnail((largest_side, largest_side))
+    large = max(picture.size) > _LARGEST_PIXELATED_SIDE
+    buffer = io.BytesIO()
+    if large:
+        picture.save(buffer, "JPEG", quality=85)
+    else:
+        picture.save(buffer, "PNG", optimize=True)
+    content = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return Picture(f"data:image/{'jpeg' if large else 'png'};base64,{content}", *picture.size, large)

@@ -1,1 +1,0 @@
-"""Pages for people: what the report and the dataset card share."""

@@ -1,0 +1,345 @@
+"""Writing one shard from its rows: the innermost loop of preprocessing.
+
+It runs once per example, millions of times: so bare system calls, no objects but bytes, and everything that
+can be known before is known before. Small records are joined before they are written; the bytes of a large
+image are never copied.
+
+The mark of a shard that is done: what the manifest needs to know of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import xxhash
+
+from shardline.components.preprocess import rows
+from shardline.components.preprocess.payload import Payloads, changed
+from shardline.components.preprocess.plan_file import NOWHERE, Plan, PlannedShard
+from shardline.components.preprocess.records.frame import entries, image_start, key_head, mask, record_start
+from shardline.components.preprocess.sources.source import WHOLE_FILE
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Feature, Shard
+from shardline.trainer.errors import BadRecordError, RunError
+
+
+@dataclass(frozen=True)
+class Images:
+    """What the stored images of one or more shards have in common.
+
+    Attributes:
+        height: Of all of them in pixels, or None if they differ.
+        width: Likewise.
+        channels: The most that one has; 0 where there are no images.
+        encodings: All that occur, sorted.
+        converted: Number of images by what was done to them.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    channels: int = 0
+    encodings: tuple[str, ...] = ()
+    converted: Mapping[str, int] | None = None
+
+    @classmethod
+    def of(cls, shapes: Mapping[tuple[int, int, int, str, tuple[str, ...]], int]) -> Images:
+        """Returns what images have in common, given how many there are of each kind (see `StoredImage`)."""
+        converted: Counter[str] = Counter()
+        for (_, _, _, _, names), count in shapes.items():
+            converted.update(dict.fromkeys(names, count))
+        return cls(
+            _common(shape[0] for shape in shapes),
+            _common(shape[1] for shape in shapes),
+            max((shape[2] for shape in shapes), default=0),
+            tuple(sorted({shape[3] for shape in shapes})),
+            dict(sorted(converted.items())),
+        )
+
+    @classmethod
+    def merge(cls, parts: Iterable[Images]) -> Images:
+        """Returns what the images of several shards have in common."""
+        parts = list(parts)
+        converted: Counter[str] = Counter()
+        for part in parts:
+            converted.update(part.converted or {})
+        return cls(
+            _common(part.height for part in parts),
+            _common(part.width for part in parts),
+            max((part.channels for part in parts), default=0),
+            tuple(sorted({encoding for part in parts for encoding in part.encodings})),
+            dict(sorted(converted.items())),
+        )
+
+    def feature(self, resize: str) -> Feature:
+        """Returns the feature of the manifest."""
+        encoding = self.encodings[0] if len(self.encodings) == 1 else "image"
+        return Feature("image", "uint8", (self.height, self.width, self.channels), encoding, resize)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is known of a shard that is done.
+
+    Attributes:
+        identity: `Plan.identity` of the shard; with another one it is not done.
+        surveyed: When the survey of its plan began, in nanoseconds since the epoch.
+        shard: What the manifest says of the file.
+        class_counts: Examples per class.
+        images: What its images have in common.
+    """
+
+    identity: str
+    surveyed: int
+    shard: Shard
+    class_counts: tuple[int, ...]
+    images: Images
+
+
+def save(mark: Mark, path: Path) -> None:
+    """Writes a mark, whole or not at all."""
+    files.write_json(path, asdict(mark))
+
+
+def load(path: Path) -> Mark | None:
+    """Reads a mark; None if there is none that can be read."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        images = content.pop("images")
+        return Mark(
+            shard=Shard(**content.pop("shard")),
+            class_counts=tuple(content.pop("class_counts")),
+            images=Images(**{**images, "encodings": tuple(images["encodings"])}),
+            **content,
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _common(values: Iterable[int | None]) -> int | None:
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+#: Told of progress: records and bytes since the last call.
+Report = Callable[[int, int], None]
+
+# Bytes that are collected before a write: they should not leave the processor's cache.
+_BLOCK = 1 << 18
+# A system call takes at most 1,024 pieces (IOV_MAX).
+_PIECES = 1000
+# An image up to this size is copied into its record, which saves calls.
+_SMALL = 8192
+_GZIP = 31
+
+
+class ShardWriter:
+    """Writes shards of one plan. A context manager.
+
+    Args:
+        plan: The plan.
+        work: Its work directory.
+        report: Told of progress.
+    """
+
+    def __init__(self, plan: Plan, work: WorkDirectory, report: Report) -> None:
+        self._plan = plan
+        self._work = work
+        self._report = report
+        self._codec = plan.make_codec()
+        self._payloads = Payloads(plan.places, work.spool, plan.surveyed)
+        self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._payloads.close()
+
+    def write(self, shard: PlannedShard) -> Mark:
+        """Writes a shard and its mark: temporary name, fsync, rename, and the mark last.
+
+        Raises:
+            BadRecordError: An image cannot be used.
+            SourceError: The source changed since the survey.
+            RunError: No space is left, or the disk failed.
+        """
+        path = self._work.shard(shard.file)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        hashes = temporary.with_name(f"{shard.file}.digests.{os.getpid()}.tmp")
+        try:
+            with (
+                _no_garbage_collection(),
+                hashes.open("wb") as digests,
+                _opened(temporary, self._plan.settings.compression) as output,
+            ):
+                counts, images = self._write_records(shard, output, digests)
+            written = Shard(shard.file, sum(counts), output.size, f"{output.checksum:08x}")
+            mark = Mark(self._plan.identity(shard), self._plan.surveyed, written, tuple(counts), images)
+            hashes.replace(self._work.digests(shard.file))
+            temporary.replace(path)
+            save(mark, self._work.mark(shard.file))
+        except BadRecordError as error:
+            if self._plan.settings.on_bad_record == "skip":  # when it was checked, it was good
+                raise changed(error.name, f"became unusable ({error.reason})") from None
+            raise
+        except OSError as error:
+            raise RunError(
+                f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on "
+                "from there"
+            ) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+            hashes.unlink(missing_ok=True)
+        return mark
+
+    def _write_records(self, shard: PlannedShard, output: _Output, digests: Any) -> tuple[list[int], Images]:
+        counts = [0] * len(self._labels)
+        kinds: dict[Any, int] = {}
+        for block in rows.read_fields(self._work.rows(shard.file)):
+            self._write_block(block, output, counts, kinds, digests)
+        kinds.pop(None, None)
+        return counts, Images.of(kinds)
+
+    def _write_block(
+        self,
+        block: list[rows.Fields],
+        output: _Output,
+        counts: list[int],
+        kinds: dict[Any, int],
+        digests: Any,
+    ) -> None:
+        read_file, read_span = self._payloads.read_file, self._payloads.read_span
+        known, store, labels = self._codec.known, self._codec.store, self._labels
+        value, extend, digest_of = google_crc32c.value, google_crc32c.extend, xxhash.xxh3_128_digest
+        prefixes = [os.fsencode(place.path) for place in self._plan.places]
+        hashes: list[bytes] = []
+        pieces, pending, count = output.pieces, 0, 0
+        open_place = file = -1
+        # Small images are often all of one kind: then comparing with the one before is faster than counting.
+        kind, alike = None, 0
+        for key, path, extra, label, place, offset, length in block:
+            counts[label] += 1
+            tail = key_head(len(key)) + key + labels[label]
+            if extra:
+                tail += extra
+            if place == NOWHERE:
+                frame, start = record_start(len(tail))
+                record = start + tail
+                hashes.append(digest_of(labels[label] + extra))
+                pieces += frame, record, mask(value(record))
+                pending += len(record) + 16
+            else:
+                if length == WHOLE_FILE:
+                    data = read_file(prefixes[place] + (path or key), key)
+                else:
+                    if place != open_place:
+                        open_place, file = place, self._payloads.file(place)
+                    data = read_span(file, length, offset, key)
+                found = known(data)
+                if found is None:
+                    stored = store(data, key.decode("utf-8", "surrogateescape"))
+                    data, found = stored.data, stored.kind
+                if found is not kind:
+                    kinds[kind] = kinds.get(kind, 0) + alike
+                    kind, alike = found, 0
+                alike += 1
+                hashes.append(digest_of(data))
+                size = len(data)
+                frame, start, in_all = image_start(size, len(tail))
+                if size <= _SMALL:
+                    record = b"".join((start, data, tail))
+                    pieces += frame, record, mask(value(record))
+                else:
+                    crc = extend(extend(value(start), data), tail)
+                    pieces += frame + start, data, tail + mask(crc)
+                pending += in_all
+            count += 1
+            if pending >= _BLOCK or len(pieces) >= _PIECES:
+                output.flush()
+                self._report(count, pending)
+                count = pending = 0
+        output.flush()
+        self._report(count, pending)
+        kinds[kind] = kinds.get(kind, 0) + alike
+        digests.write(b"".join(hashes))
+
+
+class _Output:
+    """A file that is written in large blocks.
+
+    Attributes:
+        file: Descriptor of the open file.
+        pieces: What was not written yet.
+        size: Of what was written, in bytes.
+        checksum: CRC-32C of what was written.
+    """
+
+    def __init__(self, path: Path, compression: str) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.pieces: list[bytes] = []
+        self.size = self.checksum = 0
+        self._compressor = zlib.compressobj(wbits=_GZIP) if compression == "gzip" else None
+
+    def flush(self) -> None:
+        """Writes the pieces."""
+        if self._compressor:
+            compressed = self._compressor.compress(b"".join(self.pieces))
+            self.pieces[:] = [compressed]
+        self._write()
+
+    def close(self) -> None:
+        """Writes the rest, to the disk itself."""
+        self.flush()
+        if self._compressor:
+            self.pieces.append(self._compressor.flush())
+            self._write()
+        os.fsync(self.file)
+
+    def _write(self) -> None:
+        size = sum(map(len, self.pieces))
+        # Three pieces are a record. Many small ones are faster as one.
+        pieces = self.pieces if size * 3 > _SMALL * len(self.pieces) else [b"".join(self.pieces)]
+        crc, extend = self.checksum, google_crc32c.extend
+        for piece in pieces:
+            crc = extend(crc, piece)
+        self.checksum = crc
+        written = os.writev(self.file, pieces)
+        if written < size:  # a full disk says so at the next call
+            rest = memoryview(b"".join(pieces))[written:]
+            while rest:
+                rest = rest[os.write(self.file, rest) :]
+        self.size += size
+        self.pieces.clear()
+
+
+@contextlib.contextmanager
+def _opened(path: Path, compression: str) -> Iterator[_Output]:
+    output = _Output(path, compression)
+    try:
+        yield output
+        output.close()
+    finally:
+        os.close(output.file)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Nothing in the loop makes cycles, and looking for some takes a twentieth of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,280 @@
+"""Registration of a blessed model.
+
+A model as TensorFlow Serving takes it: its directory, its container, its description.
+
+The evaluation of an uploaded model, as the Model Registry shows it.
+
+Which part of an endpoint's traffic each of its models gets once another model is deployed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardline.components import model_store
+from shardline.components.model_store import champion_directory, current, publish, read_part
+from shardline.trainer.errors import ModelError, PlatformError, RunError
+from shardline.trainer.progress import fact, say
+
+
+def register_model(exported: Path, accuracy: float, champion_uri: str) -> None:
+    """Makes an exported, blessed model the champion, where there is a place for one.
+
+    Args:
+        exported: Output directory of a validation that ended with a blessing.
+        accuracy: On the test split, 0..1.
+        champion_uri: Directory or gs://; "" publishes nothing.
+
+    Raises:
+        ModelError: When `exported` is incomplete or not blessed, or the present champion is damaged.
+        SettingsError: When the champion's place cannot be reached or written to.
+        RunError: When copying fails.
+    """
+    if not champion_uri:
+        say("register", "champion_uri is empty: the blessed model is not published")
+        return
+    directory = champion_directory(champion_uri)
+    previous = current(directory)
+    published = publish(exported, directory, accuracy=accuracy)
+    replaced = f", replacing {previous.version} (accuracy {previous.accuracy:.4f})" if previous else ""
+    say("register", f"version {published.version} is the champion{replaced}")
+    fact("champion", str(directory / published.path))
+
+
+#: TensorFlow Serving serves only subdirectories whose name is a number.
+VERSION_DIRECTORY = "1"
+
+_NAME = "model"
+_A_YEAR_S = 31_536_000
+
+
+def lay_out(exported: Path, target: Path) -> None:
+    """Copies an exported model to `target`/1.
+
+    Args:
+        exported: Output directory of a validation that ended with a blessing.
+        target: Base path of the model for TensorFlow Serving; made if it is not there.
+
+    Raises:
+        ModelError: When `exported` holds no complete export.
+        RunError: When copying fails.
+    """
+    read_part(exported, model_store.EXPORT_FILE)
+    saved_model = exported / model_store.SAVED_MODEL
+    if not saved_model.is_dir():
+        raise ModelError(f"no {model_store.SAVED_MODEL} in {exported}; validate the model again")
+    try:
+        # Contents only: a Cloud Storage mount keeps neither modes nor times.
+        shutil.copytree(
+            saved_model, target / VERSION_DIRECTORY, copy_function=shutil.copyfile, dirs_exist_ok=True
+        )
+    except OSError as error:
+        raise RunError(
+            f"cannot copy to {target}: {error.strerror or error}; upload the model again"
+        ) from error
+
+
+def container_spec(image_uri: str) -> dict[str, Any]:
+    """Returns the ModelContainerSpec that serves a model over REST, in the API's camel case.
+
+    The platform puts the directory of the model in AIP_STORAGE_URI, and sends requests to port 8080,
+    which is its default. A deployed model never changes: the server need not look for a newer version.
+
+    Source: https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+
+    Args:
+        image_uri: TensorFlow Serving.
+    """
+    return {
+        "imageUri": image_uri,
+        "command": ["/usr/bin/tensorflow_model_server"],
+        "args": [
+            "--port=8500",
+            "--rest_api_port=8080",
+            f"--model_name={_NAME}",
+            "--model_base_path=$(AIP_STORAGE_URI)",
+            f"--file_system_poll_wait_seconds={_A_YEAR_S}",
+        ],
+        "predictRoute": f"/v1/models/{_NAME}:predict",
+        "healthRoute": f"/v1/models/{_NAME}",
+    }
+
+
+def describe(exported: Path, accuracy: float) -> str:
+    """Returns one line on an exported model, for the registry.
+
+    It is pasted between quotes into the launcher's payload, so it holds neither quotes nor backslashes.
+    """
+    export = read_part(exported, model_store.EXPORT_FILE)
+    return f"test accuracy {accuracy:.4f}, {export.get('parameters', 0):,} parameters, dataset " + str(
+        export.get("fingerprint")
+    )
+
+
+_SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/classification_metrics_1.0.0.yaml"
+#: The confusion matrix of more classes would be a request of megabytes, and unreadable.
+_MOST_CLASSES = 200
+
+
+def import_evaluation(exported: Path, resource_name: str) -> str:
+    """Imports the evaluation of an exported model beside the registered model.
+
+    Args:
+        exported: Output directory of the model's validation.
+        resource_name: Of the registered model, projects/P/locations/L/models/ID@VERSION; "" in a local
+            run, where nothing has been uploaded.
+
+    Returns:
+        The resource name of the evaluation; "" where nothing was imported.
+
+    Raises:
+        ModelError: When `exported` is incomplete.
+        RunError: When the API refuses.
+    """
+    evaluation = read_part(exported, model_store.EVALUATION_FILE)
+    if not resource_name:
+        say("register", "nothing was uploaded: the evaluation is not imported")
+        return ""
+    from google.api_core.exceptions import GoogleAPIError
+    from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
+    from google.cloud.aiplatform_v1.types import ModelEvaluation
+
+    location = resource_name.split("/")[3]
+    client = ModelServiceClient(client_options={"api_endpoint": f"{location}-aiplatform.googleapis.com"})
+    measured = {"fingerprint": evaluation["fingerprint"], "examples": evaluation["examples"]}
+    content = ModelEvaluation(
+        display_name=f"{evaluation['split']} split",
+        metrics_schema_uri=_SCHEMA,
+        metrics=registry_metrics(evaluation),
+        metadata={**measured, **evaluation["metrics"]},
+    )
+    try:
+        imported = client.import_model_evaluation(parent=resource_name, model_evaluation=content)
+    except GoogleAPIError as error:
+        raise RunError(f"cannot import the evaluation of {resource_name}: {error}") from error
+    say("register", f"the evaluation of {resource_name} is imported")
+    return str(imported.name)
+
+
+def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of evaluation.json as ClassificationEvaluationMetrics.
+
+    Areas under curves are left out: the schema means micro-averaged ones, and ours are means over classes.
+    With one prediction per example, the most probable class, precision and recall are both the accuracy.
+
+    Source: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/ClassificationEvaluationMetrics
+
+    Args:
+        evaluation: Content of evaluation.json.
+    """
+    accuracy, names = evaluation["accuracy"], evaluation["class_names"]
+    at_one = dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), accuracy)
+    metrics: dict[str, Any] = {
+        "confidenceMetrics": [{"confidenceThreshold": 0.0, "maxPredictions": 1, **at_one}]
+    }
+    if len(names) <= _MOST_CLASSES:
+        specs = [{"id": str(label), "displayName": name} for label, name in enumerate(names)]
+        metrics["confusionMatrix"] = {"annotationSpecs": specs, "rows": evaluation["confusion"]}
+    if evaluation["log_loss"] is not None:
+        metrics["logLoss"] = evaluation["log_loss"]
+    return metrics
+
+
+#: What the API calls the model that is being deployed, which has no id yet.
+NEW_MODEL = "0"
+
+
+def share_traffic(present: Mapping[str, int], percent: int) -> dict[str, int]:
+    """Returns the traffic of each deployed model, in percent, with that of the new one under "0".
+
+    The models that have traffic keep their proportions in what is left; percents are whole and add up to 100,
+    the largest remainders being rounded up.
+
+    Source: google.cloud.aiplatform_v1.types.DeployModelRequest.traffic_split, which replaces the endpoint's;
+    where it is empty the endpoint's stays as it is.
+
+    Args:
+        present: Percents by the id of the deployed model.
+        percent: Of the new model, 0..100.
+
+    Returns:
+        Percents above 0 by id; {} where nothing changes.
+    """
+    if percent == 0:
+        return {}
+    serving = {model: share for model, share in present.items() if share}
+    if not serving or percent == 100:
+        return {NEW_MODEL: 100}
+    rest, total = 100 - percent, sum(serving.values())
+    shares = {model: share * rest // total for model, share in serving.items()}
+    by_remainder = sorted(serving, key=lambda model: (-(serving[model] * rest % total), model))
+    for model in by_remainder[: rest - sum(shares.values())]:
+        shares[model] += 1
+    return {NEW_MODEL: percent, **{model: share for model, share in shares.items() if share}}
+
+
+def read_traffic(endpoint: str) -> dict[str, int]:
+    """Returns the traffic of each model that is deployed to an endpoint, in percent, also where it is 0.
+
+    Args:
+        endpoint: projects/P/locations/L/endpoints/ID.
+
+    Raises:
+        PlatformError: When the API refuses or is not reached.
+    """
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud.aiplatform_v1.services.endpoint_service import EndpointServiceClient
+
+    location = endpoint.split("/")[3]
+    try:
+        client = EndpointServiceClient(
+            client_options={"api_endpoint": f"{location}-aiplatform.googleapis.com"}
+        )
+        found = client.get_endpoint(name=endpoint)
+    except (GoogleAPIError, GoogleAuthError) as error:
+        raise PlatformError(
+            f"cannot read the traffic of {endpoint}: {error}; is it there, and has the run's service account "
+            "roles/aiplatform.user?"
+        ) from error
+    return {model.id: found.traffic_split.get(model.id, 0) for model in found.deployed_models}
+
+
+def plan_traffic(endpoint: str, model: str, percent: int) -> dict[str, str]:
+    """Reads an endpoint's traffic and says how it will be shared with a new model.
+
+    Args:
+        endpoint: projects/P/locations/L/endpoints/ID.
+        model: Resource name of the uploaded model; "" in a local run, where nothing has been uploaded.
+        percent: Of the new model, 0..100.
+
+    Returns:
+        Percents by the id of the deployed model, as texts: KFP would make 10.0 of a number.
+
+    Raises:
+        PlatformError: When the API refuses or is not reached.
+    """
+    if not model:
+        say("deploy", "nothing was uploaded: no traffic is shared out")
+        return {}
+    present = read_traffic(endpoint)
+    shared = share_traffic(present, percent)
+    if not shared:
+        say("deploy", f"the new model gets no traffic of {endpoint}, which stays as it is")
+        return {}
+    parts = ", ".join(f"{share} % {_name(deployed)}" for deployed, share in shared.items())
+    say("deploy", f"traffic of {endpoint}: {parts}")
+    if idle := sorted(set(present) - set(shared)):
+        say(
+            "deploy",
+            f"deployed without traffic, at the price of machines: {', '.join(idle)}; take them off with "
+            "gcloud ai endpoints undeploy-model once nobody wants to go back to them",
+        )
+    return {deployed: str(share) for deployed, share in shared.items()}
+
+
+def _name(deployed: str) -> str:
+    return "the new model" if deployed == NEW_MODEL else f"deployed model {deployed}"

@@ -1,0 +1,183 @@
+"""What becomes of an uploaded model: an endpoint, a batch prediction. Fixed when the pipeline is compiled.
+
+The upload of a blessed model to the Model Registry: what is fixed when the pipeline is compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardline.components.vertex.forms import check_pasted_text
+from shardline.components.vertex.job import check_labels
+from shardline.trainer.errors import SettingsError
+
+_ENDPOINT = re.compile(r"projects/[\w:.-]+/locations/([a-z0-9-]+)/endpoints/[\w-]+")
+_LONGEST_NAME = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingMachines:
+    """The machines that a model answers on.
+
+    Attributes:
+        machine_type: Of each replica.
+        accelerator_type: NVIDIA_TESLA_T4, ...; "" for none.
+        accelerator_count: For each replica.
+        min_replica_count: Replicas at the start, and those of an endpoint at all times.
+        max_replica_count: Replicas under load.
+        service_account: As which the serving container acts; "" for the platform's own.
+    """
+
+    machine_type: str
+    accelerator_type: str = ""
+    accelerator_count: int = 0
+    min_replica_count: int = 1
+    max_replica_count: int = 1
+    service_account: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("machine_type", "accelerator_type", "service_account"):
+            check_pasted_text(name, getattr(self, name))
+        if not self.machine_type:
+            raise SettingsError("machine_type is empty; give one, for example n1-standard-2")
+        if bool(self.accelerator_type) != (self.accelerator_count > 0):
+            raise SettingsError(
+                "accelerator_type and accelerator_count go together, got "
+                f"{self.accelerator_type!r} and {self.accelerator_count}"
+            )
+        if not 1 <= self.min_replica_count <= self.max_replica_count:
+            raise SettingsError(
+                "replicas must be 1 <= min_replica_count <= max_replica_count, got "
+                f"{self.min_replica_count} and {self.max_replica_count}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deploy(ServingMachines):
+    """How a blessed model is deployed, after its upload to the Model Registry.
+
+    Attributes:
+        endpoint: projects/P/locations/L/endpoints/ID, in the region of the run; "" makes a new endpoint in
+            every run.
+        display_name: Of the new endpoint, at most 128 characters.
+        traffic_percent: Share of an endpoint's traffic that the new model gets, 0..100; the models that
+            are there keep the rest in their proportions. A new endpoint's only model gets all of it.
+    """
+
+    endpoint: str = ""
+    display_name: str = ""
+    traffic_percent: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.endpoint) == bool(self.display_name):
+            raise SettingsError(
+                "give either endpoint, one that is there, or display_name, of a new one for every run"
+            )
+        if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
+            raise SettingsError(
+                f"endpoint must be projects/P/locations/L/endpoints/ID, got {self.endpoint!r}"
+            )
+        check_pasted_text("display_name", self.display_name)
+        if len(self.display_name) > _LONGEST_NAME:
+            raise SettingsError(
+                f"display_name must have at most {_LONGEST_NAME} characters, got {len(self.display_name)}"
+            )
+        if not 0 <= self.traffic_percent <= 100:
+            raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
+        if self.display_name and self.traffic_percent != 100:
+            raise SettingsError("traffic_percent: the only model of a new endpoint gets all; give endpoint")
+
+    @property
+    def endpoint_uri(self) -> str:
+        """The endpoint as the URI of an artifact, or "" where a new one is made."""
+        found = _ENDPOINT.fullmatch(self.endpoint)
+        return f"https://{found[1]}-aiplatform.googleapis.com/v1/{self.endpoint}" if found else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPrediction(ServingMachines):
+    """A batch prediction with each blessed model, after its upload to the Model Registry.
+
+    Attributes:
+        gcs_source_uris: Files with instances, gs://BUCKET/PATH; a last * stands for any characters.
+        gcs_destination_output_uri_prefix: Directory below which every run makes one with its predictions.
+        instances_format: jsonl, tf-record, csv or file-list.
+        predictions_format: jsonl or csv.
+    """
+
+    gcs_source_uris: tuple[str, ...]
+    gcs_destination_output_uri_prefix: str
+    instances_format: str = "jsonl"
+    predictions_format: str = "jsonl"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.gcs_source_uris:
+            raise SettingsError("gcs_source_uris is empty; give the files with the instances")
+        for name in ("gcs_source_uris", "gcs_destination_output_uri_prefix"):
+            value = getattr(self, name)
+            for uri in (value,) if isinstance(value, str) else value:
+                check_pasted_text(name, uri)
+                if not re.fullmatch(r"gs://[^/]+/?.*", uri):
+                    raise SettingsError(f"{name} must be gs://BUCKET/PATH, got {uri!r}")
+        for name, known in (
+            ("instances_format", ("jsonl", "tf-record", "csv", "file-list")),
+            ("predictions_format", ("jsonl", "csv")),
+        ):
+            if getattr(self, name) not in known:
+                raise SettingsError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+
+_PARENT = re.compile(r"projects/[\w:.-]+/locations/([a-z0-9-]+)/models/[\w-]+")
+_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUpload:
+    """How a blessed model is entered in the Vertex AI Model Registry.
+
+    Attributes:
+        display_name: Of the model, at most 128 characters.
+        serving_image_uri: TensorFlow Serving, in an Artifact Registry that Vertex AI can read.
+        parent_model: The registered model that gets a new version,
+            projects/P/locations/L/models/ID; "" to register a new model with each upload.
+        version_aliases: Names that the new version takes over; with "default" it is the one that is
+            deployed where no version is named.
+        labels: Labels of the model.
+    """
+
+    display_name: str
+    serving_image_uri: str
+    parent_model: str = ""
+    version_aliases: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_pasted_text("display_name", self.display_name)
+        if not 1 <= len(self.display_name) <= _LONGEST_NAME:
+            raise SettingsError(
+                f"display_name must have 1 to {_LONGEST_NAME} characters, got {len(self.display_name)}"
+            )
+        if not self.serving_image_uri:
+            raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
+        if self.parent_model and not _PARENT.fullmatch(self.parent_model):
+            raise SettingsError(
+                "parent_model must be projects/P/locations/L/models/ID, without a version, got "
+                f"{self.parent_model!r}"
+            )
+        for alias in self.version_aliases:
+            if not _ALIAS.fullmatch(alias):
+                raise SettingsError(
+                    "version_aliases: an alias is 2 to 128 letters, digits and '-', begins with a lowercase "
+                    f"letter and ends with one or a digit, got {alias!r}"
+                )
+        check_labels(self.labels)
+
+    @property
+    def parent_uri(self) -> str:
+        """The parent model as the URI of an artifact, or "" where there is none."""
+        parent = _PARENT.fullmatch(self.parent_model)
+        return f"https://{parent[1]}-aiplatform.googleapis.com/v1/{self.parent_model}" if parent else ""

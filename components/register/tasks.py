@@ -1,0 +1,130 @@
+"""The tasks that come after the upload of a model: its deployment, and a batch prediction.
+
+The task that uploads a model to the Model Registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google_cloud_pipeline_components.types.artifact_types import VertexEndpoint, VertexModel
+from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
+from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
+from google_cloud_pipeline_components.v1.model import ModelUploadOp
+from kfp import dsl
+
+from shardline.components.register.component import traffic_split
+from shardline.components.register.publish import NEW_MODEL
+from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.vertex.job import ENCRYPTION_KEY
+
+#: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
+LOCATION = "{{$.pipeline_google_cloud_location}}"
+
+
+def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
+    """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
+
+    Args:
+        upload: Which model it is in the registry.
+        ready: A task of the component `serving_model`.
+        labels: Labels of the model, beside those of `upload`, which win.
+    """
+    parent = {}
+    if upload.parent_model:
+        imported = dsl.importer(
+            artifact_uri=upload.parent_uri,
+            artifact_class=VertexModel,
+            metadata={"resourceName": upload.parent_model},
+        )
+        parent["parent_model"] = imported.output
+    return ModelUploadOp(
+        location=LOCATION,
+        display_name=upload.display_name,
+        description=ready.outputs["Output"],
+        unmanaged_container_model=ready.outputs["serving"],
+        version_aliases=list(upload.version_aliases),
+        labels={**labels, **upload.labels},
+        encryption_spec_key_name=ENCRYPTION_KEY,
+        **parent,
+    )
+
+
+def deploy_tasks(
+    component: Callable[..., Any], deploy: Deploy, uploaded: dsl.PipelineTask, labels: Mapping[str, str]
+) -> dsl.PipelineTask:
+    """Adds the deployment of an uploaded model to the pipeline that is being defined.
+
+    A task that fails is not tried again: the model could be deployed twice.
+
+    Args:
+        component: Makes a component of our function.
+        deploy: Where to, and on which machines.
+        uploaded: The task of the upload.
+        labels: Of a new endpoint.
+
+    Returns:
+        The task that deploys.
+    """
+    model = uploaded.outputs["model"]
+    if deploy.endpoint:
+        imported = dsl.importer(
+            artifact_uri=deploy.endpoint_uri,
+            artifact_class=VertexEndpoint,
+            metadata={"resourceName": deploy.endpoint},
+        )
+        endpoint = imported.output
+        shared = component(traffic_split)(endpoint=endpoint, model=model, percent=deploy.traffic_percent)
+        traffic = shared.set_caching_options(False).output
+    else:
+        created = EndpointCreateOp(
+            location=LOCATION,
+            display_name=deploy.display_name,
+            labels=dict(labels),
+            encryption_spec_key_name=ENCRYPTION_KEY,
+        ).after(uploaded)
+        endpoint = created.set_caching_options(False).outputs["endpoint"]
+        traffic = {NEW_MODEL: "100"}
+    return ModelDeployOp(
+        model=model,
+        endpoint=endpoint,
+        traffic_split=traffic,
+        dedicated_resources_machine_type=deploy.machine_type,
+        dedicated_resources_accelerator_type=deploy.accelerator_type,
+        dedicated_resources_accelerator_count=deploy.accelerator_count,
+        dedicated_resources_min_replica_count=deploy.min_replica_count,
+        dedicated_resources_max_replica_count=deploy.max_replica_count,
+        service_account=deploy.service_account,
+    ).set_caching_options(False)
+
+
+def batch_prediction_task(
+    batch: BatchPrediction, name: str, uploaded: dsl.PipelineTask, labels: Mapping[str, str]
+) -> dsl.PipelineTask:
+    """Adds a batch prediction with an uploaded model to the pipeline that is being defined.
+
+    Args:
+        batch: What it reads and writes, and on which machines.
+        name: Display name of the job.
+        uploaded: The task of the upload.
+        labels: Of the job.
+    """
+    return ModelBatchPredictOp(
+        location=LOCATION,
+        job_display_name=name,
+        model=uploaded.outputs["model"],
+        gcs_source_uris=list(batch.gcs_source_uris),
+        gcs_destination_output_uri_prefix=batch.gcs_destination_output_uri_prefix,
+        instances_format=batch.instances_format,
+        predictions_format=batch.predictions_format,
+        machine_type=batch.machine_type,
+        accelerator_type=batch.accelerator_type,
+        accelerator_count=batch.accelerator_count,
+        starting_replica_count=batch.min_replica_count,
+        max_replica_count=batch.max_replica_count,
+        service_account=batch.service_account,
+        labels=dict(labels),
+        encryption_spec_key_name=ENCRYPTION_KEY,
+        # The files of today may be others than those of yesterday.
+    ).set_caching_options(False)

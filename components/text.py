@@ -1,0 +1,78 @@
+"""Tables and amounts as a person reads them at a terminal.
+
+The table at the end of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns lines of aligned columns: the first to the left, numbers (all others) to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = (
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join([first, *others]).rstrip()
+
+    return "\n".join(map(line, [head, *rows]))
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> str:
+    """Returns lines of names and their values."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def size(count: float) -> str:
+    """Returns a number of bytes in the unit that suits it: "664.3 MB"."""
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while count >= 1000 and len(units) > 1:
+        count /= 1000
+        units.pop()
+    return f"{count:,.{0 if units[-1] == 'B' else 1}f} {units[-1]}"
+
+
+def printable(text: str) -> str:
+    """Returns a text from the data so that it cannot move the cursor or break the line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+Rows = Sequence[tuple[str, str]]
+
+
+def show(rows: Rows, stream: TextIO) -> None:
+    """Prints names and values in two columns, the names in bold on a terminal.
+
+    Values are never folded, since a path or a checksum must stay whole to be copied; a path below the
+    current directory is shown from there.
+    """
+    width = max(len(name) for name, _ in rows)
+    lines = [(name.ljust(width), value.removeprefix(f"{Path.cwd()}/")) for name, value in rows]
+    print(file=stream)
+    if not stream.isatty():
+        for name, value in lines:
+            print(f"{name}  {value}", file=stream, flush=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False)
+    for name, value in lines:
+        console.print(Text.assemble((name, "bold"), "  ", value), soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration as a person says it: "48 s", "3 min 20 s", "2 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

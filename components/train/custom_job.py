@@ -1,0 +1,163 @@
+"""From a component to a custom job that runs it on every replica of a cluster.
+
+A training job whose worker pools are a pipeline parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google_cloud_pipeline_components.v1.custom_job import (
+    CustomTrainingJobOp,
+    create_custom_training_job_from_component,
+)
+from kfp import dsl
+from kfp.dsl.base_component import BaseComponent
+
+from shardline.components.train.component import plan_training
+from shardline.components.vertex.forms import check_pasted_text
+from shardline.components.vertex.job import CustomJobSettings, check_labels
+from shardline.trainer.errors import SettingsError
+
+#: The executor input of the launching task, escaped for a text inside the launcher's payload.
+EXECUTOR_INPUT = "{{$.json_escape[1]}}"
+
+#: What the executor input is called in a component's own container.
+_OWN_EXECUTOR_INPUT = "{{$}}"
+
+
+def custom_job(
+    component: BaseComponent, settings: CustomJobSettings, labels: Mapping[str, str] | None = None
+) -> Callable[..., dsl.PipelineTask]:
+    """Expands a component into a Vertex AI CustomJob that runs it on every replica of the cluster.
+
+    Args:
+        component: A lightweight component whose body is one replica's program.
+        settings: The machines, and how the platform runs the job.
+        labels: Labels of the job, beside those of the settings, which win.
+
+    Returns:
+        Makes the task, with the component's own parameters and outputs.
+
+    Raises:
+        SettingsError: When the component has a parameter of the CustomJob's own name, which would be
+            overridden without a word, or its source or a label cannot travel as it is.
+    """
+    clashes = set(component.component_spec.inputs or ()) & set(CustomTrainingJobOp.component_spec.inputs)
+    if clashes:
+        raise SettingsError(
+            f"component {component.name!r} has parameters that a CustomJob has too: {sorted(clashes)}; "
+            "rename them"
+        )
+    all_labels = {"component": component.name, **(labels or {}), **settings.labels}
+    check_labels(all_labels)
+    display_name = settings.display_name or component.name
+    check_pasted_text("display_name", display_name)
+    job = create_custom_training_job_from_component(
+        component, display_name=display_name, labels=all_labels, **settings.arguments
+    )
+    specs = settings.cluster.specs(container_of(component))
+    job.component_spec.inputs["worker_pool_specs"].default = specs
+
+    def task(**inputs: Any) -> dsl.PipelineTask:
+        made = job(**inputs)
+        if settings.num_retries:
+            made.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
+        return made
+
+    return task
+
+
+def container_of(component: BaseComponent) -> dict[str, Any]:
+    """Returns the container_spec that runs a component on the replicas of a custom job.
+
+    Raises:
+        SettingsError: When the component's source holds something that the platform would replace.
+    """
+    container = component.component_spec.implementation.container
+    parts = {key: [str(part) for part in getattr(container, key) or ()] for key in ("command", "args")}
+    for part in (part for both in parts.values() for part in both):
+        if "{{$" in part and part != _OWN_EXECUTOR_INPUT:
+            raise SettingsError(
+                f"the source of component {component.name!r} holds '{{{{$', which begins a placeholder that "
+                "the platform replaces; write it in two parts"
+            )
+    escaped = {
+        key: [EXECUTOR_INPUT if part == _OWN_EXECUTOR_INPUT else part for part in both]
+        for key, both in parts.items()
+    }
+    return {"image_uri": container.image, **escaped}
+
+
+def custom_job_at_run_time(
+    component: Callable[..., Any],
+    image: str,
+    settings: CustomJobSettings,
+    labels: Mapping[str, str] | None = None,
+) -> Any:
+    """Makes the training step for worker pools that are known at run time only.
+
+    The replicas get their arguments as plain text. The component's own form, in which the platform fills in
+    the executor input, is known to work only where the pools are a constant of the compiled pipeline: that
+    the platform fills in placeholders inside a value that another task has put out is said nowhere.
+
+    Args:
+        component: Makes a component of a function.
+        image: Container image of replicas that name none.
+        settings: The job; its cluster is not used.
+        labels: Labels of the job, beside those of the settings, which win.
+
+    Returns:
+        A pipeline with the training component's parameters, and worker_pool_specs, which
+        `check_worker_pools` should have checked in a task at the start of the run.
+
+    Raises:
+        SettingsError: When a label is none.
+    """
+    plan_op = component(plan_training)
+    all_labels = {"component": "train", **(labels or {}), **settings.labels}
+    check_labels(all_labels)
+    arguments = settings.arguments
+    if settings.restart_job_on_worker_restart is None:
+        del arguments["restart_job_on_worker_restart"]  # as the pools have it
+
+    @dsl.pipeline(name="train-at-run-time")  # type: ignore[untyped-decorator]
+    def train_at_run_time(
+        worker_pool_specs: list,  # type: ignore[type-arg]
+        dataset: dsl.Input[dsl.Dataset],
+        model_function: str,
+        hparams: dict,  # type: ignore[type-arg]
+        epochs: int,
+        per_replica_batch_size: int,
+        learning_rate: float,
+        seed: int,
+        train_options: dict,  # type: ignore[type-arg]
+    ) -> dsl.Model:
+        """Trains on the machines of a parameter."""
+        plan = plan_op(
+            worker_pool_specs=worker_pool_specs,
+            image=image,
+            dataset=dataset,
+            model_function=model_function,
+            hparams=hparams,
+            epochs=epochs,
+            per_replica_batch_size=per_replica_batch_size,
+            learning_rate=learning_rate,
+            seed=seed,
+            train_options=train_options,
+        )
+        # A plan that is cached names the model of an earlier run.
+        plan.set_caching_options(False)
+        restart = {"restart_job_on_worker_restart": plan.outputs["restart"]}
+        job = CustomTrainingJobOp(
+            display_name=settings.display_name or "train",
+            worker_pool_specs=plan.outputs["worker_pool_specs"],
+            labels=all_labels,
+            **{**restart, **arguments},
+        )
+        if settings.num_retries:
+            job.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
+        return plan.outputs["model"]
+
+    return train_at_run_time

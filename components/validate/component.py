@@ -1,0 +1,56 @@
+"""The validation component. KFP embeds the source text of the function alone, so it imports inside."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+def export_validate(
+    dataset: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    exported: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+    confusion: dsl.Output[dsl.ClassificationMetrics],
+    sliced: dsl.Output[dsl.SlicedClassificationMetrics],
+    report: dsl.Output[dsl.HTML],
+    min_accuracy: float,
+    rules: list[str] = [],  # noqa: B006  # KFP hands in a new list every time
+    champion_uri: str = "",
+    first_run: str = "block",
+) -> NamedTuple("Outputs", [("blessed", bool), ("accuracy", float)]):  # type: ignore[valid-type]
+    """Exports a model and judges the export on the test split.
+
+    Args:
+        dataset: Dataset directory.
+        model: Directory with model.keras.
+        exported: SavedModel with its evaluation, report and verdict.
+        metrics: Every metric and the number of examples.
+        confusion: Confusion matrix, and of two classes the ROC curve.
+        sliced: ROC curve of each class against the others, up to twelve classes.
+        report: HTML page for a person.
+        min_accuracy: The model is blessed from this test accuracy on, 0..1.
+        rules: Further rules that it must pass, "worst_slice(accuracy) >= 0.8".
+        champion_uri: Where champions are published; "" compares with none.
+        first_run: What becomes of rules about a champion that cannot be measured: "bless" or "block".
+
+    Returns:
+        Whether the model is blessed, and its test accuracy.
+    """
+    from shardline.trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("validate"):
+        from shardline.components.validate.artifacts import validate_artifacts
+
+        return validate_artifacts(
+            dataset=dataset,
+            model=model,
+            exported=exported,
+            metrics=metrics,
+            confusion=confusion,
+            sliced=sliced,
+            report=report,
+            min_accuracy=min_accuracy,
+            rules=rules,
+            champion_uri=champion_uri,
+            first_run=first_run,
+        )

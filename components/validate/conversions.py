@@ -1,0 +1,172 @@
+"""The export in other formats, for devices and servers that have no TensorFlow: LiteRT (TFLite) and ONNX."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from shardline.components import model_store
+from shardline.components.validate import signatures
+from shardline.components.validate.agreement import largest_gap, read_pixels
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import ModelError, SettingsError
+
+# Both converters know all operations of Keras' layers at this level, and all present runtimes have it.
+_ONNX_OPSET = 17
+
+#: Pixels, uint8 [n, height, width, channels], to probabilities, float32 [n, classes].
+Predict = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format into which an export can be converted.
+
+    Attributes:
+        file: Its name in the output directory.
+        extra: Of Shardline, that brings what it needs.
+        modules: That are needed.
+        package: Whose release matters.
+        convert: Makes the content of the file from the directory of a SavedModel.
+        load: Makes a predicting function from that content.
+    """
+
+    file: str
+    extra: str
+    modules: tuple[str, ...]
+    package: str
+    convert: Callable[[Path], bytes]
+    load: Callable[[bytes], Predict]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a conversion.
+
+    Attributes:
+        file: Name of the file.
+        bytes: Its size.
+        converter: Name and release of what made it.
+        signature: That it was made of: it takes and returns the same.
+        max_difference: Largest absolute difference of a probability from the SavedModel's, over the samples;
+            None without samples.
+    """
+
+    file: str
+    bytes: int
+    converter: str
+    signature: str
+    max_difference: float | None
+
+
+def check_formats(names: Sequence[str], manifest: Manifest) -> None:
+    """Checks formats before any work is done for them.
+
+    Raises:
+        SettingsError: When a format is not known, or what it needs is not installed.
+        ModelError: When models of this dataset cannot be converted.
+    """
+    for name in names:
+        if name not in FORMATS:
+            raise SettingsError(f"no format {name!r}; there are {', '.join(FORMATS)}")
+        if missing := [module for module in FORMATS[name].modules if util.find_spec(module) is None]:
+            raise SettingsError(
+                f"the format {name} needs {', '.join(missing)}, which is not installed; "
+                f"pip install 'shardline[{FORMATS[name].extra}]'"
+            )
+    if names and "image" not in manifest.inputs:
+        raise ModelError(
+            f"only models of images can be converted to {', '.join(names)}, and the dataset is a table; "
+            "use the SavedModel"
+        )
+
+
+def convert(name: str, out: Path, manifest: Manifest, samples: Sequence[bytes]) -> dict[str, Any]:
+    """Converts an export, and compares the outcome with it.
+
+    Args:
+        name: Of the format.
+        out: Output directory with the SavedModel; the file is written into it.
+        manifest: Of the dataset.
+        samples: Serialized tf.train.Example.
+
+    Returns:
+        What export.json says of it: `Converted`.
+
+    Raises:
+        ModelError: When the converter does not know a part of the model.
+    """
+    to = FORMATS[name]
+    try:
+        content = to.convert(out / model_store.SAVED_MODEL)
+        # tf2onnx writes operations that it does not know as they are: only loading tells.
+        predict = to.load(content)
+    except Exception as error:  # The converters raise many kinds, with long texts.
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(
+            f"the model cannot be converted to {name}: {reason.strip()}; leave it out"
+        ) from error
+    files.write_bytes(out / to.file, content)
+    difference = _compare(predict, out / model_store.SAVED_MODEL, manifest, samples) if samples else None
+    release = f"{to.package} {metadata.version(to.package)}"
+    return asdict(Converted(to.file, len(content), release, signatures.TENSOR, difference))
+
+
+def _compare(predict: Predict, saved_model: Path, manifest: Manifest, samples: Sequence[bytes]) -> float:
+    loaded = tf.saved_model.load(str(saved_model))
+    serve = loaded.signatures[signatures.TENSOR]
+    return max(
+        largest_gap(serve(**{signatures.PIXELS: pixels})["probabilities"].numpy(), predict(pixels.numpy()))
+        for pixels in read_pixels(manifest, samples)
+    )
+
+
+def _to_tflite(saved_model: Path) -> bytes:
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=[signatures.TENSOR])
+    return bytes(converter.convert())
+
+
+def _load_tflite(content: bytes) -> Predict:
+    interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(model_content=content)
+    runner = interpreter.get_signature_runner(signatures.TENSOR)
+    return lambda pixels: np.asarray(runner(**{signatures.PIXELS: pixels})["probabilities"])
+
+
+def _to_onnx(saved_model: Path) -> bytes:
+    loaded = tf.saved_model.load(str(saved_model))
+    serve = loaded.signatures[signatures.TENSOR]
+    spec = [serve.structured_input_signature[1][signatures.PIXELS]]
+
+    def predict(pixels: tf.Tensor) -> Any:
+        return serve(**{signatures.PIXELS: pixels})
+
+    converted, _ = importlib.import_module("tf2onnx").convert.from_function(
+        tf.function(predict, input_signature=spec, autograph=False), input_signature=spec, opset=_ONNX_OPSET
+    )
+    return bytes(converted.SerializeToString())
+
+
+def _load_onnx(content: bytes) -> Predict:
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda pixels: np.asarray(session.run(["probabilities"], {signatures.PIXELS: pixels})[0])
+
+
+#: By the name that a user asks for.
+FORMATS = {
+    "tflite": Format(
+        model_store.TFLITE_FILE, "litert", ("ai_edge_litert",), "tensorflow", _to_tflite, _load_tflite
+    ),
+    "onnx": Format(
+        model_store.ONNX_FILE, "onnx", ("tf2onnx", "onnx", "onnxruntime"), "tf2onnx", _to_onnx, _load_onnx
+    ),
+}

@@ -1,0 +1,187 @@
+"""Checks a pipeline against all rules.
+
+Files to check: compiled pipelines, ours or anybody's, and our settings.
+
+The table of all rules: `python -m shardline.pipelines.check.checks > docs/check.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardline.pipelines.check import (  # noqa: F401  # the rules register themselves
+    registry,
+    rules,
+)
+from shardline.pipelines.check.ir import at
+from shardline.pipelines.check.job import Job, Pool, jobs
+from shardline.pipelines.check.pipeline import Executor, Parameter, Pipeline, Task
+from shardline.pipelines.check.registry import RULES, Finding, Severity
+from shardline.pipelines.check.schedule import Schedule
+from shardline.pipelines.spec import read_documents, read_pipeline
+from shardline.trainer.errors import PipelineError
+
+
+def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
+    """Returns what is wrong with a pipeline, and with the schedule that it is to run on; errors first."""
+    custom_jobs = jobs(pipeline)
+    found = registry.apply(
+        {
+            Pipeline: [pipeline],
+            Parameter: pipeline.parameters,
+            Task: pipeline.tasks,
+            Executor: pipeline.executors,
+            Job: custom_jobs,
+            Pool: [pool for job in custom_jobs for pool in job.pools],
+            Schedule: [schedule] if schedule else [],
+        }
+    )
+    return sorted(
+        found, key=lambda finding: (finding.severity is not Severity.ERROR, finding.code, finding.why)
+    )
+
+
+def check_pipeline(
+    spec: Mapping[str, Any],
+    parameters: Mapping[str, Any] | None = None,
+    schedule: Schedule | None = None,
+) -> list[Finding]:
+    """Returns what is wrong with a compiled pipeline; errors first.
+
+    Args:
+        spec: The pipeline spec (IR).
+        parameters: What the run is given; None while nothing is known about it.
+        schedule: What it is to run on, if it is.
+
+    Raises:
+        PipelineError: When the spec is not built as a pipeline is.
+    """
+    return check(Pipeline(spec, parameters), schedule)
+
+
+def refuse_errors(
+    spec: Mapping[str, Any],
+    parameters: Mapping[str, Any] | None = None,
+    schedule: Schedule | None = None,
+) -> list[Finding]:
+    """Checks a pipeline, as `check_pipeline` does, and refuses it when there are errors.
+
+    Returns:
+        The warnings.
+
+    Raises:
+        PipelineError: When a rule finds an error.
+    """
+    findings = check_pipeline(spec, parameters, schedule)
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        first = errors[0]
+        more = f" (and {len(errors) - 1} more: see 'shardline check')" if len(errors) > 1 else ""
+        raise PipelineError(f"{first.code} {first.where}: {first.why}; {first.fix}{more}")
+    return findings
+
+
+#: Larger than any pipeline that was seen (0.6 MB), and read in two seconds.
+_LARGEST = 4 * 2**20
+
+
+def load(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
+    """Reads a file for a check.
+
+    Args:
+        path: A pipeline as YAML or JSON, alone or in a PipelineJob; or settings (TOML), which are compiled.
+        given: Parameters of the run, if they are known.
+
+    Raises:
+        PipelineError: When the file cannot be read, is too large, or is not a pipeline.
+        SettingsError: When settings cannot be read.
+    """
+    if {".toml", ".example"} & {path.suffix}:
+        return parse(_compiled(path), path, given)
+    try:
+        size = path.stat().st_size
+    except OSError:
+        size = 0  # the reader says what is wrong
+    if size > _LARGEST:
+        raise PipelineError(
+            f"{path} is too large for a pipeline: {size:,} bytes, at most {_LARGEST:,}; is it the right file?"
+        )
+    return parse(read_pipeline(path), path, given)
+
+
+def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
+    """Reads the content of the pipeline file `path`; raises as `load` does."""
+    documents = read_documents(content, path)
+    first = documents[0] if documents else None
+    if not isinstance(first, dict):
+        raise PipelineError(f"{path} is not a compiled pipeline; write one with 'shardline compile'")
+    runtime = at(first, "runtimeConfig")
+    wrapped = at(first, "pipelineSpec")
+    spec = wrapped or first
+    missing = [key for key in ("pipelineInfo", "root", "deploymentSpec") if not at(spec, key)]
+    if missing:
+        kind = f" but a {first['kind']}" if "kind" in first else ""
+        raise PipelineError(
+            f"{path} is not a compiled pipeline{kind}: it has no {', '.join(missing)}; "
+            "write one with 'shardline compile', or is it cut off?"
+        )
+    if given is None and "parameterValues" in runtime:
+        given = at(runtime, "parameterValues")
+    platforms = [name for document in documents[1:] for name in at(document, "platforms")]
+    labels = at(first, "labels") if wrapped else None
+    try:
+        return Pipeline(spec, given, tuple(platforms), labels)
+    except PipelineError as error:
+        raise PipelineError(f"{path} is not a compiled pipeline: {error}") from None
+
+
+def _compiled(path: Path) -> str:
+    from shardline.pipelines import settings
+    from shardline.pipelines.compile import compile_pipeline
+
+    return compile_pipeline(settings.load(path))
+
+
+_HEAD = """\
+# What `shardline check` looks at
+
+    shardline check compiled/retrain.yaml
+    shardline check settings/vertex.toml --json
+    shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
+
+It reads compiled pipelines (YAML or JSON of Kubeflow Pipelines 2, not only ours) and our settings files. It
+loads neither TensorFlow nor the Vertex AI client and contacts nobody. It exits with 0 when there are no
+errors, with 1 when there are, and with 2 when a file is no pipeline. `shardline compile` refuses errors.
+
+A custom job is checked as the API would receive it: parameters filled in, after the launcher has dropped what
+is empty. What is known at run time only, such as another task's output, is not guessed at.
+
+An **error** is refused by the platform, fails, or does something else than was meant; a **warning** works and
+is likely to be regretted. Codes are stable. Where the source is docs.cloud.google.com, the page is below
+gemini-enterprise-agent-platform/machine-learning (formerly vertex-ai/docs).
+
+This page is generated: `python -m shardline.pipelines.check.checks > docs/check.md`.
+
+| code | | what is demanded | what to do | source |
+|---|---|---|---|---|
+"""
+
+
+def table() -> str:
+    """Returns the page with all rules in Markdown."""
+    rows = [
+        f"| {rule.code} | {rule.severity} | {_cell(rule.demand)} | {_cell(rule.fix)} | {_cell(rule.source)} |"
+        for rule in sorted(RULES.values(), key=lambda rule: rule.code)
+    ]
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Returns a text for a cell of the table; {{ would be a template to some renderers."""
+    return text.replace("|", "\\|").replace("{{", "`{{").replace("}}", "}}`")
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,211 @@
+"""The command `shardline check`.
+
+The command `shardline settings show`.
+
+The command `shardline doctor`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardline.pipelines.cli.options import (
+    environment_flags,
+    foreground,
+    json_option,
+    pairs,
+    show_json,
+    show_table,
+)
+from shardline.trainer.errors import EXIT_FAILED, PipelineError
+
+if TYPE_CHECKING:
+    from shardline.pipelines.check.registry import Finding
+    from shardline.pipelines.local.doctor import Diagnosis
+
+_COLOURS = {"error": "red", "warning": "yellow"}
+#: Places shown of a finding that there is in many.
+_PLACES = 3
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
+@click.option("--cron", help="The schedule that it is to run on: 'TZ=Europe/Vienna 0 6 * * 1'.")
+@click.option("--max-concurrent-run-count", type=int, default=1, show_default=True, help="With --cron.")
+@click.option("--max-concurrent-active-run-count", type=int, help="With --cron; no limit unless given.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def check(
+    files: tuple[Path, ...],
+    params: tuple[str, ...],
+    cron: str | None,
+    max_concurrent_run_count: int,
+    max_concurrent_active_run_count: int | None,
+    as_json: bool,
+) -> None:
+    """Say what is wrong with compiled pipelines and settings, before anything runs.
+
+    FILES are pipelines (YAML or JSON) of anybody's, or our settings (TOML). Parameters are checked when some
+    are given with --param, or with --cron. Exits with 1 when there are errors, with 2 when a file is no
+    pipeline. docs/check.md lists the rules.
+    """
+    from shardline.pipelines.check.checks import check as find
+    from shardline.pipelines.check.checks import load
+    from shardline.pipelines.check.schedule import Schedule
+
+    given = pairs(params, "--param", PipelineError) if params or cron is not None else None
+    schedule = None
+    if cron is not None:
+        schedule = Schedule(
+            cron=cron,
+            max_concurrent_run_count=max_concurrent_run_count,
+            max_concurrent_active_run_count=max_concurrent_active_run_count,
+        )
+    findings = {str(file): find(load(file, given), schedule) for file in files}
+    if as_json:
+        click.echo(json.dumps(_report(findings), indent=2))
+    else:
+        for name, found in findings.items():
+            show(name, found)
+    if any(finding.severity == "error" for found in findings.values() for finding in found):
+        sys.exit(EXIT_FAILED)
+
+
+def _report(findings: dict[str, list[Finding]]) -> dict[str, Any]:
+    return {
+        "files": [
+            {
+                "file": name,
+                **_counts(found),
+                "findings": [dataclasses.asdict(finding) for finding in found],
+            }
+            for name, found in findings.items()
+        ]
+    }
+
+
+def show(name: str, found: list[Finding]) -> None:
+    """Prints what was found in a file, and how many of each kind."""
+    alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
+    for (code, severity, why, fix), group in alike:
+        click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {_places(group)}: {why}")
+        click.echo(f"    -> {fix}")
+    counts = _counts(found)
+    summary = ", ".join(
+        f"{count} {word if count > 1 else word[:-1]}" for word, count in counts.items() if count
+    )
+    click.echo(f"{name}: {summary or 'nothing found'}")
+
+
+def _places(group: Iterable[Finding]) -> str:
+    places = [finding.where for finding in group]
+    more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
+    return ", ".join(places[:_PLACES]) + more
+
+
+def _counts(found: list[Finding]) -> dict[str, int]:
+    errors = sum(finding.severity == "error" for finding in found)
+    return {"errors": errors, "warnings": len(found) - errors}
+
+
+@click.group()
+def settings() -> None:
+    """Look at the settings of an environment."""
+
+
+@settings.command("show")
+@environment_flags
+@json_option
+def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
+    """Show every value, and where it came from.
+
+    Those of [vertex] say where on the platform things are done; the others, if the file has an image, are
+    fixed when a pipeline is compiled.
+    """
+    from shardline.pipelines.remote.environment import load_environment, read_values
+    from shardline.pipelines.settings import compile_time_rows, environment_rows
+
+    values, origins = read_values(settings, flags, os.environ)
+    rows = environment_rows(values, origins)
+    if settings is not None:
+        rows += compile_time_rows(settings)
+    load_environment(settings, flags, os.environ, needed=())  # refuses a value of a wrong form
+    if as_json:
+        show_json({name: {"value": value, "origin": origin} for name, value, origin in rows})
+    else:
+        show_table(
+            [("NAME", "VALUE", "FROM"), *((name, _text(value), origin) for name, value, origin in rows)]
+        )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or "-"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value in ("", None) else str(value)
+
+
+_MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
+
+
+@click.command()
+@click.option("--local", is_flag=True, help="Only this machine, not the platform.")
+@click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where run directories go.",
+)
+@json_option
+@environment_flags
+def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
+    """Look at this machine and at the platform before a run has to: what is wrong, and what mends it.
+
+    With --settings the image and the machines of the pipeline are looked at too. Nothing is changed. Ends
+    with 1 when a run would fail.
+    """
+    from dataclasses import asdict
+
+    found = []
+    with foreground(sys.stderr):
+        for item in _examine(local, runs_dir, settings, flags):
+            found.append(item)
+            if not as_json:
+                _show(item)
+    if as_json:
+        show_json({"healthy": not _is_ill(found), "findings": [asdict(item) for item in found]})
+    sys.exit(EXIT_FAILED if _is_ill(found) else 0)
+
+
+def _examine(
+    local: bool, runs_dir: Path, settings: Path | None, flags: dict[str, str]
+) -> Iterator[Diagnosis]:
+    from shardline.pipelines.local import doctor as here
+
+    if not local:
+        from shardline.pipelines import settings as compiled
+        from shardline.pipelines.remote import doctor as platform
+        from shardline.pipelines.remote.environment import load_environment
+
+        environment = load_environment(settings, flags, os.environ)
+        yield from platform.examine(environment, compiled.load(settings) if settings else None)
+    yield from here.examine(runs_dir)
+
+
+def _show(item: Diagnosis) -> None:
+    click.echo(f"{_MARKS[item.level]}  {item.what}: {item.found}" + (f"; {item.fix}" if item.fix else ""))
+
+
+def _is_ill(found: list[Diagnosis]) -> bool:
+    return any(item.level == "error" for item in found)

@@ -1,0 +1,152 @@
+"""The command `shardline validate`.
+
+The commands `shardline champion show` and `shardline champion rollback`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardline.components.validate.gate import FIRST_RUNS, Gate, accuracy_gate, read_gate
+from shardline.pipelines.cli.options import foreground, json_option, show_json
+from shardline.trainer.errors import ModelError
+
+if TYPE_CHECKING:
+    from shardline.components.model_store import Version
+
+_PATH = click.Path(path_type=Path)
+_MIN_ACCURACY = 0.95
+
+
+@click.command()
+@click.argument("model", type=_PATH)
+@click.argument("dataset", type=_PATH)
+@click.argument("out", type=_PATH)
+@click.option("--rules", "file", type=_PATH, metavar="FILE", help="TOML or JSON with rules and policy.")
+@click.option("--rule", "texts", multiple=True, metavar="RULE", help="A rule, 'accuracy >= 0.9'.")
+@click.option(
+    "--min-accuracy",
+    type=float,
+    help=f"The rule 'accuracy >= ...'; {_MIN_ACCURACY} where there is no other rule.",
+)
+@click.option("--champion", default="", metavar="DIR", help="Where champions are published.")
+@click.option(
+    "--first-run",
+    type=click.Choice(FIRST_RUNS),
+    help="Rules about a champion that cannot be measured: skip them, or do not let the model pass (default).",
+)
+@click.option("--also", "formats", multiple=True, metavar="FORMAT", help="Convert as well: onnx, tflite.")
+def validate(
+    model: Path,
+    dataset: Path,
+    out: Path,
+    file: Path | None,
+    texts: tuple[str, ...],
+    min_accuracy: float | None,
+    champion: str,
+    first_run: str | None,
+    formats: tuple[str, ...],
+) -> None:
+    """Export MODEL.keras, judge the export on DATASET's test split, and report, all in OUT.
+
+    A rule compares a metric of all examples, of a slice or of the worst slice with a number or with the
+    champion, which is measured again on the same examples:
+
+    \b
+      accuracy >= 0.95
+      recall[class=healthy] >= 0.9
+      worst_slice(accuracy) >= 0.8
+      latency_p95_ms <= 50
+      accuracy >= champion - 0.005
+      accuracy > champion (p < 0.05)
+
+    Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be judged.
+    """  # noqa: D301  # click wants the character itself
+    gate = _gate(file, texts, min_accuracy, first_run)
+    from shardline.trainer import startup
+
+    startup.import_tensorflow()
+    from shardline.components.validate import validation
+
+    with foreground():
+        blessing = validation.validate(model, dataset, out, gate=gate, champion_uri=champion, formats=formats)
+    sys.exit(0 if blessing.blessed else 1)
+
+
+def _gate(
+    file: Path | None, texts: tuple[str, ...], min_accuracy: float | None, first_run: str | None
+) -> Gate:
+    gate = read_gate(file) if file else Gate(())
+    gate = gate.with_rules(texts)
+    if min_accuracy is None and not gate.rules:
+        min_accuracy = _MIN_ACCURACY
+    if min_accuracy is not None:
+        gate = replace(gate, rules=(*gate.rules, *accuracy_gate(min_accuracy).rules))
+    return replace(gate, first_run=first_run) if first_run else gate
+
+
+@click.group()
+def champion() -> None:
+    """Look at the champion, the published model in use, and go back to an earlier one."""
+
+
+@champion.command()
+@click.argument("directory")
+@json_option
+def show(directory: str, as_json: bool) -> None:
+    """Show the champion in DIRECTORY (or gs://) and the versions that it can go back to."""
+    from shardline.components.model_store import champion_directory, complete_versions, current
+
+    path = champion_directory(directory)
+    present = current(path)
+    if present is None:
+        raise ModelError(f"nothing has been published in {path}; give the directory of a champion")
+    if as_json:
+        versions = [asdict(version) for version in reversed(complete_versions(path))]
+        show_json({"champion": _facts(path, present), "versions": versions})
+        return
+    for name, value in _facts(path, present).items():
+        click.echo(f"{name:<12}{value}")
+    click.echo()
+    for version in reversed(complete_versions(path)):
+        mark = "*" if version.version == present.version else " "
+        click.echo(f"{mark} {version.version}  accuracy {version.accuracy:.4f}  {version.created}")
+
+
+@champion.command()
+@click.argument("directory")
+@click.option("--to", "version", default="", metavar="VERSION", help="Default: the one that it replaced.")
+@json_option
+def rollback(directory: str, version: str, as_json: bool) -> None:
+    """Make the version that the champion in DIRECTORY (or gs://) replaced the champion again."""
+    from shardline.components import model_store as champions
+
+    restored = champions.rollback(champions.champion_directory(directory), version)
+    if as_json:
+        show_json(asdict(restored))
+        return
+    click.echo(f"version {restored.version} is the champion (accuracy {restored.accuracy:.4f})")
+
+
+def _facts(directory: Path, version: Version) -> dict[str, str]:
+    from shardline.components import model_store
+    from shardline.components.model_store import read_part
+
+    export = read_part(directory / version.path, model_store.EXPORT_FILE)
+    return {
+        "champion": version.version,
+        "path": str(directory / version.path),
+        "accuracy": f"{version.accuracy:.4f}",
+        "dataset": version.fingerprint,
+        "published": version.created,
+        "replaced": version.previous or "nothing",
+        "parameters": f"{export.get('parameters', 0):,}",
+        "size": f"{export.get('bytes', 0) / 1e6:.1f} MB",
+        "revision": export.get("git_revision") or "unknown",
+        "made with": ", ".join(f"{name} {number}" for name, number in export.get("versions", {}).items()),
+    }

@@ -1,0 +1,345 @@
+"""The commands that speak of runs on the platform: submit, status, cancel.
+
+The commands `shardline logs` and `shardline explain`, for runs here and on the platform.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardline.pipelines.cli.options import (
+    dry_run_option,
+    environment_flags,
+    environment_options,
+    foreground,
+    json_option,
+    pairs,
+    show_json,
+    show_table,
+)
+from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, PipelineError, RestartError, SettingsError
+
+if TYPE_CHECKING:
+    from shardline.components.run_record import Outcome
+    from shardline.pipelines.remote.client import Clients
+    from shardline.pipelines.remote.environment import Environment
+    from shardline.pipelines.remote.runs import RunStatus
+
+_wait_option = click.option(
+    "--wait", "waits", is_flag=True, help="Watch it to its end; exit with 1 when it failed, 4 when cancelled."
+)
+
+
+@click.command()
+@click.argument("pipeline")
+@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label of the run.")
+@click.option("--job-id", default="", help="Id of the run; by default one that no other run has.")
+@click.option("--no-cache", is_flag=True, help="Do every task anew.")
+@_wait_option
+@dry_run_option
+@json_option
+@environment_options
+def submit(
+    pipeline: str,
+    params: tuple[str, ...],
+    labels: tuple[str, ...],
+    job_id: str,
+    no_cache: bool,
+    waits: bool,
+    dry_run: bool,
+    as_json: bool,
+    environment: Environment,
+) -> None:
+    """Start a run of PIPELINE on the platform.
+
+    PIPELINE is a compiled pipeline, or one in the registry:
+    https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked as by 'shardline check', and its
+    parameters against what it declares, before anything is sent.
+    """
+    from shardline.pipelines.preflight import check_run
+    from shardline.pipelines.remote.client import clients
+    from shardline.pipelines.remote.submit import job_request, new_job_id
+    from shardline.pipelines.remote.submit import submit as start
+
+    spec, template_uri = read_spec(pipeline)
+    parameters, warnings = check_run(spec, pairs(params, "--param", PipelineError))
+    request = job_request(
+        environment,
+        spec,
+        parameters,
+        job_id=job_id or new_job_id(spec["pipelineInfo"]["name"]),
+        labels=pairs(labels, "--label", SettingsError),
+        enable_caching=False if no_cache else None,
+        template_uri=template_uri,
+    )
+    for warning in warnings:
+        click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
+    if dry_run:
+        show_json(request)
+        return
+    platform = clients(environment)
+    status = start(platform, request)
+    if not as_json:
+        click.echo(f"submitted {status.job_id}\n{status.link(environment.project)}")
+    _finish(platform, status, waits, as_json)
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Without RUN.")
+@_wait_option
+@json_option
+@environment_options
+def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
+    """Show how RUN stands, task by task; without RUN the latest runs."""
+    from shardline.pipelines.remote.client import clients
+    from shardline.pipelines.remote.runs import latest_runs, read_run, read_status
+
+    platform = clients(environment)
+    if run is not None:
+        found = read_status(read_run(platform, run))
+        if waits:
+            if not as_json:
+                click.echo(found.link(environment.project))
+            _finish(platform, found, waits, as_json)
+        elif as_json:
+            show_json(_content(found, environment))
+        else:
+            _show(found)
+            click.echo(found.link(environment.project))
+        return
+    if waits:
+        raise click.UsageError("--wait needs a RUN")
+    runs = latest_runs(platform, limit)
+    if as_json:
+        show_json({"runs": [_content(item, environment) for item in runs]})
+    elif runs:
+        show_table(
+            [
+                ("RUN", "STATE", "SUBMITTED", "DURATION"),
+                *((item.job_id, item.state, _local(item.created), item.duration) for item in runs),
+            ]
+        )
+    else:
+        click.echo(f"no runs in {environment.parent}")
+
+
+@click.command()
+@click.argument("run")
+@dry_run_option
+@json_option
+@environment_options
+def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
+    """Cancel RUN, unless it has ended."""
+    from shardline.pipelines.remote.client import clients
+    from shardline.pipelines.remote.submit import cancel as stop
+    from shardline.pipelines.remote.submit import cancel_request
+
+    platform = clients(environment)
+    if dry_run:
+        show_json(cancel_request(platform, run))
+        return
+    asked, found = stop(platform, run)
+    if as_json:
+        show_json({"run": found.job_id, "asked": asked, "state": found.state})
+    elif asked:
+        click.echo(f"asked the platform to cancel {found.job_id}, which was {found.state}")
+    else:
+        click.echo(
+            f"nothing to cancel: {found.job_id} has {found.state}".replace("has cancelled", "was cancelled")
+        )
+
+
+def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
+    """Reads a compiled pipeline from a file, or from the registry.
+
+    Returns:
+        The pipeline spec (IR), and its address in the registry with its digest; "" for a file.
+
+    Raises:
+        PipelineError: When there is no such pipeline.
+        PlatformError: When the registry refuses or is not reached.
+    """
+    from shardline.pipelines.remote.upload import download, is_registry_url
+    from shardline.pipelines.spec import load_pipeline, parse_pipeline
+
+    if not is_registry_url(pipeline):
+        return load_pipeline(Path(pipeline)), ""
+    content, address = download(pipeline)
+    return parse_pipeline(content, Path(address)), address
+
+
+def _finish(platform: Clients, status: RunStatus, waits: bool, as_json: bool) -> None:
+    from shardline.pipelines.remote.submit import judge, wait
+
+    try:
+        found = wait(platform, status.name) if waits else status
+    except KeyboardInterrupt:
+        raise RestartError(
+            f"no longer watching; the run goes on: 'shardline status {status.job_id} --wait' watches it "
+            f"again, 'shardline cancel {status.job_id}' ends it"
+        ) from None
+    if as_json:
+        show_json(_content(found, platform.environment))
+    elif waits:
+        _show(found)
+    else:
+        click.echo(f"state: {found.state}; 'shardline status {found.job_id} --wait' watches it")
+    if waits:
+        judge(found)
+
+
+def _show(found: RunStatus) -> None:
+    rows = [
+        (task.name, task.state, task.duration, task.error[:80]) for task in found.tasks if not task.is_group
+    ]
+    if rows:
+        show_table([("TASK", "STATE", "DURATION", ""), *rows])
+        click.echo()
+    click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
+    if found.error:
+        click.echo(f"error: {found.error}")
+
+
+def _content(found: RunStatus, environment: Environment) -> dict[str, Any]:
+    return {"run": found.job_id, **dataclasses.asdict(found), "link": found.link(environment.project)}
+
+
+def _local(moment: str) -> str:
+    return f"{datetime.datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
+
+
+_RUNS_DIR = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where run directories are.",
+)
+
+
+@click.command()
+@click.argument("run")
+@click.option("--task", default="", help="Only this task.")
+@click.option("--replica", default="", help="Only this replica of a custom job: chief-0, worker-1.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more until the run has ended.")
+@click.option(
+    "--since", default="", metavar="TIME", help="On the platform: 30m, 2h, 1d, or a time (ISO 8601)."
+)
+@_RUNS_DIR
+@environment_flags
+def logs(
+    run: str,
+    task: str,
+    replica: str,
+    follow: bool,
+    since: str,
+    runs_dir: Path,
+    settings: Path | None,
+    **flags: str,
+) -> None:
+    """Show what the tasks of RUN have printed.
+
+    RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform.
+    """
+    place = _find(run, runs_dir, settings, flags)
+    with foreground(sys.stderr):
+        if isinstance(place, Path):
+            from shardline.pipelines.local.log_files import read_log as read_files
+
+            if since:
+                raise SettingsError("--since is for runs on the platform: lines of a local run have no time")
+            lines = read_files(place, task, replica, follow=follow)
+        else:
+            from shardline.pipelines.remote.runs import read_log
+
+            lines = read_log(place, run, task, replica, since=_time(since), follow=follow)
+        for line in lines:
+            click.echo(line)
+
+
+@click.command()
+@click.argument("run")
+@_RUNS_DIR
+@json_option
+@environment_flags
+def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
+    """Explain why RUN failed: step, replica, exit code, last lines, likely cause, next step.
+
+    RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform. Ends with 1
+    when it failed, with 4 when it was cancelled.
+    """
+    from shardline.components import run_record
+
+    place = _find(run, runs_dir, settings, flags)
+    with foreground(sys.stderr):
+        if isinstance(place, Path):
+            found = run_record.read_outcome(place)
+        else:
+            from shardline.pipelines.remote import runs as platform
+
+            found = platform.read_outcome(place, run)
+    if as_json:
+        show_json(found.as_json())
+    else:
+        click.echo("\n".join(_page(found)))
+    codes = {run_record.FAILED: EXIT_FAILED, run_record.CANCELLED: EXIT_CANCELLED}
+    sys.exit(codes.get(found.state, 0))
+
+
+def _page(found: Outcome) -> Iterator[str]:
+    from shardline.components.vertex.causes import explain as judge
+
+    yield found.headline()
+    rows = list(found.links.items())
+    if found.failure is not None:
+        explanation = judge(found.failure)
+        rows = [*explanation.rows(), *rows]
+        rows += [
+            ("" if number else "last lines", f"| {line}") for number, line in enumerate(explanation.lines)
+        ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        yield f"  {name.ljust(width)}  {value}"
+
+
+def _find(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Environment:
+    """Returns the directory of a run on this machine, or where on the platform it is."""
+    from shardline.components.run_record import is_run_directory
+    from shardline.pipelines.remote.environment import load_environment
+
+    for path in (Path(run), runs_dir / run):
+        if is_run_directory(path):
+            return path
+    try:
+        return load_environment(settings, flags, os.environ)
+    except SettingsError as error:
+        raise SettingsError(f"{run} is no run directory; for a run on the platform {error}") from None
+
+
+def _time(text: str) -> datetime.datetime | None:
+    """Returns the time that --since names.
+
+    Raises:
+        SettingsError: When it is neither a duration nor a time.
+    """
+    import re
+
+    if not text:
+        return None
+    if found := re.fullmatch(r"(\d+)([smhd])", text):
+        unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[found[2]]
+        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(**{unit: int(found[1])})
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise SettingsError(f"--since takes 30m, 2h, 1d or 2026-01-31T12:00:00Z, got {text!r}") from None

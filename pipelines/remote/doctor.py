@@ -1,0 +1,291 @@
+"""The platform as a run will find it: account, project, APIs, bucket, service account, image, quota.
+
+Everything is only looked at; nothing is made or changed. What this account may not look at is a warning: it
+may be in order all the same.
+
+Whether a container image is where its name says.
+
+What a training job needs of the platform's quotas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from shardline.components.vertex.job import CustomJobSettings
+from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
+from shardline.pipelines.remote.client import Rest, connect, platform_errors
+from shardline.pipelines.remote.environment import Environment
+from shardline.trainer.errors import PlatformError
+
+if TYPE_CHECKING:
+    from shardline.pipelines.settings import Settings
+
+_IMAGE = re.compile(
+    r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/"
+    r"(?P<name>[^:@]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def find_image(image: str, rest: Rest) -> Diagnosis:
+    """Looks for an image in Artifact Registry.
+
+    Args:
+        image: As it stands in the settings.
+        rest: A session.
+
+    Raises:
+        requests.HTTPError: When the registry refuses.
+    """
+    found = _IMAGE.fullmatch(image)
+    if found is None:
+        return warning(
+            "image", f"{image} is not in Artifact Registry", "nobody can look from here whether it exists"
+        )
+    if not found["tag"] and not found["digest"]:
+        return warning(
+            "image", f"{image} has neither tag nor digest", "pin its digest: 'shardline image push'"
+        )
+    package = (
+        f"v1/projects/{found['project']}/locations/{found['location']}/repositories/{found['repository']}"
+        f"/packages/{quote(found['name'], safe='')}"
+    )
+    version = f"versions/{found['digest']}" if found["digest"] else f"tags/{found['tag']}"
+    if rest.find("artifactregistry", f"{package}/{version}") is None:
+        return error("image", f"{image} does not exist", "push it: 'shardline image push'")
+    return ok("image", image)
+
+
+#: Machine families whose vCPUs count together; every other family has a quota of its own.
+_COMMON = ("n1", "e2")
+_CPUS = re.compile(r"([a-z0-9]+)-[a-z]+-(\d+)")
+
+
+def needs(job: CustomJobSettings) -> dict[str, int]:
+    """Returns how much of each quota a job takes, by the quota's name without its service.
+
+    Machines with built-in accelerators count by these alone.
+
+    Source: https://cloud.google.com/vertex-ai/docs/quotas#training
+    """
+    cluster = job.cluster
+    wanted: Counter[str] = Counter()
+    prefix = "custom_model_training_preemptible_" if job.strategy == "SPOT" else "custom_model_training_"
+    pools = (
+        cluster.chief,
+        cluster.workers,
+        cluster.parameter_servers,
+        cluster.reduction_server,
+        cluster.evaluator,
+    )
+    for pool in pools:
+        if pool is None:
+            continue
+        if pool.accelerator_type:
+            name = pool.accelerator_type.lower().replace("tesla_", "")
+            wanted[f"{prefix}{name}_gpus"] += pool.replica_count * pool.accelerator_count
+        if found := _CPUS.fullmatch(pool.machine_type):
+            family = "" if found[1] in _COMMON else f"{found[1]}_"
+            wanted[f"{prefix}{family}cpus"] += pool.replica_count * int(found[2])
+    return dict(wanted)
+
+
+_APIS = ("aiplatform", "artifactregistry", "iam", "logging", "storage")
+#: What somebody needs who submits, watches and explains runs.
+_PERMISSIONS = (
+    "aiplatform.pipelineJobs.create",
+    "aiplatform.pipelineJobs.get",
+    "aiplatform.pipelineJobs.list",
+    "aiplatform.schedules.create",
+    "logging.logEntries.list",
+)
+_OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
+#: What the account of a run needs: alternatives, the smallest first.
+_ROLES = (
+    ("roles/aiplatform.user", "roles/aiplatform.admin"),
+    ("roles/storage.objectUser", "roles/storage.objectAdmin", "roles/storage.admin"),
+    ("roles/logging.logWriter", "roles/logging.admin"),
+    ("roles/logging.viewer", "roles/logging.admin"),  # the exit handler quotes the last lines
+    ("roles/artifactregistry.reader", "roles/artifactregistry.writer", "roles/artifactregistry.admin"),
+)
+_BROAD = ("roles/owner", "roles/editor")
+
+_Check = Callable[[Environment, Rest], Iterator[Diagnosis]]
+
+
+def examine(environment: Environment, settings: Settings | None = None) -> Iterator[Diagnosis]:
+    """Yields what is found, one thing after the other.
+
+    Args:
+        environment: Where runs will be.
+        settings: What the pipeline is compiled with, for its image and machines; None leaves them out.
+    """
+    try:
+        rest, account = connect()
+    except PlatformError as refused:
+        yield _refused("credentials", refused, "error")
+        return
+    yield ok("credentials", account)
+    for what, check in _CHECKS.items():
+        yield from _guarded(what, check, environment, rest)
+    if settings is not None:
+        for image in dict.fromkeys((settings.image, *_serving_image(settings))):
+            yield from _guarded("image", _image(image), environment, rest)
+        yield from _guarded("quota", _quota(settings), environment, rest)
+
+
+def _guarded(what: str, check: _Check, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    try:
+        with platform_errors("look at it"):
+            yield from check(environment, rest)
+    except PlatformError as refused:
+        yield _refused(what, refused, "warning")
+
+
+def _refused(what: str, refused: PlatformError, level: str) -> Diagnosis:
+    found, _, fix = str(refused).partition("; ")
+    return Diagnosis(what, "error" if level == "error" else "warning", found, fix)
+
+
+def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    found = rest.get("cloudresourcemanager", f"v3/projects/{environment.project}")
+    if found.get("state", "ACTIVE") != "ACTIVE":
+        yield error("project", f"{environment.project} is {found['state']}", "restore it, or use another")
+        return
+    yield ok("project", f"{environment.project} (number {found['name'].rpartition('/')[2]})")
+
+
+def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    path = f"v3/projects/{environment.project}:testIamPermissions"
+    granted = rest.post("cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
+    missing = [name for name in _PERMISSIONS if name not in granted.get("permissions", ())]
+    if missing:
+        fix = "grant this account roles/aiplatform.user, and roles/logging.viewer to read logs"
+        yield error("permissions", f"this account lacks {', '.join(missing)}", fix)
+    else:
+        yield ok("permissions", "this account may submit, schedule and explain runs")
+
+
+def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    parent = f"projects/{environment.project}"
+    names = [f"{parent}/services/{api}.googleapis.com" for api in _APIS]
+    found = rest.get("serviceusage", f"v1/{parent}/services:batchGet", names=names)
+    enabled = {
+        item["name"].rpartition("/")[2] for item in found.get("services", ()) if item["state"] == "ENABLED"
+    }
+    missing = [f"{api}.googleapis.com" for api in _APIS if f"{api}.googleapis.com" not in enabled]
+    if missing:
+        fix = f"run 'gcloud services enable {' '.join(missing)} --project {environment.project}'"
+        yield error("APIs", f"not enabled: {', '.join(missing)}", fix)
+    else:
+        yield ok("APIs", f"enabled: {', '.join(_APIS)}")
+
+
+def _bucket(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    from google.api_core.exceptions import NotFound
+    from google.cloud.storage import Client
+
+    if not environment.pipeline_root:
+        yield warning("bucket", "pipeline_root is not given", "give it: gs://BUCKET/PATH; runs need it")
+        return
+    name = environment.pipeline_root.removeprefix("gs://").partition("/")[0]
+    try:
+        bucket = Client(project=environment.project).get_bucket(name)
+    except NotFound:
+        fix = f"run 'gcloud storage buckets create gs://{name} --location {environment.location}'"
+        yield error("bucket", f"gs://{name} does not exist", fix)
+        return
+    missing = sorted(set(_OBJECTS) - set(bucket.test_iam_permissions(list(_OBJECTS))))
+    if missing:
+        fix = "grant this account roles/storage.objectUser on it"
+        yield error("bucket", f"gs://{name}: this account lacks {', '.join(missing)}", fix)
+        return
+    place = str(bucket.location).lower()
+    if place != environment.location:
+        found = f"gs://{name} is in {place}, and runs in {environment.location}"
+        yield warning(
+            "bucket", found, f"use one in {environment.location}: it is faster, and traffic is free"
+        )
+    else:
+        yield ok("bucket", f"gs://{name} in {place}, readable and writable")
+
+
+def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    account = environment.service_account
+    if not account:
+        found = "service_account is not given: runs act as the project's default, often with too many rights"
+        yield warning("service account", found, "make one for runs and give it as service_account")
+        return
+    path = f"v1/projects/-/serviceAccounts/{account}"
+    known = rest.find("iam", path)
+    if known is None:
+        yield error("service account", f"{account} does not exist", "make it, or correct service_account")
+        return
+    if known.get("disabled"):
+        yield error("service account", f"{account} is disabled", "enable it")
+        return
+    act_as = "iam.serviceAccounts.actAs"
+    granted = rest.post("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
+    if act_as not in granted.get("permissions", ()):
+        fix = "grant this account roles/iam.serviceAccountUser on it"
+        yield error("service account", f"this account may not act as {account}", fix)
+    else:
+        yield ok("service account", f"{account}; this account may act as it")
+
+
+def _roles(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    if not environment.service_account:
+        return
+    policy = rest.post("cloudresourcemanager", f"v3/projects/{environment.project}:getIamPolicy", {})
+    member = f"serviceAccount:{environment.service_account}"
+    held = {item["role"] for item in policy.get("bindings", ()) if member in item.get("members", ())}
+    missing = [roles[0] for roles in _ROLES if not held & {*roles, *_BROAD}]
+    if missing:
+        found = f"the service account has not {', '.join(missing)} in the project"
+        yield warning("roles", found, "grant them, unless it has them on the bucket or the repository itself")
+    else:
+        yield ok("roles", f"the service account has {', '.join(roles[0] for roles in _ROLES)}, or more")
+
+
+def _image(image: str) -> _Check:
+    def check(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+        yield find_image(image, rest)
+
+    return check
+
+
+def _quota(settings: Settings) -> _Check:
+    def check(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+        for metric, wanted in needs(settings.train).items():
+            limit = rest.quota(environment.project, environment.location, metric)
+            if limit is None:
+                found = f"training needs {wanted} of {metric}; the limit is not known"
+                yield warning("quota", found, "look in the console: IAM and admin, quotas")
+            elif 0 <= limit < wanted:
+                found = f"training needs {wanted} of {metric}, and the limit is {limit}"
+                yield error("quota", found, "ask for more of it, or train on smaller or fewer machines")
+            else:
+                amount = "no limit" if limit < 0 else f"the limit is {limit}"
+                yield ok(
+                    "quota", f"training needs {wanted} of {metric}; {amount} (what is in use is not known)"
+                )
+
+    return check
+
+
+def _serving_image(settings: Settings) -> tuple[str, ...]:
+    return (settings.model_upload.serving_image_uri,) if settings.model_upload else ()
+
+
+_CHECKS: dict[str, _Check] = {
+    "project": _project,
+    "permissions": _permissions,
+    "APIs": _apis,
+    "bucket": _bucket,
+    "service account": _service_account,
+    "roles": _roles,
+}

@@ -1,0 +1,111 @@
+"""Schedules as they are declared in schedules.toml."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardline.pipelines.check.registry import Severity
+from shardline.pipelines.check.schedule import Schedule, split_zone
+from shardline.pipelines.tables import read_tables
+from shardline.trainer.errors import SettingsError
+
+TABLE = "schedules"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """One schedule, [schedules.NAME]; the words are those of the Vertex AI API.
+
+    Attributes:
+        display_name: NAME, by which it is found on the platform.
+        cron: Five fields with a time zone in front: "TZ=Europe/Vienna 0 6 * * 1".
+        pipeline: Compiled pipeline, a path from the file's own directory, or an address in a registry.
+        parameters: What each run is given.
+        enable_caching: Whether steps may be answered from KFP's cache; None leaves it to the pipeline.
+        max_concurrent_run_count: How many runs may be being started at the same time.
+        max_concurrent_active_run_count: How many runs may be running at the same time.
+        allow_queueing: Whether a run that finds too many others waits; else it is skipped.
+        max_run_count: After how many runs the schedule ends; None for never.
+        start_time: Before it no run is started; None for at once.
+        end_time: After it no run is started; None for never.
+        paused: Whether it is paused; None leaves that to `shardline schedule pause` and `resume`.
+    """
+
+    display_name: str
+    cron: str
+    pipeline: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    enable_caching: bool | None = None
+    max_concurrent_run_count: int = 1
+    max_concurrent_active_run_count: int = 1
+    allow_queueing: bool = False
+    max_run_count: int | None = None
+    start_time: datetime.datetime | None = None
+    end_time: datetime.datetime | None = None
+    paused: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.display_name.strip() or '"' in self.display_name:
+            raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
+        if not split_zone(self.cron)[0]:
+            raise SettingsError(
+                f"cron {self.cron!r} has no time zone; "
+                "write it in front: TZ=Europe/Vienna 0 6 * * 1, or TZ=UTC"
+            )
+        for finding in _findings(self.checked):
+            raise SettingsError(f"{finding.why}; {finding.fix}")
+        for name in ("start_time", "end_time"):
+            moment = getattr(self, name)
+            if moment is not None and moment.tzinfo is None:
+                raise SettingsError(f"{name} {moment.isoformat()} has no offset; write 2027-01-01T00:00:00Z")
+        if self.start_time and self.end_time and self.start_time >= self.end_time:
+            raise SettingsError(f"end_time {self.end_time.isoformat()} is not after start_time")
+        try:
+            json.dumps(dict(self.parameters), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"parameters must be JSON values: {error}") from None
+
+    @property
+    def checked(self) -> Schedule:
+        """The schedule as the rules of `shardline check` see it."""
+        return Schedule(
+            cron=self.cron,
+            max_concurrent_run_count=self.max_concurrent_run_count,
+            max_concurrent_active_run_count=self.max_concurrent_active_run_count,
+            max_run_count=self.max_run_count,
+            display_name=self.display_name,
+        )
+
+
+def load_schedules(path: Path) -> dict[str, Declared]:
+    """Reads a file of schedules; settings/schedules.toml.example shows all of its keys.
+
+    Returns:
+        Schedules by name; a pipeline that is a file is an absolute path, or relative as `path` is.
+
+    Raises:
+        SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
+    """
+    return {name: _read(path, name, table) for name, table in read_tables(path, TABLE, Declared).items()}
+
+
+def _read(path: Path, name: str, table: dict[str, Any]) -> Declared:
+    if not table["pipeline"].startswith("https://"):
+        table["pipeline"] = str(path.parent / table["pipeline"])
+    try:
+        return Declared(display_name=name, **table)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {TABLE}.{name}: {error}") from None
+
+
+def _findings(schedule: Schedule) -> list[Any]:
+    from shardline.pipelines.check import registry, rules  # noqa: F401  # the rules register themselves
+
+    return [
+        finding for finding in registry.apply({Schedule: [schedule]}) if finding.severity is Severity.ERROR
+    ]

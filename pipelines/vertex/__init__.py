@@ -1,1 +1,0 @@
-"""Everything that speaks to the platform; google.* is imported where it is called."""

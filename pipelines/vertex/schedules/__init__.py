@@ -1,1 +1,0 @@
-"""Schedules of pipelines: declared in a file, compared with what exists, and made so."""

@@ -1,0 +1,178 @@
+"""Training state: all that decides how training goes on, as values on the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+
+from shardline.trainer.callbacks.state import CallbackStates
+from shardline.trainer.cluster.exchange import optimizers
+from shardline.trainer.errors import ModelError
+
+# Of keras.random without a seed; it is state of the run and has no public name.
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come.
+
+    Attributes:
+        epoch: Epochs done.
+        examples: Examples of the epoch after those that are trained already, over all replicas.
+        steps: Steps done since the run's very first, over all epochs.
+    """
+
+    epoch: int = 0
+    examples: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """State of a run at one position.
+
+    Attributes:
+        position: Where it was taken.
+        arrays: Values of all variables by name ("model/0003/conv2d/kernel"), and arrays of callbacks.
+        host: What is not an array, as JSON.
+    """
+
+    position: Position
+    arrays: Mapping[str, np.ndarray[Any, Any]] = field(repr=False)
+    host: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TrainingState:
+    """State of a model and its callbacks, and the way to put it back.
+
+    It covers the model's variables with the state of their random generators, every optimizer's, those of
+    the metrics, the generator behind `keras.random` without a seed, and what callbacks remember.
+    """
+
+    def __init__(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] = ()):
+        """Finds the variables.
+
+        Args:
+            model: Compiled and built, with its optimizers and metrics.
+            callbacks: Those whose state is kept; their `on_train_begin` has been called. They may differ
+                from replica to replica.
+
+        Raises:
+            ModelError: When an optimizer of the model is not built.
+        """
+        self._model = model
+        self._variables = _named_variables(model)
+        # What each replica keeps for itself: in one function, since each by itself is an exchange.
+        self._own = [name for name, one in self._variables.items() if one.synchronization == "on_read"]
+        self._read_own = tf.function(
+            lambda: [self._variables[name].value for name in self._own], autograph=False
+        )
+        self._assign_own = tf.function(self._assign, autograph=False)
+        self._callbacks = CallbackStates(callbacks)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Type and shape of each variable by name: "float32 3x3x64"."""
+        return {name: _describe(variable) for name, variable in self._variables.items()}
+
+    def capture(self, position: Position) -> Snapshot:
+        """Copies the state to the host. Collective: every replica must call it at the same point.
+
+        Values that each replica keeps for itself (moving statistics, gradient accumulators) are taken from
+        the first: they must have been merged before.
+
+        Args:
+            position: How far the run has come.
+        """
+        remembered, arrays = self._callbacks.capture()
+        own = dict(zip(self._own, self._read_own(), strict=True))
+        arrays |= {
+            name: np.asarray(own.get(name, variable).numpy()) for name, variable in self._variables.items()
+        }
+        # Shares the sums out among the replicas as `restore` does: a run that goes on from here and one that
+        # is restored from here round alike.
+        self._assign_own(own)
+        host = {
+            "callbacks": remembered,
+            "stop_training": bool(self._model.stop_training),
+        }
+        return Snapshot(position, arrays, host)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Puts a state back, on every replica and outside `strategy.run`; callbacks have begun training.
+
+        Args:
+            snapshot: Of a run with the same variables (see `identity`).
+        """
+        self._assign({name: snapshot.arrays[name] for name in self._variables})
+        self._callbacks.restore(snapshot.host["callbacks"], snapshot.arrays)
+        self._model.stop_training = snapshot.host["stop_training"]
+
+    def _assign(self, values: Mapping[str, tf.Tensor]) -> None:
+        for name, value in values.items():
+            # TensorFlow divides what was summed over the replicas (metrics) among them.
+            self._variables[name].assign(value)
+
+
+def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
+    """Gives a model that is not trained the weights of a snapshot; its optimizer may be another one.
+
+    Raises:
+        ModelError: When the snapshot is of another model.
+    """
+    for name, variable in _numbered("model", model.variables):
+        value = snapshot.arrays.get(name)
+        if value is None or value.shape != tuple(variable.shape):
+            found = "none" if value is None else f"one of shape {value.shape}"
+            raise ModelError(
+                f"the model's {name} has shape {tuple(variable.shape)}, the checkpoint has {found}; "
+                "evaluate with the model and hparams of the training"
+            )
+        variable.assign(value)
+
+
+def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns every variable once by its name, in a fixed order."""
+    with model.distribute_strategy.scope():
+        random = global_seed_generator().state
+    groups: dict[str, list[keras.Variable]] = {
+        "model": model.variables,
+        "optimizer": [variable for optimizer in _built_optimizers(model) for variable in optimizer.variables],
+        "metric": [variable for metric in model.metrics for variable in metric.variables],
+        "random": [random],
+    }
+    named: dict[int, tuple[str, keras.Variable]] = {}
+    for group, variables in groups.items():
+        for name, variable in _numbered(group, variables):
+            named.setdefault(id(variable), (name, variable))
+    return dict(named.values())
+
+
+def _numbered(group: str, variables: Sequence[keras.Variable]) -> Iterator[tuple[str, keras.Variable]]:
+    for index, variable in enumerate(variables):
+        # The numbers that Keras appends count all layers made by this process, not those of this model.
+        readable = re.sub(r"_\d+(?=[_/]|$)", "", variable.path)
+        yield f"{group}/{index:04d}/{readable}", variable
+
+
+def _built_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers with which the model was compiled, or that it holds as attributes."""
+    found = optimizers(model)
+    for optimizer in found:
+        if not optimizer.built:
+            raise ModelError(
+                f"the model's optimizer {optimizer.name!r} has no state yet, so that training could not "
+                "resume; call its build(variables) in the model function"
+            )
+    return found
+
+
+def _describe(variable: keras.Variable) -> str:
+    return f"{variable.dtype} {'x'.join(str(size) for size in variable.shape) or 'scalar'}"

@@ -1,0 +1,190 @@
+"""Checkpoints: the files from which an interrupted run continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from shardline.trainer import progress
+from shardline.trainer.checkpoint import identity as identities
+from shardline.trainer.checkpoint.identity import Identity
+from shardline.trainer.checkpoint.state import Position, Snapshot
+from shardline.trainer.errors import RunError
+
+_DATA = ".data-00000-of-00001"
+_INDEX = ".index"
+_TEMPORARY = ".tmp-"
+# What reading a damaged one raises: TensorFlow's checkpoint reader maps its status codes to all of these.
+_DAMAGED = (tf.errors.OpError, OSError, RuntimeError, ValueError, TypeError, LookupError)
+# Name of the tensor that holds everything that is not an array.
+_HOST = "host"
+
+
+class Checkpoints:
+    """Writes and reads snapshots as TensorFlow checkpoints, `ckpt-{steps}`.
+
+    The index is renamed to its name last: a checkpoint exists when it has one, and is complete then. The
+    chief writes, in a thread of its own, while training goes on; every process may read.
+    """
+
+    def __init__(
+        self, directory: Path, identity: Identity, *, keep: int, write: bool, allow_new_data: bool = False
+    ):
+        """Claims the directory; the writer also clears away what a killed one had left.
+
+        Args:
+            directory: Where checkpoints are.
+            identity: Of this run.
+            keep: Newest checkpoints that are kept.
+            write: Whether this process writes: the chief. For all others `save` does nothing.
+            allow_new_data: Whether the dataset may be another one than the checkpoints'.
+
+        Raises:
+            SettingsError: When the directory holds checkpoints of another run.
+        """
+        self._directory = directory
+        self._identity = identity
+        self._keep = keep
+        self._write = write
+        identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
+        if write:
+            self._sweep()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Begins to write a checkpoint, after the one before it is written.
+
+        Raises:
+            RunError: When the one before it could not be written.
+        """
+        if self._write:
+            self.wait()
+            self._pending = self._writer.submit(self._write_files, snapshot)
+
+    def wait(self) -> None:
+        """Returns when everything is on disk.
+
+        Raises:
+            RunError: When it could not be written (disk full); the checkpoints before it are intact.
+        """
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
+
+    def steps(self) -> list[int]:
+        """Returns the steps of which there are checkpoints, in order."""
+        names = (path.name.removesuffix(_INDEX) for path in self._directory.glob(f"ckpt-*{_INDEX}"))
+        numbers = (name.removeprefix("ckpt-") for name in names)
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def read(self, steps: int) -> Snapshot:
+        """Returns a checkpoint; every byte of it has been verified against its checksum.
+
+        Its position goes back to the start of its epoch when it was taken on another dataset.
+
+        Raises:
+            RunError: When it is damaged, or no longer there.
+        """
+        path = self._path(steps)
+        try:
+            reader = tf.train.load_checkpoint(str(path))
+            names = reader.get_variable_to_shape_map()
+            arrays = {name: np.asarray(reader.get_tensor(name)) for name in names if name != _HOST}
+            found = json.loads(reader.get_tensor(_HOST))
+            position = Position(**found["position"])
+        except _DAMAGED as error:
+            raise RunError(f"cannot read checkpoint {path}: {_reason(error)}") from error
+        if found["dataset"] != self._identity.dataset:
+            position = replace(position, examples=0)
+        return Snapshot(position, arrays, found["host"])
+
+    def restore(self) -> Snapshot | None:
+        """Returns the newest checkpoint that can be read, with a warning for each that cannot; or None."""
+        for steps in reversed(self.steps()):
+            try:
+                return self.read(steps)
+            except RunError as error:
+                if self._write:
+                    progress.say("train", f"warning: {error}; continuing without it")
+        return None
+
+    def _path(self, steps: int) -> Path:
+        return self._directory / f"ckpt-{steps}"
+
+    def _write_files(self, snapshot: Snapshot) -> None:
+        path = self._path(snapshot.position.steps)
+        temporary = path.with_name(_TEMPORARY + path.name)
+        host = {
+            "position": asdict(snapshot.position),
+            "dataset": self._identity.dataset,
+            "host": snapshot.host,
+        }
+        try:
+            _save_tensors(temporary, {**snapshot.arrays, _HOST: json.dumps(host)})
+            for suffix in (_DATA, _INDEX):
+                Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
+            _flush(self._directory)
+            self._prune(snapshot.position.steps)
+        except (tf.errors.OpError, OSError) as error:
+            raise RunError(
+                f"cannot write checkpoint {path}: {_reason(error)}; make room there and start the run "
+                "again: it continues from the checkpoint before"
+            ) from error
+        finally:
+            self._remove(f"{_TEMPORARY}*")
+
+    def _prune(self, written: int) -> None:
+        """Removes checkpoints older than those that are kept, and later ones: damaged, or of another past."""
+        older = [steps for steps in self.steps() if steps <= written]
+        for steps in set(self.steps()) - set(older[-self._keep :]):
+            for suffix in (_INDEX, _DATA):
+                Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        self._remove(f"{_TEMPORARY}*")
+        for data in self._directory.glob(f"ckpt-*{_DATA}"):
+            if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
+                data.unlink()
+
+    def _remove(self, pattern: str) -> None:
+        for path in self._directory.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _save_tensors(prefix: Path, tensors: Mapping[str, Any]) -> None:
+    """Writes a checkpoint of named tensors and waits until it is on disk."""
+    names = sorted(tensors)
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[tf.constant(tensors[name]) for name in names],
+        )
+    for suffix in (_DATA, _INDEX):
+        _flush(Path(f"{prefix}{suffix}"))
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file or the names in a directory are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what went wrong, without TensorFlow's "{{node}} FILE; " before it and "[Op:NAME]" behind."""
+    text = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^.*; |\s*\[Op:\w+\]$", "", text) or type(error).__name__

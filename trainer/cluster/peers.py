@@ -1,0 +1,137 @@
+"""The other processes of the cluster: met before TensorFlow starts, and named when one is gone.
+
+TensorFlow waits for a missing peer without a word and without end, and holds Python's global lock while
+it does, so that nothing in this process could say anything. Peers are therefore met before. From then on
+it needs no help: its coordination service ends every collective within about 10 s of a peer's death or
+standstill (killed, stopped and exited peers, chief and worker, were tried with 2.21), but says it in its
+own words.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+
+import tensorflow as tf
+
+from shardline.trainer import progress
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.ring import LostPeerError
+from shardline.trainer.errors import ClusterError, RunError
+
+# Seconds for a peer to accept a connection, and between two attempts.
+_PROBE_TIMEOUT = 3.0
+_PROBE_INTERVAL = 0.25
+# Seconds that the chief has to end once all work is done.
+_FAREWELL = 5.0
+# Seconds after which the chief says for whom it waits.
+_PATIENCE = 10.0
+
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
+
+
+class Peers:
+    """The processes with which this one works together. Without a cluster there are none."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Remembers this process's cluster."""
+        self._cluster = cluster
+        self._others = {n: a for n, a in cluster.addresses.items() if n != cluster.name}
+
+    def meet(self, startup_timeout: float) -> None:
+        """Returns when all peers have come up; to be called just before the strategy is created.
+
+        While it waits, this process answers on its own port, and afterwards TensorFlow does: a peer has
+        come up when it, or its TensorFlow, has accepted a connection.
+
+        Args:
+            startup_timeout: Seconds for all peers to come up; 0 waits for ever.
+
+        Raises:
+            ClusterError: When another process already serves this process's port.
+            RunError: When peers are still missing after the timeout; it names them.
+        """
+        own = self._cluster.addresses.get(self._cluster.name)
+        if own is None:  # no cluster, or the evaluator, with whom nobody connects
+            return
+        with _serve(self._cluster.name, own, len(self._others)):
+            self._wait(startup_timeout)
+
+    def _wait(self, startup_timeout: float) -> None:
+        start, missing, said = time.monotonic(), dict(self._others), False
+        while missing := _silent(missing):
+            waited = time.monotonic() - start
+            if startup_timeout and waited > startup_timeout:
+                raise RunError(
+                    f"not all replicas came up within {startup_timeout:g} s: no answer from "
+                    f"{_listed(missing)}; see their logs, or raise startup_timeout"
+                )
+            if waited > _PATIENCE and self._cluster.is_chief and not said:
+                progress.say("train", f"waiting for {_listed(missing)}")
+                said = True
+            time.sleep(_PROBE_INTERVAL)
+
+    def leave(self) -> None:
+        """Waits, where this process is not the chief, until the chief has ended, but for some seconds only.
+
+        To be called when all work is done. The last exchange may be over here and not yet there, and the
+        chief serves TensorFlow's coordination, which takes a peer that leaves before it for a lost one.
+        """
+        if self._cluster.is_chief:
+            return
+        name, address = next(iter(self._cluster.addresses.items()), ("", ""))
+        deadline = time.monotonic() + _FAREWELL
+        while address and not _silent({name: address}) and time.monotonic() < deadline:
+            time.sleep(_PROBE_INTERVAL)
+
+    def explain(self, error: BaseException) -> RunError | None:
+        """Returns what an error of TensorFlow says about a peer; None when it is not about one."""
+        text = str(error)
+        words = ("Collective ops is aborted by", LostPeerError.__name__)
+        aborted = isinstance(error, tf.errors.OpError) and any(word in text for word in words)
+        if not self._others or not (aborted or isinstance(error, _LOST)):
+            return None
+        lost = self._named_in(text) or list(_silent(self._others))
+        names = _listed({name: self._others[name] for name in lost}) or "another replica"
+        return RunError(f"lost {names}: it ended or stands still; its own log says why")
+
+    def _named_in(self, text: str) -> list[str]:
+        named = [f"{kind}-{index}" for kind, index in _TASK.findall(text)]
+        if "CoordinationService/" in text:  # a call that the first task did not answer
+            named.append(next(iter(self._cluster.addresses)))
+        return [name for name in dict.fromkeys(named) if name in self._others]
+
+
+def _serve(name: str, address: str, peers: int) -> socket.socket:
+    """Listens as TensorFlow will: with SO_REUSEADDR only, on all interfaces; the kernel answers for us."""
+    port = int(address.rpartition(":")[2])
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, backlog=2 * peers + 8, dualstack_ipv6=dual)
+    except OSError as error:
+        raise ClusterError(
+            f"{name} cannot serve its address {address}: {error.strerror}; end the process that has port "
+            f"{port}, perhaps one of an earlier run, or give this replica another port in TF_CONFIG"
+        ) from None
+
+
+def answers(address: str, timeout: float) -> bool:
+    """Whether somebody accepts connections at host:port within some seconds."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def _silent(peers: dict[str, str]) -> dict[str, str]:
+    """Returns those peers, each with its address, that accept no connection."""
+    return {name: address for name, address in peers.items() if not answers(address, _PROBE_TIMEOUT)}
+
+
+def _listed(peers: dict[str, str]) -> str:
+    return ", ".join(f"{name} ({address})" for name, address in peers.items())

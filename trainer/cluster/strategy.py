@@ -1,0 +1,205 @@
+"""The tf.distribute strategy of a run. It must exist before any other TensorFlow op runs."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.exchange import accumulators
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.settings import TrainSettings
+
+_ONE_PROCESS = ("one_device", "mirrored", "central_storage", "tpu")
+_SEVERAL_CPUS = ("mirrored", "central_storage")
+
+
+def choose(settings: TrainSettings, cluster: Cluster) -> str:
+    """Returns the name of the strategy, with "auto" resolved.
+
+    Parameter servers in the cluster mean parameter_server, several training processes
+    multi_worker_mirrored, several local devices mirrored, and all else one_device. The evaluator
+    always works on one device, whatever the others do.
+
+    Raises:
+        SettingsError: When strategy, devices and cluster exclude each other.
+    """
+    _check_cluster(settings.strategy, cluster)
+    if cluster.role == "evaluator":
+        return "one_device"
+    name = settings.strategy
+    if name == "auto":
+        name = _automatic(settings, cluster)
+    if settings.cpu_devices > 1 and name not in _SEVERAL_CPUS:
+        raise SettingsError(
+            f"cpu_devices {settings.cpu_devices} divides the CPU for {' and '.join(_SEVERAL_CPUS)}; "
+            f"strategy {name} uses one CPU device a process"
+        )
+    return name
+
+
+def _check_cluster(name: str, cluster: Cluster) -> None:
+    if name == "parameter_server" and not cluster.ps_hosts and cluster.role != "evaluator":
+        raise SettingsError(
+            "strategy parameter_server needs parameter servers, but TF_CONFIG has none: add a pool of them "
+            "or use multi_worker_mirrored"
+        )
+    if cluster.ps_hosts and name not in ("auto", "parameter_server"):
+        raise SettingsError(
+            f"strategy {name!r} has no use for parameter servers, but TF_CONFIG is {cluster}; "
+            "use parameter_server or auto"
+        )
+    if len(cluster.hosts) > 1 and name in _ONE_PROCESS:
+        raise SettingsError(
+            f"strategy {name!r} trains in one process, but TF_CONFIG has {len(cluster.hosts)}; "
+            "use multi_worker_mirrored or auto"
+        )
+
+
+def _automatic(settings: TrainSettings, cluster: Cluster) -> str:
+    if cluster.ps_hosts:
+        return "parameter_server"
+    if cluster.num_workers > 1:
+        return "multi_worker_mirrored"
+    several = settings.cpu_devices > 1 or len(tf.config.list_physical_devices("GPU")) > 1
+    return "mirrored" if several else "one_device"
+
+
+def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
+    """Creates the strategy; a multi-worker one connects to its peers here, which must have been met.
+
+    Raises:
+        SettingsError: As `choose`; or when there is no TPU for strategy tpu.
+    """
+    name = choose(settings, cluster)
+    if name == "multi_worker_mirrored":
+        with _ended_after(settings.startup_timeout):
+            return _multi_worker_mirrored(settings, cluster)
+    if name == "parameter_server":
+        return tf.distribute.ParameterServerStrategy(_resolver(cluster))
+    if name == "tpu":
+        return _tpu()
+    devices = _devices(settings.cpu_devices)
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(devices)
+    if name == "central_storage":
+        return tf.distribute.experimental.CentralStorageStrategy(devices, "/cpu:0")
+    return tf.distribute.OneDeviceStrategy(devices[0])
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Ends the process, with a traceback, when its body takes longer; 0 lets it take any time.
+
+    For a peer that was met and then lost before TensorFlow has connected: TensorFlow would wait for it
+    without end, hold Python's global lock, and ignore SIGTERM. No other watch works without that lock.
+    """
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _multi_worker_mirrored(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
+    # The ring of sockets carries gradients only: all else goes TensorFlow's way.
+    name = "auto" if settings.communication == "tcp" else settings.communication
+    kind = tf.distribute.experimental.CommunicationImplementation[name.upper()]
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=_resolver(cluster),
+        communication_options=tf.distribute.experimental.CommunicationOptions(implementation=kind),
+    )
+
+
+def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+    """Returns the cluster as TensorFlow reads it, in today's names and without the evaluator.
+
+    None, for one process that asks for multi_worker_mirrored, lets TensorFlow train locally.
+    """
+    if not cluster.tasks:
+        return None
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster.tasks),
+        task_type=cluster.task_type,
+        task_id=cluster.task_index,
+        num_accelerators={"GPU": len(tf.config.list_physical_devices("GPU"))},
+        rpc_layer="grpc",
+    )
+
+
+def _tpu() -> tf.distribute.Strategy:
+    try:
+        # "local" is the TPU of this very machine, as Vertex AI's TPU VMs have it.
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"strategy tpu found no TPU on this machine: {reason}") from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _devices(cpu_devices: int) -> list[str]:
+    if cpu_devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        divided = [tf.config.LogicalDeviceConfiguration()] * cpu_devices
+        tf.config.set_logical_device_configuration(cpu, divided)
+    kind = "GPU" if cpu_devices < 2 and tf.config.list_physical_devices("GPU") else "CPU"
+    return [device.name for device in tf.config.list_logical_devices(kind)]
+
+
+def check_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
+    """Refuses a model that cannot train under the strategy.
+
+    Raises:
+        ModelError: For BatchNormalization under central_storage: Keras 3 keeps its moving statistics
+            for each replica, and the one copy on the central device cannot be that.
+    """
+    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            raise ModelError(
+                f"strategy central_storage cannot train BatchNormalization, but the model has layer "
+                f"{layer.name!r}; use strategy mirrored, or a model without it"
+            )
+
+
+def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
+    """Whether each process of a synchronous strategy trains on one device, its CPU."""
+    if not isinstance(strategy, tf.distribute.OneDeviceStrategy | tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    return ["CPU" in device.upper() for device in strategy.extended.worker_devices] == [True]
+
+
+def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], None]:
+    """Returns a function that makes the replicas agree on the float weights that each keeps for itself.
+
+    Keras 3 updates BatchNormalization's moving statistics on every replica alone and would save those of
+    the first; the function replaces them, and gradients that are being accumulated, by their mean over all
+    replicas. It is a collective: every replica must call it at the same point.
+
+    Args:
+        strategy: The strategy of the run.
+        model: The model, whose optimizers are built when the function is first called.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return lambda: None
+
+    def merge() -> None:
+        kept = [*model.non_trainable_weights, *accumulators(model)]
+        floats = [v for v in kept if keras.backend.is_float_dtype(v.dtype)]
+        if not floats:
+            return
+        context = tf.distribute.get_replica_context()
+        # identity: a variable's own read has no device in a graph, and the exchange asks for one.
+        values = [tf.identity(tf.convert_to_tensor(variable)) for variable in floats]
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
+        for variable, mean in zip(floats, means, strict=True):
+            variable.assign(mean)
+
+    merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
+    return merge_all

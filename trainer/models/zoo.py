@@ -1,0 +1,210 @@
+"""keras:NAME: every model of keras.applications, with its family's own preprocessing inside the model.
+
+Transfer learning with ResNet50, as in the Vertex AI multi-worker training codelab.
+
+The convolutional network of TensorFlow's multi-worker training tutorial.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from shardline.trainer import files
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models import KERAS_PREFIX
+from shardline.trainer.models.classifier import check_images, classify
+
+#: A function of keras.applications, such as keras.applications.ResNet50.
+Application = Callable[..., keras.Model]
+
+_SHOWN_NAMES = 8
+
+
+def find_application(name: str) -> Application:
+    """Returns a function of keras.applications by its name.
+
+    Raises:
+        ModelError: When there is none; the message says which names are like it.
+    """
+    there = {key: value for key, value in vars(keras.applications).items() if inspect.isfunction(value)}
+    if name in there:
+        found: Application = there[name]
+        return found
+    by_lower_case = {key.lower(): key for key in there}
+    like = difflib.get_close_matches(name.lower(), by_lower_case, n=_SHOWN_NAMES, cutoff=0.0)
+    raise ModelError(
+        f"unknown model {KERAS_PREFIX + name!r}; keras.applications has "
+        f"{', '.join(by_lower_case[key] for key in like)}, ..."
+    )
+
+
+def build_application(
+    application: Application,
+    dataset: DatasetInfo,
+    learning_rate: float = 1e-4,
+    weights: str = "none",
+    label_smoothing: float = 0.0,
+) -> keras.Model:
+    """Preprocessing -> the application without its top -> global average pooling -> softmax.
+
+    Args:
+        application: A function of keras.applications.
+        dataset: Shape of the images (grey images are repeated over three channels) and number of classes.
+        learning_rate: Of Adam.
+        weights: "imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights
+            are frozen and only the head is trained; with "none" everything is trained.
+        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
+
+    Raises:
+        ModelError: When the images are too small or the weights cannot be had.
+    """
+    name = application.__name__
+    images, features = extract_features(KERAS_PREFIX + name, application, dataset, weights)
+    return classify(
+        name.lower(),
+        images,
+        features,
+        dataset.num_classes,
+        learning_rate=learning_rate,
+        label_smoothing=label_smoothing,
+    )
+
+
+def extract_features(
+    name: str, application: Application, dataset: DatasetInfo, weights: str
+) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    """Returns the input, uint8 (batch, height, width, channels), and the pooled features (batch, units).
+
+    Args:
+        name: Of the model, for messages.
+        application: A function of keras.applications.
+        dataset: Shape of the images.
+        weights: As in `build_model`.
+
+    Raises:
+        ModelError: When the images are too small or the weights cannot be had.
+    """
+    check_images(name, dataset)
+    images = keras.Input(dataset.input_shape, dtype="uint8")
+    # In float32 whatever the precision of the rest: bfloat16 cannot tell neighbouring pixel values apart
+    # once their mean is taken from them.
+    pixels = keras.layers.Rescaling(1.0, dtype="float32")(images)
+    if dataset.input_shape[-1] == 1:
+        pixels = keras.layers.Concatenate(dtype="float32")([pixels, pixels, pixels])
+    # Each family's module has the function that its weights were trained with. Given a symbolic tensor it
+    # becomes layers, which are saved with the model.
+    pixels = inspect.getmodule(application).preprocess_input(pixels)  # type: ignore[union-attr]
+    base = _base(name, application, (*dataset.input_shape[:2], 3), weights)
+    return images, base(pixels)
+
+
+def _base(name: str, application: Application, shape: tuple[int, ...], weights: str) -> keras.Model:
+    def create(**options: Any) -> keras.Model:
+        return application(include_top=False, pooling="avg", input_shape=shape, **options)
+
+    try:
+        base = create(weights=None)
+    except ValueError as error:
+        raise ModelError(
+            f"{name} does not take images of {shape[:2]} pixels: {_one_line(error)}; preprocess with "
+            "image_size"
+        ) from error
+    if weights == "none":
+        return base
+    path = files.local_path(weights)
+    if weights != "imagenet" and not path.is_file():
+        raise ModelError(f"{name}: no weights file {weights!r}; give imagenet, a path, or none")
+    try:
+        base = create(weights="imagenet") if weights == "imagenet" else _load(base, path)
+    except Exception as error:  # Keras raises what its downloader and its file formats raise
+        raise ModelError(
+            f"{name}: cannot load weights {weights!r}: {_one_line(error)}; imagenet needs network access, "
+            f"else give the path of a .weights.h5 file of {application.__name__} without its top"
+        ) from error
+    base.trainable = False
+    return base
+
+
+def _load(base: keras.Model, path: Path) -> keras.Model:
+    base.load_weights(path)
+    return base
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# What keras.applications.ResNet50 accepts without its top.
+_SMALLEST = 32
+
+
+def build_resnet50(
+    dataset: DatasetInfo, learning_rate: float = 1e-4, weights: str = "none", label_smoothing: float = 0.0
+) -> keras.Model:
+    """ResNet50 without its top -> global average pooling -> Dense 1016 relu -> softmax.
+
+    Args:
+        dataset: Shape of the images (grey images are repeated over three channels) and number of classes.
+        learning_rate: Of Adam.
+        weights: "imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights
+            are frozen and only the head is trained; with "none" everything is trained.
+        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
+
+    Raises:
+        ModelError: When the images are too small or the weights cannot be had.
+    """
+    check_images("resnet50", dataset, _SMALLEST)
+    images, features = extract_features("resnet50", keras.applications.ResNet50, dataset, weights)
+    features = keras.layers.Dense(1016, activation="relu")(features)
+    return classify(
+        "resnet50_transfer",
+        images,
+        features,
+        dataset.num_classes,
+        learning_rate=learning_rate,
+        label_smoothing=label_smoothing,
+    )
+
+
+# A 3x3 convolution followed by 2x2 pooling needs this many pixels to leave one.
+_SMALLEST_DIGIT = 4
+
+
+def build_mnist_cnn(
+    dataset: DatasetInfo, learning_rate: float = 2e-3, label_smoothing: float = 0.0
+) -> keras.Model:
+    """Conv2D 32 -> pooling -> flatten -> Dense 64 -> Dense classes.
+
+    Args:
+        dataset: Shape of the images and number of classes.
+        learning_rate: Of Adam.
+        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
+
+    Raises:
+        ModelError: When the images are too small.
+    """
+    check_images("mnist_cnn", dataset, _SMALLEST_DIGIT)
+    images = keras.Input(dataset.input_shape, dtype="uint8")
+    features = keras.layers.Rescaling(1 / 255)(images)
+    for layer in (
+        keras.layers.Conv2D(32, 3, activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(64, activation="relu"),
+    ):
+        features = layer(features)
+    return classify(
+        "mnist_cnn",
+        images,
+        features,
+        dataset.num_classes,
+        learning_rate=learning_rate,
+        label_smoothing=label_smoothing,
+    )

@@ -1,0 +1,205 @@
+"""The optimizers of a model, and the settings that reach into them.
+
+The learning rate of larger global batches: linear scaling with warm-up.
+
+Fine-tuning: layers that are frozen at first and trained later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.settings import TrainSettings
+
+
+@keras.saving.register_keras_serializable("shardline")
+class ScaledWarmup(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types
+    """A learning rate times a factor, reached linearly over the first updates.
+
+    Goyal et al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), section 2: k times the batch takes k
+    times the learning rate, after a gradual warm-up.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
+        factor: float = 1.0,
+        warmup_steps: int = 0,
+    ):
+        """Wraps a learning rate.
+
+        Args:
+            learning_rate: A number or another schedule.
+            factor: What it is multiplied by.
+            warmup_steps: Updates until the full value is reached; 0 starts with it.
+        """
+        super().__init__()
+        self.learning_rate = learning_rate
+        self.factor = factor
+        self.warmup_steps = warmup_steps
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the learning rate of an update, counted from 0."""
+        inner = self.learning_rate
+        rate = inner(step) if callable(inner) else inner
+        done = keras.ops.cast(step, "float32") + 1.0
+        return rate * self.factor * keras.ops.minimum(done / max(1, self.warmup_steps), 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {
+            "learning_rate": keras.saving.serialize_keras_object(self.learning_rate),
+            "factor": self.factor,
+            "warmup_steps": self.warmup_steps,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ScaledWarmup:
+        """Returns the schedule of a configuration."""
+        rate = keras.saving.deserialize_keras_object(config["learning_rate"])
+        return cls(**{**config, "learning_rate": rate})
+
+
+def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer that updates weights, inside any that only scales the loss."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -> None:
+    """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built.
+
+    Args:
+        model: The model.
+        settings: Of the run.
+        replicas: By which the learning rate is scaled, where that is asked for.
+
+    Raises:
+        SettingsError: When the model's optimizer cannot take them.
+    """
+    wanted = list(_wanted(settings))
+    if not wanted:
+        return
+    if model.optimizer is None:
+        raise SettingsError(f"{wanted[0]} needs a model that is compiled with an optimizer")
+    optimizer = innermost(model.optimizer)
+    if optimizer.built:
+        raise SettingsError(
+            f"{wanted[0]} needs an optimizer that has not been built; build_model has built it"
+        )
+    if settings.gradient_accumulation_steps > 1:
+        _accumulate(optimizer, settings.gradient_accumulation_steps)
+    if settings.scale_learning_rate or settings.warmup_steps:
+        factor = float(replicas) if settings.scale_learning_rate else 1.0
+        # The constructor's own argument: a plain number has become a variable by now.
+        rate = optimizer._learning_rate
+        inner = rate if isinstance(rate, LearningRateSchedule) else float(rate.numpy())
+        optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
+
+
+def finalize(model: keras.Model) -> bool:
+    """Gives a model the moving average of its weights, where its optimizer keeps one, as Keras' `fit` does.
+
+    Returns:
+        Whether its weights have changed.
+    """
+    if model.optimizer is None or not innermost(model.optimizer).use_ema:
+        return False
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    return True
+
+
+def _wanted(settings: TrainSettings) -> Iterator[str]:
+    if settings.gradient_accumulation_steps > 1:
+        yield "gradient_accumulation_steps"
+    if settings.scale_learning_rate:
+        yield "scale_learning_rate"
+    if settings.warmup_steps:
+        yield "warmup_steps"
+
+
+def _accumulate(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
+    own = optimizer.gradient_accumulation_steps
+    if own and own != steps:
+        raise SettingsError(
+            f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; give one"
+        )
+    optimizer.gradient_accumulation_steps = steps
+
+
+# BatchNormalization stays frozen, with the statistics that it was trained on: new ones of small batches
+# would undo what the loaded weights know. https://keras.io/guides/transfer_learning/
+_STAY_FROZEN = (keras.layers.BatchNormalization,)
+
+
+class FrozenLayers:
+    """The layers that a model function has frozen, and that are to be trained from some epoch on."""
+
+    def __init__(self, model: keras.Model):
+        """Looks for them.
+
+        Raises:
+            SettingsError: When no layer with weights is frozen.
+        """
+        self._model = model
+        layers = list(model._flatten_layers(include_self=False))
+        self._layers = [layer for layer in layers if not layer.trainable]
+        if not any(layer.weights or not layer.built for layer in self._layers):
+            raise SettingsError(
+                "unfreeze_at_epoch is set, but the model has no frozen layers: give weights, or set "
+                "trainable=False on the layers that are to be trained later"
+            )
+
+    @contextlib.contextmanager
+    def thawed(self) -> Iterator[None]:
+        """Makes the layers trainable for a moment, so that the optimizer is built for their weights too."""
+        self.unfreeze()
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.trainable = False
+
+    def unfreeze(self) -> None:
+        """Makes the layers trainable, all but BatchNormalization."""
+        for layer in self._layers:
+            layer.trainable = True
+        for layer in self._layers:
+            if isinstance(layer, _STAY_FROZEN):
+                layer.trainable = False
+
+
+class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Unfreezes layers at the start of an epoch. For every replica."""
+
+    def __init__(self, frozen: FrozenLayers, epoch: int, learning_rate: float, changed: Callable[[], None]):
+        """Sets when and how.
+
+        Args:
+            frozen: The layers.
+            epoch: From 1.
+            learning_rate: From then on; 0 keeps it.
+            changed: Called when the set of trainable weights has changed.
+        """
+        super().__init__()
+        self._frozen: FrozenLayers | None = frozen
+        self._epoch = epoch
+        self._learning_rate = learning_rate
+        self._changed = changed
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Unfreezes in the chosen epoch, or in a later one where the run has resumed."""
+        if self._frozen is None or epoch + 1 < self._epoch:
+            return
+        self._frozen.unfreeze()
+        self._frozen = None
+        if self._learning_rate and epoch + 1 == self._epoch:
+            innermost(self.model.optimizer).learning_rate = self._learning_rate
+        self._changed()
