@@ -1,1 +1,80 @@
-"""Shardline: from a dataset and a Keras model to a retraining pipeline for Vertex AI Pipelines."""
+"""Shardline: from a dataset and a Keras model to a retraining pipeline for Vertex AI, run locally first.
+
+The names below are the public Python interface. Each is loaded when it is first used: importing `shardline`
+loads neither TensorFlow nor Kubeflow Pipelines.
+
+    import shardline
+
+    class Photos:
+        class_names = ("cat", "dog")
+
+        def __iter__(self):
+            yield shardline.Example(key="1.jpg", label=0, image=Path("1.jpg"))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardline.components.preprocess.run import preprocess
+    from shardline.components.preprocess.settings import PreprocessSettings
+    from shardline.components.preprocess.sources.source import BadExample, Example, Source, Span
+    from shardline.components.validate.gate import Gate
+    from shardline.components.validate.validation import validate
+    from shardline.pipelines.compile import compile_pipeline
+    from shardline.pipelines.local.run import run_pipeline
+    from shardline.trainer.data.manifest import DatasetInfo, Feature, Manifest
+    from shardline.trainer.errors import ShardlineError
+    from shardline.trainer.settings import TrainSettings
+    from shardline.trainer.train import train
+
+#: Module of each public name.
+_MODULES = {
+    "BadExample": "shardline.components.preprocess.sources.source",
+    "DatasetInfo": "shardline.trainer.data.manifest",
+    "Example": "shardline.components.preprocess.sources.source",
+    "Feature": "shardline.trainer.data.manifest",
+    "Gate": "shardline.components.validate.gate",
+    "Manifest": "shardline.trainer.data.manifest",
+    "PreprocessSettings": "shardline.components.preprocess.settings",
+    "ShardlineError": "shardline.trainer.errors",
+    "Source": "shardline.components.preprocess.sources.source",
+    "Span": "shardline.components.preprocess.sources.source",
+    "TrainSettings": "shardline.trainer.settings",
+    "compile_pipeline": "shardline.pipelines.compile",
+    "preprocess": "shardline.components.preprocess.run",
+    "run_pipeline": "shardline.pipelines.local.run",
+    "train": "shardline.trainer.train",
+    "validate": "shardline.components.validate.validation",
+}
+
+__all__ = [
+    "BadExample",
+    "DatasetInfo",
+    "Example",
+    "Feature",
+    "Gate",
+    "Manifest",
+    "PreprocessSettings",
+    "ShardlineError",
+    "Source",
+    "Span",
+    "TrainSettings",
+    "compile_pipeline",
+    "preprocess",
+    "run_pipeline",
+    "train",
+    "validate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'shardline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from shardline.trainer.data.manifest import DatasetInfo
+from shardline import DatasetInfo
 
 
 def build_model(dataset: DatasetInfo, learning_rate: float = 2e-3, updates: int = 4000) -> keras.Model:

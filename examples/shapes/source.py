@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageDraw
 
-from shardline.components.preprocess.sources import Example
+from shardline import Example
 
 SIZE = 24
 

@@ -1,0 +1,45 @@
+"""The public Python interface: small, lazy, and the same for people, editors and type checkers."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import shardline
+
+HEAVY = ("tensorflow", "keras", "kfp", "google.cloud.aiplatform", "numpy")
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    program = f"import sys, shardline; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_a_type_checker_sees_is_what_there_is() -> None:
+    """mypy checks the imports of the block; here, that they are the names which are loaded when used."""
+    tree = ast.parse(Path(shardline.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    assert seen == shardline._MODULES
+    assert sorted(seen) == shardline.__all__
+    assert set(seen) <= set(dir(shardline))
+
+
+def test_a_name_is_loaded_when_it_is_used() -> None:
+    from shardline.components.preprocess.sources import Example
+
+    assert shardline.Example is Example
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(shardline, "no_such_name")
