@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.training import WORKS
-from shardline.trainer import startup
+from shardline.trainer import tensorflow_internals
 from shardline.trainer.settings import TrainSettings
 
 
@@ -30,7 +30,7 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
     from shardline.trainer.checkpoint.state import Position, TrainingState
     from shardline.trainer.checkpoint.store import Checkpoints
     from shardline.trainer.cluster.cluster import read_cluster
-    from shardline.trainer.cluster.summation import make_summation
+    from shardline.trainer.cluster.collectives import make_summation
     from shardline.trainer.step import Loop
 
     name, side, batch, steps = WORKS[work]
@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    startup.keep_freed_memory()
-    startup.import_tensorflow()
+    tensorflow_internals.keep_freed_memory()
+    tensorflow_internals.import_tensorflow()
     interval = TrainSettings(dataset="-", model="-").checkpoint_minutes * 60
     print(f"| | training stands still | all that it costs | share, every {interval:g} s |\n|---|---|---|---|")
     for work in ("tutorial CNN, B=64", "ResNet50 96 px, B=16"):

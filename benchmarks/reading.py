@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer import startup
+from shardline.trainer import tensorflow_internals
 
 _TUTORIAL = "tutorial code, 300 px"
 _LIMIT = "decode only, 224 px in memory"
@@ -186,7 +186,7 @@ def compare(directory: Path, rounds: int, batches: int, environ: dict[str, str])
 def child(directory: str, batches: str, *names: str) -> None:
     """Measures some contenders and prints one line of JSON."""
     if names[0] in _OURS:
-        startup.keep_freed_memory()  # as the trainer does before it loads TensorFlow
+        tensorflow_internals.keep_freed_memory()  # as the trainer does before it loads TensorFlow
     print(json.dumps(measure(Path(directory), list(names), int(batches))), flush=True)
 
 

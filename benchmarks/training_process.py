@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardline.trainer import startup
+from shardline.trainer import tensorflow_internals
 
 _WARM_UP = 3
 
@@ -22,7 +22,7 @@ _WARM_UP = 3
 def main(request: dict[str, Any]) -> None:
     """Measures."""
     os.sched_setaffinity(0, request["cores"])
-    startup.import_tensorflow()
+    tensorflow_internals.import_tensorflow()
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -67,7 +67,7 @@ def _variant(
     import tensorflow as tf
 
     from shardline.trainer.cluster import strategy as strategies
-    from shardline.trainer.cluster.summation import make_summation
+    from shardline.trainer.cluster.collectives import make_summation
     from shardline.trainer.optimizers import tune_optimizer
     from shardline.trainer.settings import TrainSettings
     from shardline.trainer.step import Loop

@@ -22,8 +22,7 @@ import tensorflow as tf
 
 from shardline.trainer import files, progress
 from shardline.trainer.assembly import assemble
-from shardline.trainer.callbacks.chosen import Stopping
-from shardline.trainer.callbacks.report import loss_first
+from shardline.trainer.callbacks import Stopping, loss_first
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import keras
 
 from shardline.trainer import progress
-from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.callbacks import Counters
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
@@ -89,7 +89,7 @@ class Training:
         preemption: Preemption,
         merge: Callable[[], None],
         validate: Callable[[], Logs],
-        meter: Meter,
+        meter: Counters,
     ):
         """Takes everything that takes part.
 

@@ -1,4 +1,10 @@
-"""The asynchronous loop: the coordinator hands out steps, workers take them, servers hold the weights.
+"""The workers of a cluster with parameter servers: who takes a step, and who is gone.
+
+Keras adds to a variable by reading it and writing it back, so that of two workers' updates at once one is
+lost. Here a step has metric variables of its own, which begin with zero and are sent back at its end, and the
+optimizer's step counter is added to in one operation on its server.
+
+The asynchronous loop: the coordinator hands out steps, workers take them, servers hold the weights.
 
 Each step is one batch, read by the coordinator (the chief) in the epoch's order and given, undecoded, to
 whichever worker is free. The worker decodes it and runs the model's own `train_step` on weights that live on
@@ -20,9 +26,15 @@ A worker or a parameter server of an asynchronous run: a process that only serve
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import queue
+import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -34,7 +46,216 @@ from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.exchange import optimizers
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.step import Logs, Stretch
-from shardline.trainer.workers import Outcome, Sums, Workers
+
+# Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
+_AHEAD = 2
+
+# Seconds without any news after which the servers are asked whether they are still there.
+_SILENCE_S = 5.0
+
+_WORKER_LOST = re.compile(r"Worker /job:worker/replica:0/task:(\d+) failed")
+_WORKER_BACK = re.compile(r"Worker /job:worker/replica:0/task:(\d+) has been recovered")
+
+Sums = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one step has come to.
+
+    Attributes:
+        finite: Whether its loss is.
+        sums: What it adds to each of the model's metric variables, one after the other.
+    """
+
+    finite: bool
+    sums: Sums
+
+
+Step = Callable[[Any], tf.Tensor]
+
+
+class Workers:
+    """Hands out steps and notices who is gone.
+
+    The step of a worker that dies is done again by another one, and a worker that is started again at the
+    same address takes steps again. A parameter server that dies ends the run.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.ParameterServerStrategy, cluster: Cluster, timeout: float = 600.0
+    ):
+        """Prepares.
+
+        Args:
+            strategy: Connected to the cluster.
+            cluster: The cluster; this process is its chief.
+            timeout: Seconds for which a run waits when no worker is left.
+
+        Raises:
+            SettingsError: When a worker has several GPUs, of which it could use only one.
+        """
+        if strategy.num_replicas_in_sync > 1:
+            raise SettingsError(
+                f"strategy parameter_server uses one GPU a worker, but workers have "
+                f"{strategy.num_replicas_in_sync}; start a worker for each GPU, or use multi_worker_mirrored"
+            )
+        self._strategy = strategy
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._workers = cluster.tasks["worker"]
+        self._servers = cluster.tasks["ps"]
+        self._timeout = timeout
+        self._alone_since: float | None = None
+        self._scheduled: queue.SimpleQueue[tf.distribute.coordinator.RemoteValue] = queue.SimpleQueue()
+        # None where a step has failed.
+        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        # In a thread, because there is no way to wait for a step for a limited time.
+        threading.Thread(target=self._fetch, name="outcomes", daemon=True).start()
+        logger = logging.getLogger("tensorflow")
+        logger.setLevel(logging.INFO)
+        logger.addFilter(_report)
+
+    def trace(
+        self, model: keras.Model, step: Callable[[Any], Any], decode: Callable[[Any], Any], spec: Any
+    ) -> Step:
+        """Returns one step as a function of an undecoded batch, for `run`.
+
+        Args:
+            model: The model.
+            step: Its `train_step` or `test_step`.
+            decode: Makes of an undecoded batch what `step` takes; runs on the worker.
+            spec: Of an undecoded batch.
+        """
+        variables = model.metrics_variables
+        counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
+
+        def take(data: Any) -> tf.Tensor:
+            with _OwnMetrics(variables, counters) as own:
+                logs = step(data)
+                sums = [tf.reshape(own.get_current_value(variable), [-1]) for variable in variables]
+            finite = tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float64))
+            # One vector: every tensor is fetched by a call of its own.
+            return tf.concat([tf.cast(part, tf.float64) for part in ([finite], *sums)], axis=0)
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def run(batch: Any) -> tf.Tensor:
+            return self._strategy.run(take, args=(decode(batch),))
+
+        any_size = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), spec)
+        return cast("Step", run.get_concrete_function(any_size))
+
+    def run(self, step: Step, batches: Iterable[Any]) -> Iterator[Outcome]:
+        """Hands out a step for each batch and yields the outcomes, in the order of the batches.
+
+        Raises:
+            RunError: When a parameter server or all workers are gone.
+            tf.errors.OpError: When a step itself fails.
+        """
+        ahead = _AHEAD * len(self._workers)
+        pending = 0
+        for batch in batches:
+            if pending == ahead:
+                yield self._next()
+                pending -= 1
+            self._scheduled.put(self._coordinator.schedule(step, args=(batch,)))
+            pending += 1
+        for _ in range(pending):
+            yield self._next()
+
+    def _fetch(self) -> None:
+        while True:
+            try:
+                finite, sums = np.split(self._scheduled.get().fetch(), [1])
+                self._outcomes.put(Outcome(bool(finite), sums))
+            except tf.errors.OpError:
+                self._outcomes.put(None)
+
+    def _next(self) -> Outcome:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if outcome := self._outcomes.get(timeout=_SILENCE_S):
+                    self._alone_since = None
+                    return outcome
+            self._check()
+
+    def _check(self) -> None:
+        """Ends a run that cannot go on, where TensorFlow itself would wait for an hour."""
+        try:
+            self._coordinator.done()
+        except tf.errors.OpError as error:
+            self._check_servers(error)
+            raise
+        self._check_servers()
+        if any(map(answers, self._workers)):
+            self._alone_since = None
+            return
+        self._alone_since = self._alone_since or time.monotonic()
+        if time.monotonic() - self._alone_since > self._timeout:
+            raise RunError(
+                f"no worker has answered for {self._timeout:g} s, of {', '.join(self._workers)}; start the "
+                "job again: it continues from the last checkpoint"
+            )
+
+    def _check_servers(self, cause: Exception | None = None) -> None:
+        for index, host in enumerate(self._servers):
+            if not answers(host) or (cause and _is_loss_of_server(cause, index)):
+                raise RunError(
+                    f"parameter server ps-{index} ({host}) is gone, and the weights that it held with it; "
+                    "start the job again: it continues from the last checkpoint"
+                ) from cause
+
+
+def _report(record: logging.LogRecord) -> bool:
+    """Turns what TensorFlow logs of workers into a line each; all else is raised, and logged many times over.
+
+    The messages are those of tensorflow/python/distribute/coordinator/cluster_coordinator.py.
+    """
+    message = record.getMessage()
+    if found := _WORKER_LOST.match(message):
+        progress.say("train", f"worker-{found[1]} is gone; others take its step and go on")
+    elif found := _WORKER_BACK.match(message):
+        progress.say("train", f"worker-{found[1]} is back")
+    return False
+
+
+def _is_loss_of_server(error: Exception, index: int) -> bool:
+    """Whether an error tells of a parameter server that was started again, without its weights."""
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError)
+    return isinstance(error, kinds) and f"/job:ps/replica:0/task:{index}" in str(error)
+
+
+class _OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no types
+    """While it lasts, a step has metric variables of its own; all others are assigned as ever.
+
+    `keras.StatelessScope` itself is meant for steps without any state, and keeps every assignment back.
+    """
+
+    def __init__(self, metrics: Sequence[keras.Variable], counters: Sequence[keras.Variable]):
+        """Lets the step's own variables begin with zero.
+
+        Args:
+            metrics: Variables that a step has for itself.
+            counters: Variables of all workers that only ever grow by one.
+        """
+        zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metrics]
+        # The losses that layers add go to the scope, or nowhere.
+        super().__init__(zeros, collect_losses=True, initialize_variables=False)
+        self._counters = {id(counter) for counter in counters}
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Takes an assignment, as Keras calls it."""
+        variable, value = update
+        if id(variable) in self.state_mapping:
+            super().add_update(update)
+        elif id(variable) in self._counters:
+            variable._value.assign_add(tf.ones((), variable.dtype))
+        else:
+            variable._direct_assign(value)
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns the step's own value, or the variable that all workers share."""
+        return self.state_mapping.get(id(variable), variable._value)
+
 
 Decode = Callable[[Any], Any]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardline.trainer import files, progress, startup
+from shardline.trainer import files, progress, tensorflow_internals
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import DatasetError
@@ -40,7 +40,7 @@ def predict(
         DatasetError: When the dataset or the split is missing.
         ModelError: When the model cannot be loaded.
     """
-    startup.import_tensorflow()
+    tensorflow_internals.import_tensorflow()
     import numpy as np
 
     from shardline.trainer.cluster import strategy as strategies

@@ -12,14 +12,12 @@ import tensorflow as tf
 from shardline.trainer import files, progress, saving
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.data import memory
-from shardline.trainer.data.class_weights import class_weights
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, choose_policy
-from shardline.trainer.data.transforms import load_augmentation, load_transform
-from shardline.trainer.environment import OutputDirs
+from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
 from shardline.trainer.errors import DatasetError, SettingsError
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.settings import OutputDirs, TrainSettings
 
 _NAMED_SHARDS = 4
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
+from shardline.trainer.cluster.collectives import Summation
 from shardline.trainer.cluster.exchange import GradientExchange, make_average, own_gradients
-from shardline.trainer.cluster.summation import Summation
 
 Logs = dict[str, float]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
-from shardline.trainer import startup
+from shardline.trainer import tensorflow_internals
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
@@ -123,8 +123,8 @@ def run(settings: TrainSettings) -> dict[str, float]:
     """
     # Before TensorFlow starts threads: they must not take the signal.
     with Preemption(settings.grace_period) as preemption:
-        startup.keep_freed_memory()
-        startup.import_tensorflow()
+        tensorflow_internals.keep_freed_memory()
+        tensorflow_internals.import_tensorflow()
         from shardline.trainer.train import (
             train,  # TensorFlow, so only once the settings are known to be good
         )

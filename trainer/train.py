@@ -16,31 +16,27 @@ import tensorflow as tf
 
 from shardline.trainer import evaluator, files, progress, saving
 from shardline.trainer.assembly import assemble
-from shardline.trainer.callbacks.chosen import chief_callbacks, stateful_callbacks
-from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.callbacks import Counters, chief_callbacks, stateful_callbacks
 from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import Cluster, read_cluster
-from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.collectives import Collectives, make_summation
 from shardline.trainer.cluster.exchange import make_merge
 from shardline.trainer.cluster.peers import Peers
-from shardline.trainer.cluster.summation import make_summation
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import pipeline
 from shardline.trainer.data.pipeline import Feed
-from shardline.trainer.environment import has_evaluator, output_dirs
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.loop import Training
 from shardline.trainer.models.build import model_function
 from shardline.trainer.optimizers import finalize
-from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, run_server
+from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.run import Run, announce, check_splits
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.settings import TrainSettings, has_evaluator, output_dirs
 from shardline.trainer.step import Engine, Evaluation, Logs, Loop
-from shardline.trainer.workers import Workers
 
 Engines = tuple[Engine, Callable[[], Logs]]
 
@@ -165,7 +161,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     model = assembly.model
     if chief:
         announce(run)
-    meter = Meter(run.replicas)
+    meter = Counters(run.replicas)
     engine: Engine | None = None
 
     def retrace() -> None:
@@ -244,7 +240,7 @@ def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints, together: 
     return at
 
 
-def _count_steps(run: Run, meter: Meter, position: Position) -> None:
+def _count_steps(run: Run, meter: Counters, position: Position) -> None:
     """Tells the meter where the run begins, and where it ends if nothing ends it early."""
     settings = run.settings
     epochs_left = settings.epochs - position.epoch - 1

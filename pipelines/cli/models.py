@@ -68,9 +68,9 @@ def validate(
     Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be judged.
     """  # noqa: D301  # click wants the character itself
     gate = _gate(file, texts, min_accuracy, first_run)
-    from shardline.trainer import startup
+    from shardline.trainer import tensorflow_internals
 
-    startup.import_tensorflow()
+    tensorflow_internals.import_tensorflow()
     from shardline.components.validate import validation
 
     with foreground():

@@ -40,9 +40,9 @@ def die_with(parent: int) -> None:
 
 def load(modules: Sequence[str]) -> None:
     """Imports TensorFlow and some modules, for every process that will be forked from this one."""
-    from shardline.trainer import startup
+    from shardline.trainer import tensorflow_internals
 
-    startup.import_tensorflow()
+    tensorflow_internals.import_tensorflow()
     os.environ["_KFP_RUNTIME"] = "true"  # as in a task: without the compiler and the client
     for name in modules:
         importlib.import_module(name)

@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from shardline.trainer.cluster import exchange, strategy
 from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.cluster.summation import RingSummation, make_summation
+from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
 from shardline.trainer.settings import COMMUNICATIONS, TrainSettings
 
 STEPS = 20

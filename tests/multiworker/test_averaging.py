@@ -21,7 +21,7 @@ from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.exchange import make_merge
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.cluster.summation import make_summation
+from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.step import Loop
 from shardline.trainer.settings import TrainSettings
 

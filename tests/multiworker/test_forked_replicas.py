@@ -107,8 +107,8 @@ def test_importing_tensorflow_starts_no_thread() -> None:
     """Nor does it open a device: only so may the process be forked."""
     program = """
 import os
-from shardline.trainer import quiet
-quiet.import_tensorflow()
+from shardline.trainer import tensorflow_internals
+tensorflow_internals.import_tensorflow()
 import shardline.trainer.train, kfp.dsl.executor, shardline.pipelines.local.supervisor
 print(len(os.listdir("/proc/self/task")))
 """

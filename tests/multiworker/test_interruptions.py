@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardline.trainer import progress
-from shardline.trainer.callbacks.report import read_history
+from shardline.trainer.callbacks import read_history
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
 from shardline.trainer.saving import load_model
 from tests.helpers import replicas

@@ -15,9 +15,8 @@ from shardline.trainer import progress
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, run_server
+from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.workers import Workers
 from tests.helpers.replicas import ROOT, free_ports
 
 pytestmark = pytest.mark.multiworker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.trainer.callbacks.report import read_history
+from shardline.trainer.callbacks import read_history
 from tests.helpers.datasets import write_dataset
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.callbacks.chosen import Stopping, load_callbacks
-from shardline.trainer.callbacks.state import CallbackStates
+from shardline.trainer.callbacks import Stopping, load_callbacks
+from shardline.trainer.checkpoint.state import CallbackStates
 from shardline.trainer.errors import SettingsError
 
 LOSSES = [5.0, 4.0, 4.5, 4.4, 3.0, 3.5, 3.4, 3.3, 3.2]

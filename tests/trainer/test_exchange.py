@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.cluster.collectives import sum_by_tensorflow
 from shardline.trainer.cluster.exchange import GradientExchange, accumulators, optimizers
 from shardline.trainer.cluster.strategy import check_model, replica_merger
-from shardline.trainer.cluster.summation import sum_by_tensorflow
 from shardline.trainer.errors import ModelError
 from tests.helpers import exchange_cases
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.data.class_weights import class_weights
 from shardline.trainer.data.decode import decode_batch
 from shardline.trainer.data.manifest import Feature, Split
 from shardline.trainer.data.pipeline import Feed, explain
 from shardline.trainer.data.sharding import EpochPlan
-from shardline.trainer.data.transforms import load_augmentation
+from shardline.trainer.data.transforms import class_weights, load_augmentation
 from shardline.trainer.errors import DatasetError, SettingsError
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
 

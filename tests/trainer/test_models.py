@@ -9,8 +9,7 @@ import pytest
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import import_string
 from shardline.trainer.models.build import build, create_variables, model_function
-from shardline.trainer.models.classifier import SmoothedCrossentropy
-from shardline.trainer.models.zoo import find_application
+from shardline.trainer.models.zoo import SmoothedCrossentropy, find_application
 from tests.helpers.datasets import example_batch, write_dataset
 
 

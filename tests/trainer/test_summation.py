@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shardline.trainer.cluster.summation import _lay_out, _Rooms
+from shardline.trainer.cluster.collectives import _lay_out, _Rooms
 
 
 def gradients():

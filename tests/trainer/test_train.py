@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.callbacks.report import read_history
+from shardline.trainer.callbacks import read_history
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Feature

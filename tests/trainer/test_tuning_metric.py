@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardline.trainer import task
-from shardline.trainer.callbacks.chosen import TuningMetric
-from shardline.trainer.callbacks.report import Meter
+from shardline.trainer.callbacks import Counters, TuningMetric
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.measurements import read_measurements
 from shardline.trainer.settings import TrainSettings
@@ -50,7 +49,7 @@ def test_what_is_no_number_is_not_reported(
     tmp_path: Path, logs: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "output.metrics"
-    callback = TuningMetric("val_loss", Meter(1, 1), {"CLOUD_ML_HP_METRIC_FILE": str(path)})
+    callback = TuningMetric("val_loss", Counters(1, 1), {"CLOUD_ML_HP_METRIC_FILE": str(path)})
 
     callback.on_epoch_end(0, logs)
 

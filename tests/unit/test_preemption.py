@@ -106,8 +106,8 @@ def test_afterwards_the_signal_does_what_it_did():
 def test_threads_of_tensorflow_leave_the_signal_alone():
     body = """
 with Preemption(0.2) as preemption:
-    from shardline.trainer import quiet
-    quiet.import_tensorflow()
+    from shardline.trainer import tensorflow_internals
+    tensorflow_internals.import_tensorflow()
     import tensorflow as tf
     tf.constant(range(1000)) + tf.constant(range(1000))
     list(tf.data.Dataset.range(4).map(lambda x: x, num_parallel_calls=4))

@@ -6,9 +6,8 @@ import pytest
 
 from shardline.components.train.replica import restore_integers
 from shardline.pipelines import settings as environments
-from shardline.trainer.environment import output_dirs
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.task import parse
 
 AIP = {

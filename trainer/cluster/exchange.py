@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from shardline.trainer.cluster.summation import Gradients, Summation, sum_by_tensorflow
+from shardline.trainer.cluster.collectives import Gradients, Summation, sum_by_tensorflow
 from shardline.trainer.errors import ModelError
 
 Variables = Sequence[keras.Variable]

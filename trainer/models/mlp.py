@@ -11,7 +11,7 @@ import keras
 
 from shardline.trainer.data.manifest import DatasetInfo, Feature
 from shardline.trainer.errors import ModelError
-from shardline.trainer.models.classifier import classify
+from shardline.trainer.models.zoo import classify
 
 # How much of the statistics a batch replaces once enough have been seen.
 _RATE = 0.01

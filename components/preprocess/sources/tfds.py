@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardline.components.preprocess.sources.source import Example
-from shardline.trainer import progress, startup
+from shardline.trainer import progress, tensorflow_internals
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SourceError
 
@@ -32,7 +32,7 @@ class Tfds:
 
     def __init__(self, name: str, *, data_dir: str = "") -> None:
         try:
-            startup.import_tensorflow()
+            tensorflow_internals.import_tensorflow()
             import tensorflow_datasets as tfds
         except ImportError:
             raise SourceError(f"source 'tfds:{name}' needs: pip install 'shardline[tfds,train]'") from None

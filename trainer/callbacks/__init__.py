@@ -1,1 +1,0 @@
-"""Keras callbacks of every run, and those that a user brings."""
