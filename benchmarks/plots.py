@@ -9,7 +9,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from shardline.pipelines.cli.train import Step
+from shardline.pipelines.cli.scaling import Step
 
 _HERE = Path(__file__).parent
 _OUT = _HERE.parent / "docs" / "_static"

@@ -1,14 +1,8 @@
-"""The command `shardline check`.
-
-The command `shardline settings show`.
-
-The command `shardline doctor`.
-"""
+"""Commands that check before anything runs: `shardline check`, `settings show` and `doctor`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,6 +17,7 @@ from shardline.pipelines.cli.options import (
     foreground,
     json_option,
     pairs,
+    runs_dir_option,
     show_json,
     show_table,
 )
@@ -33,17 +28,17 @@ if TYPE_CHECKING:
     from shardline.pipelines.local.doctor import Diagnosis
 
 _COLOURS = {"error": "red", "warning": "yellow"}
-#: Places shown of a finding that there is in many.
+#: Places that are shown of a finding that occurs in several.
 _PLACES = 3
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
-@click.option("--cron", help="The schedule that it is to run on: 'TZ=Europe/Vienna 0 6 * * 1'.")
+@click.option("--cron", help="Check it for this schedule, too: 'TZ=Europe/Vienna 0 6 * * 1'.")
 @click.option("--max-concurrent-run-count", type=int, default=1, show_default=True, help="With --cron.")
 @click.option("--max-concurrent-active-run-count", type=int, help="With --cron; no limit unless given.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@json_option
 def check(
     files: tuple[Path, ...],
     params: tuple[str, ...],
@@ -52,11 +47,11 @@ def check(
     max_concurrent_active_run_count: int | None,
     as_json: bool,
 ) -> None:
-    """Say what is wrong with compiled pipelines and settings, before anything runs.
+    """Find mistakes in compiled pipelines and settings before anything runs.
 
-    FILES are pipelines (YAML or JSON) of anybody's, or our settings (TOML). Parameters are checked when some
-    are given with --param, or with --cron. Exits with 1 when there are errors, with 2 when a file is no
-    pipeline. docs/check.md lists the rules.
+    FILES are compiled pipelines (YAML or JSON), Shardline's or not, and Shardline's settings (TOML).
+    Parameters are checked when --param or --cron is given. Exits with 1 when there are errors, with 2 when a
+    file is no pipeline. docs/check.md lists the rules.
     """
     from shardline.pipelines.check.checks import check as find
     from shardline.pipelines.check.checks import load
@@ -72,7 +67,7 @@ def check(
         )
     findings = {str(file): find(load(file, given), schedule) for file in files}
     if as_json:
-        click.echo(json.dumps(_report(findings), indent=2))
+        show_json(_report(findings))
     else:
         for name, found in findings.items():
             show(name, found)
@@ -94,7 +89,7 @@ def _report(findings: dict[str, list[Finding]]) -> dict[str, Any]:
 
 
 def show(name: str, found: list[Finding]) -> None:
-    """Prints what was found in a file, and how many of each kind."""
+    """Prints the findings of a file and their number by severity."""
     alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
     for (code, severity, why, fix), group in alike:
         click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {_places(group)}: {why}")
@@ -119,17 +114,17 @@ def _counts(found: list[Finding]) -> dict[str, int]:
 
 @click.group()
 def settings() -> None:
-    """Look at the settings of an environment."""
+    """Show the settings of an environment."""
 
 
 @settings.command("show")
 @environment_flags
 @json_option
 def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
-    """Show every value, and where it came from.
+    """Show every value and where it came from.
 
-    Those of [vertex] say where on the platform things are done; the others, if the file has an image, are
-    fixed when a pipeline is compiled.
+    Values of [vertex] say where on the platform commands act; the others, shown when the file has an image,
+    are fixed when a pipeline is compiled.
     """
     from shardline.pipelines.remote.environment import load_environment, read_values
     from shardline.pipelines.settings import compile_time_rows, environment_rows
@@ -159,24 +154,16 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
 @click.command()
-@click.option("--local", is_flag=True, help="Only this machine, not the platform.")
-@click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where run directories go.",
-)
+@click.option("--local", is_flag=True, help="Check this machine only, not the platform.")
+@runs_dir_option
 @json_option
 @environment_flags
 def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
-    """Look at this machine and at the platform before a run has to: what is wrong, and what mends it.
+    """Check this machine and the platform before a run: what is wrong, and how to fix it.
 
-    With --settings the image and the machines of the pipeline are looked at too. Nothing is changed. Ends
+    With --settings the image and the machines of the pipeline are checked, too. Nothing is changed. Exits
     with 1 when a run would fail.
     """
-    from dataclasses import asdict
-
     found = []
     with foreground(sys.stderr):
         for item in _examine(local, runs_dir, settings, flags):
@@ -184,8 +171,10 @@ def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **
             if not as_json:
                 _show(item)
     if as_json:
-        show_json({"healthy": not _is_ill(found), "findings": [asdict(item) for item in found]})
-    sys.exit(EXIT_FAILED if _is_ill(found) else 0)
+        show_json(
+            {"healthy": not _would_fail(found), "findings": [dataclasses.asdict(item) for item in found]}
+        )
+    sys.exit(EXIT_FAILED if _would_fail(found) else 0)
 
 
 def _examine(
@@ -207,5 +196,5 @@ def _show(item: Diagnosis) -> None:
     click.echo(f"{_MARKS[item.level]}  {item.what}: {item.found}" + (f"; {item.fix}" if item.fix else ""))
 
 
-def _is_ill(found: list[Diagnosis]) -> bool:
+def _would_fail(found: list[Diagnosis]) -> bool:
     return any(item.level == "error" for item in found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,12 @@ import click
 
 from shardline.components.preprocess import settings as preprocessing
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.pipelines.cli.options import foreground, pairs
+from shardline.pipelines.cli.options import foreground, json_option, pairs, show_json
 from shardline.trainer.errors import SettingsError
 
 _DIRECTORY = click.Path(path_type=Path)
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 _PROCESSES = click.option(
-    "--processes", type=int, default=0, help="How many processes read; one per core unless given."
+    "--processes", type=int, default=0, help="Processes that read; one per core unless given."
 )
 
 
@@ -46,25 +44,25 @@ def _setting(
     help="What the source calls a feature: image=image/encoded,label=species.",
 )
 @click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
-@_setting("key", "What an example is known by; equal content then stays in one split.", preprocessing.KEYS)
-@_setting("seed", "Salt of split and order.")
+@_setting("key", "What identifies an example; examples of equal keys stay in one split.", preprocessing.KEYS)
+@_setting("seed", "Seed of the split and of the order.")
 @click.option(
-    "--shards", type=int, help=f"About how many training shards; default {PreprocessSettings.shards}."
+    "--shards", type=int, help=f"Approximate number of training shards; default {PreprocessSettings.shards}."
 )
 @click.option(
-    "--shard-size", type=int, metavar="MIB", help="About how large a shard is, instead of --shards."
+    "--shard-size", type=int, metavar="MIB", help="Approximate size of a shard, instead of --shards."
 )
-@_setting("readers", "Input workers that will read it; shards are a multiple.")
+@_setting("readers", "Input workers that will read it; the number of shards is a multiple.")
 @_setting("image_size", "Side of the stored images in pixels; 0 keeps them.", metavar="PX")
-@_setting("resize_mode", "How an image comes to that size.", preprocessing.RESIZE_MODES)
+@_setting("resize_mode", "How an image is resized to that size.", preprocessing.RESIZE_MODES)
 @_setting("encoding", "How images are stored.", preprocessing.ENCODINGS)
-@_setting("max_pixels", "Refuse larger images.")
-@_setting("compression", "Of whole shards.", preprocessing.COMPRESSIONS)
-@_setting("processes", "How many processes write; the bytes stay the same.")
+@_setting("max_pixels", "Refuse images with more pixels.")
+@_setting("compression", "Compression of whole shards.", preprocessing.COMPRESSIONS)
+@_setting("processes", "Processes that write; the bytes do not depend on it.")
 @_setting("on_bad_record", "Stop at an unusable example, or leave it out.", preprocessing.BAD_RECORD_POLICIES)
 @_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset that is in OUT.")
-@_JSON
+@json_option
 def preprocess(
     source: str,
     out: Path,
@@ -92,7 +90,7 @@ def preprocess(
     with foreground(sys.stderr if as_json else None):
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
-        _print_json(stats.describe(manifest))
+        show_json(stats.describe(manifest))
 
 
 @click.group()
@@ -102,15 +100,15 @@ def dataset() -> None:
 
 @dataset.command("info")
 @click.argument("directory", type=_DIRECTORY)
-@_JSON
+@json_option
 def show_info(directory: Path, as_json: bool) -> None:
-    """Show what the manifest of DIRECTORY says."""
+    """Show the manifest of DIRECTORY."""
     from shardline.components.preprocess.inspect import stats
     from shardline.trainer.data import manifest as manifests
 
     manifest = manifests.load(directory)
     if as_json:
-        _print_json(stats.describe(manifest))
+        show_json(stats.describe(manifest))
     else:
         click.echo(stats.info_render(manifest))
 
@@ -118,7 +116,7 @@ def show_info(directory: Path, as_json: bool) -> None:
 @dataset.command("stats")
 @click.argument("directory", type=_DIRECTORY)
 @_PROCESSES
-@_JSON
+@json_option
 def show_stats(directory: Path, processes: int, as_json: bool) -> None:
     """Show class balance, image sizes, bytes per record and shard sizes of DIRECTORY."""
     from shardline.components.preprocess.inspect import stats
@@ -126,7 +124,7 @@ def show_stats(directory: Path, processes: int, as_json: bool) -> None:
     with foreground(sys.stderr):
         found = stats.stats(directory, processes=processes)
     if as_json:
-        _print_json(found.to_json())
+        show_json(found.to_json())
     else:
         click.echo(stats.render(found))
 
@@ -135,18 +133,18 @@ def show_stats(directory: Path, processes: int, as_json: bool) -> None:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--deep", is_flag=True, help="Decode every image too.")
 @_PROCESSES
-@_JSON
+@json_option
 def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> None:
-    """Read every record of DIRECTORY again and compare it with the manifest.
+    """Read every record of DIRECTORY and compare it with the manifest.
 
-    Names the file and, from 0, the record of all damage, and exits with 1 where there is any.
+    Names the file and the record (counted from 0) of all damage, and exits with 1 when there is any.
     """
     from shardline.components.preprocess.inspect.verify import verify
 
     with foreground(sys.stderr):
         found = verify(directory, deep=deep, processes=processes)
     if as_json:
-        _print_json(found.to_json())
+        show_json(found.to_json())
     else:
         for damage in found.damages:
             click.echo(str(damage))
@@ -171,7 +169,3 @@ def _shard_options(shards: int | None, shard_size: int | None) -> dict[str, int]
     if shards:
         raise SettingsError(f"give --shards or --shard-size, not both ({shards} and {shard_size} MiB)")
     return {"shards": 0, "shard_size": shard_size}
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

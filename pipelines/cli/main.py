@@ -1,8 +1,9 @@
-"""The command `shardline`."""
+"""The command `shardline`, with its verbs that compile, run and train."""
 
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import click
 from shardline.pipelines.cli.checks import check, doctor, settings, show
 from shardline.pipelines.cli.data import dataset, preprocess
 from shardline.pipelines.cli.models import champion, validate
-from shardline.pipelines.cli.options import inject_option, pairs
+from shardline.pipelines.cli.options import foreground, inject_option, pairs, runs_dir_option
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
+from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
-from shardline.pipelines.cli.train import predict, train
 from shardline.pipelines.cli.upload import image, upload
 from shardline.trainer.errors import PipelineError, ShardlineError
 
@@ -25,7 +26,7 @@ _DIRECTORY = click.Path(path_type=Path)
 
 
 class _Failure(click.ClickException):
-    """A mistake of the user, or a failed run, as click shows it."""
+    """A user's mistake or a failed run, as click shows it."""
 
     def __init__(self, error: ShardlineError) -> None:
         super().__init__(" ".join(str(error).split()))
@@ -33,7 +34,7 @@ class _Failure(click.ClickException):
 
 
 class _Group(click.Group):
-    """Ends with one line and the error's exit code where a command meets a mistake, not with a traceback."""
+    """Ends a command that raises an error of ours with one line and the error's exit code, no traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -61,21 +62,23 @@ def main() -> None:
     type=click.Choice(["retrain", "tune"]),
     default="retrain",
     show_default=True,
-    help="Which one.",
+    help="The pipeline to compile.",
 )
 @click.option(
     "--study",
     type=_DIRECTORY,
     default=Path("settings/tune.toml"),
     show_default=True,
-    help="What the tuning pipeline searches.",
+    help="Search space of the tuning pipeline.",
 )
 @click.option(
     "--output",
     type=_DIRECTORY,
-    help="The compiled pipeline.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
+    help="Where to write the compiled pipeline.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
 )
-@click.option("--image", "digest", help="Instead of the settings' own: what 'shardline image push' prints.")
+@click.option(
+    "--image", "digest", help="Image instead of the settings' own, as 'shardline image push' prints it."
+)
 @click.option("--check", is_flag=True, help="Write nothing; fail when the file differs from the code.")
 def compile(
     settings: Path, pipeline: str, study: Path, output: Path | None, digest: str | None, check: bool
@@ -103,9 +106,7 @@ def compile(
 @main.command()
 @click.argument("pipeline", type=_DIRECTORY)
 @click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
-@click.option(
-    "--runs-dir", type=_DIRECTORY, default=Path("runs"), show_default=True, help="Where run directories go."
-)
+@runs_dir_option
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
 @inject_option
 def run(
@@ -117,8 +118,8 @@ def run(
 ) -> None:
     """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
 
-    Everything goes to a new directory under RUNS_DIR. The champion_uri of our own
-    pipelines is RUNS_DIR/champions/SOURCE unless it is given.
+    Everything is written to a new directory in RUNS_DIR. The champion_uri of Shardline's own pipelines
+    is RUNS_DIR/champions/SOURCE unless it is given.
     """
     from shardline.pipelines.local.run import run_pipeline
     from shardline.pipelines.preflight import OURS, check_run
@@ -135,20 +136,65 @@ def run(
     )
 
 
-main.add_command(check)
-main.add_command(predict)
-main.add_command(preprocess)
-main.add_command(dataset)
-main.add_command(train)
-main.add_command(champion)
-main.add_command(image)
-main.add_command(validate)
-main.add_command(upload)
-main.add_command(submit)
-main.add_command(status)
-main.add_command(cancel)
-main.add_command(logs)
-main.add_command(explain)
-main.add_command(doctor)
-main.add_command(settings)
-main.add_command(schedule)
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("dataset", type=_DIRECTORY)
+@click.argument("out", type=_DIRECTORY)
+@click.option(
+    "--replicas", default=1, show_default=True, help="Replicas that train: a chief, the rest workers."
+)
+@click.option("--ps", default=0, show_default=True, help="Parameter servers, which need workers.")
+@click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
+@inject_option
+@click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
+def train(
+    dataset: Path,
+    out: Path,
+    replicas: int,
+    ps: int,
+    evaluator: bool,
+    injections: tuple[str, ...],
+    trainer_options: tuple[str, ...],
+) -> None:
+    """Train a model on DATASET with a cluster on this machine, without a pipeline, and write it to OUT.
+
+    TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
+    """
+    from shardline.pipelines.local.job import CustomJob
+    from shardline.pipelines.local.rehearsal import parse_injection
+    from shardline.pipelines.local.supervisor import run_job
+    from shardline.trainer import task
+
+    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
+    task.parse(arguments)  # refuses mistakes before any replica starts
+    job = CustomJob.with_roles(
+        [sys.executable, "-m", "shardline.trainer.task", *arguments],
+        replicas,
+        ps=ps,
+        evaluator=evaluator,
+        # All-reduce cannot go on without a peer; a chief with parameter servers can do without a worker.
+        restart_job_on_worker_restart=not ps,
+    )
+    failures = [parse_injection(text) for text in injections]
+    with foreground() as terminal:
+        run_job(job, out / "replicas", show_line=terminal.line, injections=failures)
+
+
+for command in (
+    check,
+    scaling,
+    preprocess,
+    dataset,
+    champion,
+    image,
+    validate,
+    upload,
+    submit,
+    status,
+    cancel,
+    logs,
+    explain,
+    doctor,
+    settings,
+    schedule,
+):
+    main.add_command(command)

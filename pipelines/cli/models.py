@@ -1,7 +1,4 @@
-"""The command `shardline validate`.
-
-The commands `shardline champion show` and `shardline champion rollback`.
-"""
+"""Commands about models: `shardline validate` and `shardline champion show|rollback`."""
 
 from __future__ import annotations
 
@@ -32,15 +29,17 @@ _MIN_ACCURACY = 0.95
 @click.option(
     "--min-accuracy",
     type=float,
-    help=f"The rule 'accuracy >= ...'; {_MIN_ACCURACY} where there is no other rule.",
+    help=f"The rule 'accuracy >= ...'; {_MIN_ACCURACY} when there is no other rule.",
 )
 @click.option("--champion", default="", metavar="DIR", help="Where champions are published.")
 @click.option(
     "--first-run",
     type=click.Choice(FIRST_RUNS),
-    help="Rules about a champion that cannot be measured: skip them, or do not let the model pass (default).",
+    help="What rules about a missing champion do: skip, or fail the model (default).",
 )
-@click.option("--also", "formats", multiple=True, metavar="FORMAT", help="Convert as well: onnx, tflite.")
+@click.option(
+    "--also", "formats", multiple=True, metavar="FORMAT", help="Convert to this format, too: onnx, tflite."
+)
 def validate(
     model: Path,
     dataset: Path,
@@ -52,10 +51,10 @@ def validate(
     first_run: str | None,
     formats: tuple[str, ...],
 ) -> None:
-    """Export MODEL.keras, judge the export on DATASET's test split, and report, all in OUT.
+    """Export MODEL.keras, evaluate the export on DATASET's test split, and write a report, all to OUT.
 
-    A rule compares a metric of all examples, of a slice or of the worst slice with a number or with the
-    champion, which is measured again on the same examples:
+    A rule compares a metric, of all examples, of a slice or of the worst slice, with a number or with the
+    champion, which is evaluated again on the same examples:
 
     \b
       accuracy >= 0.95
@@ -65,7 +64,7 @@ def validate(
       accuracy >= champion - 0.005
       accuracy > champion (p < 0.05)
 
-    Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be judged.
+    Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be evaluated.
     """  # noqa: D301  # click wants the character itself
     gate = _gate(file, texts, min_accuracy, first_run)
     from shardline.trainer import tensorflow_internals
@@ -92,14 +91,14 @@ def _gate(
 
 @click.group()
 def champion() -> None:
-    """Look at the champion, the published model in use, and go back to an earlier one."""
+    """Show the champion, the published model in use, and roll back to an earlier version."""
 
 
 @champion.command()
 @click.argument("directory")
 @json_option
 def show(directory: str, as_json: bool) -> None:
-    """Show the champion in DIRECTORY (or gs://) and the versions that it can go back to."""
+    """Show the champion in DIRECTORY (or gs://) and the versions to which it can be rolled back."""
     from shardline.components.model_store import champion_directory, complete_versions, current
 
     path = champion_directory(directory)
@@ -120,10 +119,16 @@ def show(directory: str, as_json: bool) -> None:
 
 @champion.command()
 @click.argument("directory")
-@click.option("--to", "version", default="", metavar="VERSION", help="Default: the one that it replaced.")
+@click.option(
+    "--to",
+    "version",
+    default="",
+    metavar="VERSION",
+    help="Version to go back to; default: the one that the champion replaced.",
+)
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
-    """Make the version that the champion in DIRECTORY (or gs://) replaced the champion again."""
+    """Roll the champion in DIRECTORY (or gs://) back to the version that it replaced."""
     from shardline.components import model_store as champions
 
     restored = champions.rollback(champions.champion_directory(directory), version)

@@ -1,7 +1,4 @@
-"""Options that the commands which speak to the platform have in common.
-
-What the commands that work in the foreground have in common.
-"""
+"""Options and output that several commands have in common."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ if TYPE_CHECKING:
 _HELP = {
     "project": "Project.",
     "location": "Region.",
-    "pipeline_root": "Directory in Cloud Storage for what runs make, gs://BUCKET/PATH.",
-    "service_account": "Account as which runs act.",
+    "pipeline_root": "Directory for the outputs of runs, gs://BUCKET/PATH.",
+    "service_account": "Service account of the runs.",
     "registry": "KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.",
 }
 _NEEDED = ("project", "location")
@@ -42,14 +39,14 @@ settings_option = click.option(
 def environment_options(
     command: Callable[..., Any], *, needed: Iterable[str] = _NEEDED
 ) -> Callable[..., Any]:
-    """Gives a command the options that say where on the platform, and hands it `environment`.
+    """Gives a command the options that name the project and region, and passes it `environment`.
 
-    With --json or --dry-run standard output is the command's alone: what its calls tell goes to standard
+    With --json or --dry-run standard output holds the command's result only; progress goes to standard
     error.
 
     Args:
-        command: The command, a function.
-        needed: What of an environment it cannot do without.
+        command: The command's function.
+        needed: Fields of the environment that the command requires.
     """
 
     @functools.wraps(command)
@@ -67,12 +64,12 @@ def environment_options(
     return environment_flags(with_environment)
 
 
-#: For commands that speak to the registry only.
+#: For commands that call only the registry.
 registry_options = functools.partial(environment_options, needed=("registry",))
 
 
 def environment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the same options as they are: `settings` (a path, or None) and one text each."""
+    """Gives a command the same options as plain values: `settings` (a path, or None) and one text each."""
     for name, text in reversed(_HELP.items()):
         command = click.option(f"--{name.replace('_', '-')}", name, default="", help=text)(command)
     return settings_option(command)
@@ -84,14 +81,20 @@ def show_json(content: Any) -> None:
 
 
 def show_table(rows: Iterable[tuple[str, ...]]) -> None:
-    """Prints rows of texts below each other; the first row is the heading."""
+    """Prints rows of texts in aligned columns; the first row is the heading."""
     listed = list(rows)
     widths = [max(len(row[column]) for row in listed) for column in range(len(listed[0]))]
     for row in listed:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
-#: Option of the commands that run custom jobs.
+runs_dir_option = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where run directories are made.",
+)
 inject_option = click.option(
     "--inject",
     "injections",
@@ -103,11 +106,7 @@ inject_option = click.option(
 
 @contextlib.contextmanager
 def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
-    """Shows this process's progress to the person at the terminal.
-
-    Args:
-        stream: Where; standard output unless given.
-    """
+    """Shows the progress of this process on a stream, standard output unless given."""
     from shardline.pipelines.local.terminal import open_terminal
 
     with open_terminal(stream) as terminal, progress.sink(terminal.show):
@@ -115,11 +114,7 @@ def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
 
 
 def pairs(texts: Iterable[str], option: str, error: type[ShardlineError]) -> dict[str, str]:
-    """Splits texts of the form NAME=VALUE.
-
-    Raises:
-        ShardlineError: Of the class `error`: a text has another form, or a name is given twice.
-    """
+    """Splits texts of the form NAME=VALUE; raises `error` for another form or a name that is given twice."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.cli.train import HANDLING_S_PER_BYTE, Step
+from shardline.pipelines.cli.scaling import HANDLING_S_PER_BYTE, Step
 from shardline.trainer.errors import SettingsError
 
 STEP = Step(seconds=0.1, gradient_bytes=1e8, bandwidth=1e9, latency=1e-3)
@@ -57,7 +57,7 @@ def test_what_cannot_be_is_refused(wrong):
 
 def test_the_command_prints_the_model():
     arguments = [
-        "predict",
+        "scaling",
         "--step-ms",
         "100",
         "--batch",

@@ -1,8 +1,4 @@
-"""The command `shardline train`.
-
-The command `shardline predict`.
-
-What training on N workers costs: a model of one step, from its time on one worker and the network.
+"""`shardline scaling`: what training on N workers costs, from a step on one worker and the network.
 
 A synchronous step is the computation, which N workers do side by side on a batch each, and the exchange of
 gradients. In a ring every worker sends and receives 2 (N - 1) / N times the gradients, in 2 (N - 1) turns
@@ -16,62 +12,13 @@ benchmarks/RESULTS.md holds it against measurements.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
-from shardline.pipelines.cli.options import foreground, inject_option
+from shardline.pipelines.cli.options import json_option, show_json
 from shardline.trainer.errors import SettingsError
-
-_DIRECTORY = click.Path(path_type=Path)
-
-
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("dataset", type=_DIRECTORY)
-@click.argument("out", type=_DIRECTORY)
-@click.option(
-    "--replicas", default=1, show_default=True, help="Replicas that train: a chief, the rest workers."
-)
-@click.option("--ps", default=0, show_default=True, help="Parameter servers, which need workers.")
-@click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
-@inject_option
-@click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
-def train(
-    dataset: Path,
-    out: Path,
-    replicas: int,
-    ps: int,
-    evaluator: bool,
-    injections: tuple[str, ...],
-    trainer_options: tuple[str, ...],
-) -> None:
-    """Train a model on DATASET into OUT with a local cluster, without a pipeline.
-
-    TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
-    """
-    from shardline.pipelines.local.job import CustomJob
-    from shardline.pipelines.local.rehearsal import parse_injection
-    from shardline.pipelines.local.supervisor import run_job
-    from shardline.trainer import task
-
-    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
-    task.parse(arguments)  # refuses a mistake here, before any replica starts
-    job = CustomJob.with_roles(
-        [sys.executable, "-m", "shardline.trainer.task", *arguments],
-        replicas,
-        ps=ps,
-        evaluator=evaluator,
-        # All-reduce cannot go on without a peer; a chief with parameter servers can do without a worker.
-        restart_job_on_worker_restart=not ps,
-    )
-    drill = [parse_injection(text) for text in injections]
-    with foreground() as terminal:
-        run_job(job, out / "replicas", show_line=terminal.line, injections=drill)
-
 
 _WORKERS = "1,2,4,8,16,32"
 _WANTED = (0.5, 0.8, 0.9)
@@ -85,8 +32,8 @@ _WANTED = (0.5, 0.8, 0.9)
 @click.option("--latency-ms", type=float, default=0.1, show_default=True, help="Between two workers.")
 @click.option("--accumulation", type=int, default=1, show_default=True, help="Steps to an exchange.")
 @click.option("--workers", default=_WORKERS, show_default=True, help="Numbers of workers.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def predict(
+@json_option
+def scaling(
     step_ms: float,
     batch: int,
     gradient_mb: float,
@@ -119,7 +66,7 @@ def predict(
         for count in _counts(workers)
     ]
     if as_json:
-        click.echo(json.dumps({"rows": rows}, indent=2))
+        show_json({"rows": rows})
         return
     wanted = "".join(f"{f'batch for {share:.0%}':>16}" for share in _WANTED)
     click.echo(f"{'workers':>7}{'step':>12}{'exchange':>12}{'examples/s':>14}{'efficiency':>12}{wanted}")
@@ -132,8 +79,6 @@ def predict(
 
 
 def _counts(text: str) -> list[int]:
-    from shardline.trainer.errors import SettingsError
-
     try:
         counts = [int(item) for item in text.split(",")]
     except ValueError:
@@ -149,13 +94,13 @@ HANDLING_S_PER_BYTE = 0.4e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step, as it is on one worker, and how gradients travel.
+    """A training step on one worker, and the network that carries its gradients.
 
     Attributes:
-        seconds: On one worker, whose batch each of N workers will have.
-        gradient_bytes: What is exchanged: four bytes a trainable weight, two where it is compressed.
+        seconds: Time of the step on one worker; each of N workers keeps this worker's batch.
+        gradient_bytes: Size of an exchange: four bytes a trainable weight, two where it is compressed.
         bandwidth: Bytes a second from one worker to the next.
-        latency: Seconds for a message without content.
+        latency: Seconds for an empty message.
         accumulation: Steps whose gradients are exchanged together.
         machines: Machines that the workers share; 0 gives each its own.
     """
