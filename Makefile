@@ -4,19 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETTINGS := settings/local.toml
 PIPELINE := compiled/retrain.yaml
+# Processes that share the tests, a file to each at a time; JOBS=0 runs them in one, as a debugger wants it.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
-PARAMS := $(filter-out PYTHON PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
+PARAMS := $(filter-out PYTHON JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
 
-.PHONY: help run test lint compile docs lock clean
+.PHONY: help run test test-all test-quick lint compile docs lock clean
 
 help:  ## Show this help
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 run: $(BIN)/.run $(PIPELINE)  ## Run the compiled pipeline here; NAME=VALUE sets its parameters
 	@$(BIN)/shardline run $(PIPELINE) $(foreach p,$(PARAMS),--param '$(p)=$(subst ','\'',$($(p)))')
 
-test: $(BIN)/.test  ## Run all tests; PYTEST_ARGS="-m 'not multiworker and not e2e'" for the quick ones
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(BIN)/.test  ## Run the tests: every behaviour once; PYTEST_ARGS="tests/unit -k label" for some
+	$(PYTEST) -m 'not matrix' $(PYTEST_ARGS)
+
+test-all: $(BIN)/.test  ## Run the tests with every value of long matrices
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-quick: $(BIN)/.test  ## Run the tests that need no TensorFlow, in less than two minutes
+	$(PYTEST) --quick tests/unit tests/compile $(PYTEST_ARGS)
 
 lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the compiled pipeline
 	$(BIN)/ruff format --check

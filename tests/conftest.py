@@ -1,10 +1,13 @@
-"""No test reaches beyond this machine.
+"""Rules for all tests.
 
-Of the test's own process every connection that Python makes is looked at: one to anything but loopback or a
-unix socket fails at once, as without a network, and then fails the test, whatever has become of the error.
-What cannot be looked at are connections made in C (gRPC) and those of child processes. They inherit proxies
-at which nobody listens, unless a test gives them others: gRPC, requests, urllib and pip ask those for every
-host beyond loopback.
+No test reaches beyond this machine. Every connection that Python makes in a test's own process is looked at:
+one to anything but loopback or a unix socket fails at once, as without a network, and then fails the test,
+however the error was handled. Connections made in C (gRPC) and those of child processes cannot be looked at.
+They inherit proxies at which nothing listens, unless a test gives them others: gRPC, requests, urllib and pip
+ask those for every host beyond loopback.
+
+Files whose tests start jobs and pipelines run first, so that no process is left with a long file at the end.
+With --quick TensorFlow cannot be imported: a test that needs it is skipped.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import ipaddress
 import os
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -54,6 +58,37 @@ for _name in ("no_proxy", "NO_PROXY"):
     os.environ.setdefault(_name, "localhost,127.0.0.1,::1")
 # google-auth asks for the metadata server at an address of its own, past all proxies.
 os.environ.setdefault("NO_GCE_CHECK", "true")
+
+
+# Tests run beside each other, and many start several processes: one thread each is fastest for all.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+#: Directories under tests/ in the order in which they run.
+_ORDER = ("e2e", "multiworker", "contract", "trainer", "components", "compile", "unit")
+
+
+class _NoTensorFlow:
+    """Finder of modules that skips the test, or the file of tests, that imports TensorFlow or Keras."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name in ("tensorflow", "keras"):
+            pytest.skip("needs TensorFlow, and --quick was given", allow_module_level=True)
+        return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="skip what imports TensorFlow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("quick"):
+        sys.meta_path.insert(0, _NoTensorFlow())  # type: ignore[arg-type]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(_ORDER)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
 
 
 @pytest.fixture(autouse=True)

@@ -67,13 +67,13 @@ def shardline(command: Command) -> None:
 
 
 def make(command: Command) -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert command.words[1] in targets, str(command)
     given = dict(word.split("=", 1) for word in command.words[2:] if "=" in word)
     if command.words[1] == "run":
         check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
     else:
-        assert given.keys() <= {"PYTEST_ARGS"}, str(command)
+        assert given.keys() <= {"JOBS", "PYTEST_ARGS"}, str(command)
 
 
 def module(command: Command) -> None:

@@ -103,7 +103,9 @@ def test_afterwards_the_signal_does_what_it_did():
     assert terminate_at(process, "deaf") == (-signal.SIGTERM, "")
 
 
-def test_threads_of_tensorflow_leave_the_signal_alone():
+def test_threads_of_tensorflow_leave_the_signal_alone(monkeypatch):
+    for pool in ("INTRA", "INTER"):
+        monkeypatch.delenv(f"TF_NUM_{pool}OP_THREADS")  # as many threads as TensorFlow likes
     body = """
 with Preemption(0.2) as preemption:
     from shardline.trainer import tensorflow_internals
