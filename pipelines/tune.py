@@ -8,8 +8,7 @@ from kfp import dsl
 from shardline.components.preprocess.component import preprocess
 from shardline.components.tune.component import best_trial, plan_study
 from shardline.components.tune.job import hyperparameter_tuning_job
-from shardline.components.vertex.forms import check_pasted_text
-from shardline.components.vertex.job import check_labels
+from shardline.components.vertex.forms import check_labels, check_pasted_text
 from shardline.pipelines.retrain import exit_task
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import TUNE

@@ -9,12 +9,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardline.components.vertex.forms import check_pasted_text
-from shardline.components.vertex.job import check_labels
+from shardline.components.vertex.forms import (
+    BUCKET_PATH,
+    ENDPOINT,
+    LONGEST_NAME,
+    MODEL,
+    check_labels,
+    check_pasted_text,
+    regional_uri,
+)
 from shardline.trainer.errors import SettingsError
-
-_ENDPOINT = re.compile(r"projects/[\w:.-]+/locations/([a-z0-9-]+)/endpoints/[\w-]+")
-_LONGEST_NAME = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +80,12 @@ class Deploy(ServingMachines):
             raise SettingsError(
                 "give either endpoint, one that is there, or display_name, of a new one for every run"
             )
-        if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
-            raise SettingsError(
-                f"endpoint must be projects/P/locations/L/endpoints/ID, got {self.endpoint!r}"
-            )
+        if self.endpoint and not ENDPOINT.fits(self.endpoint):
+            raise SettingsError(f"endpoint must be {ENDPOINT.words}, got {self.endpoint!r}")
         check_pasted_text("display_name", self.display_name)
-        if len(self.display_name) > _LONGEST_NAME:
+        if len(self.display_name) > LONGEST_NAME:
             raise SettingsError(
-                f"display_name must have at most {_LONGEST_NAME} characters, got {len(self.display_name)}"
+                f"display_name must have at most {LONGEST_NAME} characters, got {len(self.display_name)}"
             )
         if not 0 <= self.traffic_percent <= 100:
             raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
@@ -93,8 +95,7 @@ class Deploy(ServingMachines):
     @property
     def endpoint_uri(self) -> str:
         """The endpoint as the URI of an artifact, or "" where a new one is made."""
-        found = _ENDPOINT.fullmatch(self.endpoint)
-        return f"https://{found[1]}-aiplatform.googleapis.com/v1/{self.endpoint}" if found else ""
+        return regional_uri(ENDPOINT, self.endpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,8 @@ class BatchPrediction(ServingMachines):
             value = getattr(self, name)
             for uri in (value,) if isinstance(value, str) else value:
                 check_pasted_text(name, uri)
-                if not re.fullmatch(r"gs://[^/]+/?.*", uri):
-                    raise SettingsError(f"{name} must be gs://BUCKET/PATH, got {uri!r}")
+                if not BUCKET_PATH.fits(uri):
+                    raise SettingsError(f"{name} must be {BUCKET_PATH.words}, got {uri!r}")
         for name, known in (
             ("instances_format", ("jsonl", "tf-record", "csv", "file-list")),
             ("predictions_format", ("jsonl", "csv")),
@@ -131,7 +132,6 @@ class BatchPrediction(ServingMachines):
                 raise SettingsError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
 
-_PARENT = re.compile(r"projects/[\w:.-]+/locations/([a-z0-9-]+)/models/[\w-]+")
 _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 
 
@@ -157,17 +157,14 @@ class ModelUpload:
 
     def __post_init__(self) -> None:
         check_pasted_text("display_name", self.display_name)
-        if not 1 <= len(self.display_name) <= _LONGEST_NAME:
+        if not 1 <= len(self.display_name) <= LONGEST_NAME:
             raise SettingsError(
-                f"display_name must have 1 to {_LONGEST_NAME} characters, got {len(self.display_name)}"
+                f"display_name must have 1 to {LONGEST_NAME} characters, got {len(self.display_name)}"
             )
         if not self.serving_image_uri:
             raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
-        if self.parent_model and not _PARENT.fullmatch(self.parent_model):
-            raise SettingsError(
-                "parent_model must be projects/P/locations/L/models/ID, without a version, got "
-                f"{self.parent_model!r}"
-            )
+        if self.parent_model and not MODEL.fits(self.parent_model):
+            raise SettingsError(f"parent_model must be {MODEL.words}, got {self.parent_model!r}")
         for alias in self.version_aliases:
             if not _ALIAS.fullmatch(alias):
                 raise SettingsError(
@@ -179,5 +176,4 @@ class ModelUpload:
     @property
     def parent_uri(self) -> str:
         """The parent model as the URI of an artifact, or "" where there is none."""
-        parent = _PARENT.fullmatch(self.parent_model)
-        return f"https://{parent[1]}-aiplatform.googleapis.com/v1/{self.parent_model}" if parent else ""
+        return regional_uri(MODEL, self.parent_model)

@@ -16,8 +16,8 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from shardline.components.train.component import plan_training
-from shardline.components.vertex.forms import check_pasted_text
-from shardline.components.vertex.job import CustomJobSettings, check_labels
+from shardline.components.vertex.forms import check_labels, check_pasted_text
+from shardline.components.vertex.job import CustomJobSettings
 from shardline.trainer.errors import SettingsError
 
 #: The executor input of the launching task, escaped for a text inside the launcher's payload.

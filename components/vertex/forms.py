@@ -1,8 +1,13 @@
-"""Texts in a custom job: what reaches the API as it was written, and what is refused."""
+"""Forms of the texts in the platform's requests: names, labels, durations, placeholders.
+
+Each form stands here once, for settings, for the requests made of them and for the checks of a pipeline.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from shardline.trainer.errors import SettingsError
 
@@ -28,11 +33,114 @@ _BEGINS = re.compile(r"\{\{(\$|channel:)")
 _BREAKS_JSON = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
+class Form(NamedTuple):
+    """The form of a text.
+
+    Attributes:
+        pattern: Regular expression that the whole text matches.
+        words: The form in words, for messages.
+    """
+
+    pattern: str
+    words: str
+
+    def fits(self, text: str) -> bool:
+        """Whether a text has the form."""
+        return re.fullmatch(self.pattern, text) is not None
+
+
+PROJECT = Form(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+", "a project id such as my-project")
+LOCATION = Form(r"[a-z]+-[a-z]+\d+", "a region such as europe-west4")
+#: A path with a space at its end is a slip.
+BUCKET_PATH = Form(r"gs://[^/\s]+(/|/.*\S)?", "gs://BUCKET/PATH")
+#: google.cloud.aiplatform_v1.types.CustomJobSpec: "{project} is a project number".
+NETWORK = Form(r"projects/\d+/global/networks/[a-z0-9-]+", "projects/NUMBER/global/networks/NAME")
+ENCRYPTION_KEY = Form(
+    r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+    "projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY",
+)
+TENSORBOARD = Form(
+    r"projects/[^/\s]+/locations/[^/\s]+/tensorboards/[^/\s]+",
+    "projects/PROJECT/locations/LOCATION/tensorboards/ID",
+)
+SERVICE_ACCOUNT = Form(r"[^@\s]+@[^@\s]+\.[^@\s]+", "the e-mail address of a service account")
+PERSISTENT_RESOURCE = Form(r"[a-z]([a-z0-9-]*[a-z0-9])?", "the resource's id, not its full name")
+ENDPOINT = Form(
+    r"projects/[\w:.-]+/locations/([a-z0-9-]+)/endpoints/[\w-]+", "projects/P/locations/L/endpoints/ID"
+)
+MODEL = Form(
+    r"projects/[\w:.-]+/locations/([a-z0-9-]+)/models/[\w-]+",
+    "projects/P/locations/L/models/ID, without a version",
+)
+MACHINE_TYPE = Form(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", "a Compute Engine machine type as in n1-standard-8")
+#: google.cloud.aiplatform_v1.types.EnvVar: "Must be a valid C identifier".
+VARIABLE = Form(r"[A-Za-z_][A-Za-z0-9_]*", "a name of an environment variable")
+PLATFORM_VARIABLE = Form(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML)_\w+", "a variable that the platform sets")
+#: google.cloud.aiplatform_v1.types.CreatePipelineJobRequest.pipeline_job_id: less than 128 characters.
+JOB_ID = Form(
+    r"[a-z][-a-z0-9]{0,126}",
+    "127 lower-case letters, digits and - at most, beginning with a letter",
+)
+#: google_cloud_pipeline_components, CustomTrainingJobOp: "A duration in seconds with up to nine fractional
+#: digits, terminated by 's'".
+DURATION = Form(r"\d+(\.\d{1,9})?s", "seconds and an 's', as in '3600s'")
+#: docs.cloud.google.com, resource-manager/docs/labels-overview (goo.gl/xmQnxf in the API's reference):
+#: letters of all alphabets, none of them upper case, and 63 characters at most; only values may be empty.
+LABEL_KEY = Form(r"[^\W\d_][\w-]{0,62}", "1 to 63 lower-case letters, digits, '_' and '-', a letter first")
+LABEL_VALUE = Form(r"[\w-]{0,63}", "at most 63 lower-case letters, digits, '_' and '-'")
+
+MOST_LABELS = 64
+#: google.cloud.aiplatform_v1.types.ContainerSpec: env, "Maximum limit is 100".
+MOST_VARIABLES = 100
+#: Characters of a display_name, of whatever resource.
+LONGEST_NAME = 128
+
+
+def is_label_key(text: str) -> bool:
+    """Whether a text can be the key of a label."""
+    return LABEL_KEY.fits(text) and text == text.lower()
+
+
+def is_label_value(text: str) -> bool:
+    """Whether a text can be the value of a label."""
+    return LABEL_VALUE.fits(text) and text == text.lower()
+
+
+def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
+    """Checks labels as the API does.
+
+    Args:
+        labels: Values by key.
+        origin: Where they were given, as the end of a message.
+
+    Raises:
+        SettingsError: When there are too many, or a key or value has characters that are not allowed.
+    """
+    if len(labels) > MOST_LABELS:
+        raise SettingsError(f"labels: there are at most {MOST_LABELS}, got {len(labels)}{origin}")
+    for key, value in labels.items():
+        if not is_label_key(key):
+            raise SettingsError(f"labels: a key is {LABEL_KEY.words}, got {key!r}{origin}")
+        if not is_label_value(value):
+            raise SettingsError(f"labels.{key}: a value is {LABEL_VALUE.words}, got {value!r}{origin}")
+
+
+def seconds(duration: str) -> float | None:
+    """Returns the seconds of a duration as the API writes it, "3600s"; None for any other text."""
+    return float(duration[:-1]) if DURATION.fits(duration) else None
+
+
+def regional_uri(form: Form, name: str) -> str:
+    """Returns a resource of a region as the URI of an artifact; "" for a name of another form."""
+    found = re.fullmatch(form.pattern, name)
+    return f"https://{found[1]}-aiplatform.googleapis.com/v1/{name}" if found else ""
+
+
 def check_text(name: str, text: str) -> None:
     """Checks a text that travels as a JSON value of its own: all but unknown placeholders arrive intact.
 
     Args:
-        name: What the text is called in the settings.
+        name: The text's name in the settings.
         text: The text.
 
     Raises:
@@ -51,16 +159,17 @@ def check_text(name: str, text: str) -> None:
         )
 
 
-def resolved(text: str) -> str | None:
-    """Returns the text with "0" for each placeholder; None for a text that is one placeholder."""
-    return None if _KNOWN.fullmatch(text) else _KNOWN.sub("0", text)
-
-
-def check_pasted_text(name: str, text: str) -> None:
+def check_pasted_text(name: str, text: str, form: Form | None = None) -> None:
     """Checks a text that the launcher's payload pastes between quotes, without escaping it.
 
+    Args:
+        name: The text's name in the settings.
+        text: The text.
+        form: Its form; placeholders in it may stand for any number.
+
     Raises:
-        SettingsError: When the payload would no longer be JSON, or as `check_text` does.
+        SettingsError: When the payload would no longer be JSON or the form is another, or as `check_text`
+            does.
     """
     check_text(name, text)
     if found := _BREAKS_JSON.search(text):
@@ -68,3 +177,5 @@ def check_pasted_text(name: str, text: str) -> None:
             f"{name} holds {found.group()!r}, which breaks the payload of the launcher: {text!r}; "
             "leave it out"
         )
+    if form and text and not _KNOWN.fullmatch(text) and not form.fits(_KNOWN.sub("0", text)):
+        raise SettingsError(f"{name} must be {form.words}, got {text!r}")

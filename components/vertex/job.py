@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardline.components.vertex.forms import check_pasted_text, check_text, resolved
+from shardline.components.vertex import forms
+from shardline.components.vertex.forms import check_labels, check_pasted_text, check_text, seconds
 from shardline.components.vertex.pools import Cluster
 from shardline.trainer.errors import SettingsError
 
@@ -18,37 +18,20 @@ NETWORK = "{{$.pipeline_network}}"
 ENCRYPTION_KEY = "{{$.pipeline_encryption_key_name}}"
 PERSISTENT_RESOURCE = "{{$.pipeline_persistent_resource_id}}"
 
-_PASTED = (
-    "display_name",
-    "backoff_duration",
-    "timeout",
-    "max_wait_duration",
-    "service_account",
-    "network",
-    "encryption_spec_key_name",
-    "tensorboard",
-    "persistent_resource_id",
-    "base_output_directory",
-)
-_FORMS = {
-    "network": (r"projects/\d+/global/networks/[a-z0-9-]+", "projects/NUMBER/global/networks/NAME"),
-    "encryption_spec_key_name": (
-        r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+",
-        "projects/P/locations/L/keyRings/R/cryptoKeys/K",
-    ),
-    "tensorboard": (
-        r"projects/[^/]+/locations/[^/]+/tensorboards/[^/]+",
-        "projects/P/locations/L/tensorboards/T",
-    ),
-    "base_output_directory": (r"gs://[^/]+(/.*)?", "gs://BUCKET/PATH"),
-    "persistent_resource_id": (r"[a-z]([a-z0-9-]*[a-z0-9])?", "the resource's id, not its full name"),
+#: The texts that the launcher's payload pastes between quotes, and their forms.
+_PASTED = {
+    "display_name": None,
+    "timeout": None,
+    "max_wait_duration": None,
+    "service_account": None,
+    "network": forms.NETWORK,
+    "encryption_spec_key_name": forms.ENCRYPTION_KEY,
+    "tensorboard": forms.TENSORBOARD,
+    "persistent_resource_id": forms.PERSISTENT_RESOURCE,
+    "base_output_directory": forms.BUCKET_PATH,
 }
-#: Names by which the runs of a pipeline differ.
-_OF_THE_RUN = re.compile(r"\{\{\$\.pipeline_(job_name|job_uuid|task_uuid)\}\}")
-_DURATION = re.compile(r"\d+(\.\d{1,9})?s")
-_LABEL_KEY = re.compile(r"[^\W\d_][\w-]{0,62}")
-_LABEL_VALUE = re.compile(r"[\w-]{0,63}")
-_MOST_LABELS = 64
+#: Placeholders that differ from run to run.
+_NAMES_OF_THE_RUN = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 _SEVEN_DAYS_S = 604_800.0
 _NO_WAIT = "86400s"
 
@@ -136,13 +119,8 @@ class CustomJobSettings:
         }
 
     def _check_texts(self) -> None:
-        for name in _PASTED:
-            text = getattr(self, name)
-            check_pasted_text(name, text)
-            form, words = _FORMS.get(name, (".*", ""))
-            shown = resolved(text)
-            if shown and not re.fullmatch(form, shown):
-                raise SettingsError(f"{name} must be {words}, got {text!r}")
+        for name, form in _PASTED.items():
+            check_pasted_text(name, getattr(self, name), form)
         for name in self.reserved_ip_ranges:
             check_text("reserved_ip_ranges", name)
         _check_deep("psc_interface_config", self.psc_interface_config)
@@ -150,12 +128,15 @@ class CustomJobSettings:
     def _check_scheduling(self) -> None:
         if self.strategy not in STRATEGIES:
             raise SettingsError(f"strategy is one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
-        timeout, _ = _seconds("timeout", self.timeout), _seconds("max_wait_duration", self.max_wait_duration)
+        for name in ("timeout", "max_wait_duration"):
+            if seconds(getattr(self, name)) is None:
+                raise SettingsError(f"{name} must be {forms.DURATION.words}, got {getattr(self, name)!r}")
+        timeout = seconds(self.timeout)
         if not timeout:
             raise SettingsError("timeout must be more than 0s")
         if self.num_retries < 0:
             raise SettingsError(f"num_retries must not be negative, got {self.num_retries}")
-        if not re.fullmatch(r"\d+s", self.backoff_duration):
+        if seconds(self.backoff_duration) is None or "." in self.backoff_duration:
             raise SettingsError(
                 f"backoff_duration must be whole seconds, as in '60s', got {self.backoff_duration!r}"
             )
@@ -182,38 +163,14 @@ class CustomJobSettings:
             raise SettingsError("tensorboard needs service_account and base_output_directory")
         if self.persistent_resource_id not in ("", PERSISTENT_RESOURCE) and not self.service_account:
             raise SettingsError("persistent_resource_id needs service_account")
-        if self.base_output_directory and not _OF_THE_RUN.search(self.base_output_directory):
+        if self.base_output_directory and not any(
+            name in self.base_output_directory for name in _NAMES_OF_THE_RUN
+        ):
             raise SettingsError(
                 "all runs would share the checkpoints of base_output_directory "
                 f"{self.base_output_directory!r}; add the run: "
                 f"{self.base_output_directory.rstrip('/')}/{{{{$.pipeline_job_name}}}}"
             )
-
-
-def check_labels(labels: Mapping[str, str]) -> None:
-    """Checks labels as the API does.
-
-    Raises:
-        SettingsError: When there are too many, or a key or value has characters that are not allowed.
-    """
-    if len(labels) > _MOST_LABELS:
-        raise SettingsError(f"labels: a job has at most {_MOST_LABELS}, got {len(labels)}")
-    for key, value in labels.items():
-        if not _LABEL_KEY.fullmatch(key) or key != key.lower():
-            raise SettingsError(
-                f"labels: a key is 1 to 63 lowercase letters, digits, '_' and '-' and begins with a letter, "
-                f"got {key!r}"
-            )
-        if not _LABEL_VALUE.fullmatch(value) or value != value.lower():
-            raise SettingsError(
-                f"labels.{key}: a value is at most 63 lowercase letters, digits, '_' and '-', got {value!r}"
-            )
-
-
-def _seconds(name: str, duration: str) -> float:
-    if not _DURATION.fullmatch(duration):
-        raise SettingsError(f"{name} must be seconds and an 's', as in '3600s', got {duration!r}")
-    return float(duration[:-1])
 
 
 def _check_deep(name: str, value: Any) -> None:

@@ -1,28 +1,28 @@
-"""One worker pool: replicas with the same machine and the same container.
+"""Worker pools of a training job: their machines, the cluster they make, and the platform's form of both.
 
-The cluster of a training job: who is in which worker pool.
-
-Worker pools as the platform writes them (worker_pool_specs), read into a cluster and thereby checked.
+A `WorkerPool` is a WorkerPoolSpec of the CustomJob API (worker_pool_specs) with a field for each key, as
+`_PATHS` says in both directions. A `Cluster` says who is in which pool.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from shardline.components.vertex.forms import check_text
+from shardline.components.vertex.forms import (
+    MACHINE_TYPE,
+    MOST_VARIABLES,
+    PLATFORM_VARIABLE,
+    VARIABLE,
+    check_text,
+)
+from shardline.components.vertex.payload import at, whole
 from shardline.trainer.errors import SettingsError
 
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION")
-
-_MOST_VARIABLES = 100
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PLATFORM_VARIABLE = re.compile(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML)_\w+")
-_MACHINE_TYPE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,8 @@ class WorkerPool:
     def __post_init__(self) -> None:
         if self.replica_count < 1:
             raise SettingsError(f"replica_count must be at least 1, got {self.replica_count}")
-        if not _MACHINE_TYPE.fullmatch(self.machine_type):
-            raise SettingsError(
-                "machine_type must be a Compute Engine machine type as in n1-standard-8, "
-                f"got {self.machine_type!r}"
-            )
+        if not MACHINE_TYPE.fits(self.machine_type):
+            raise SettingsError(f"machine_type must be {MACHINE_TYPE.words}, got {self.machine_type!r}")
         if self.accelerator_count < 0 or bool(self.accelerator_type) != (self.accelerator_count > 0):
             raise SettingsError(
                 "accelerator_type and accelerator_count go together, got "
@@ -115,37 +112,20 @@ class WorkerPool:
         Args:
             container: image_uri, and command and args where they are not the image's own.
         """
-        machine: dict[str, Any] = {"machine_type": self.machine_type}
-        if self.accelerator_type:
-            machine["accelerator_type"] = self.accelerator_type
-            machine["accelerator_count"] = self.accelerator_count
-        if self.reservation_affinity_type:
-            machine["reservation_affinity"] = self._reservation
-        image = {"image_uri": self.image_uri} if self.image_uri else {}
         env = [{"name": name, "value": value} for name, value in self.env.items()]
-        pool: dict[str, Any] = {
-            "machine_spec": machine,
-            "replica_count": self.replica_count,
-            "container_spec": {**container, **image, "env": env},
-        }
-        if self.boot_disk_type:
-            pool["disk_spec"] = {
-                "boot_disk_type": self.boot_disk_type,
-                "boot_disk_size_gb": self.boot_disk_size_gb,
-            }
-        if self.nfs_mounts:
-            pool["nfs_mounts"] = [vars(mount).copy() for mount in self.nfs_mounts]
+        pool: dict[str, Any] = {"container_spec": {**container, "env": env}}
+        for path, name in _PATHS.items():
+            value = getattr(self, name)
+            if not value or name == "env" or (name == "boot_disk_size_gb" and not self.boot_disk_type):
+                continue
+            if isinstance(value, tuple):
+                value = [vars(item).copy() if isinstance(item, NfsMount) else item for item in value]
+            *tables, key = path.split(".")
+            node = pool
+            for table in tables:
+                node = node.setdefault(table, {})
+            node[key] = value
         return pool
-
-    @property
-    def _reservation(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {"reservation_affinity_type": self.reservation_affinity_type}
-        if self.reservation_affinity_key:
-            chosen |= {
-                "key": self.reservation_affinity_key,
-                "values": list(self.reservation_affinity_values),
-            }
-        return chosen
 
     def _check_reservation(self) -> None:
         kind = self.reservation_affinity_type
@@ -168,17 +148,33 @@ class WorkerPool:
             )
 
     def _check_variables(self) -> None:
-        if len(self.env) > _MOST_VARIABLES:
+        if len(self.env) > MOST_VARIABLES:
             raise SettingsError(
-                f"env: a container has at most {_MOST_VARIABLES} variables, got {len(self.env)}"
+                f"env: a container has at most {MOST_VARIABLES} variables, got {len(self.env)}"
             )
         for name, value in self.env.items():
-            if not _VARIABLE.fullmatch(name):
+            if not VARIABLE.fits(name):
                 raise SettingsError(f"env: {name!r} is no name of an environment variable")
-            if _PLATFORM_VARIABLE.fullmatch(name):
+            if PLATFORM_VARIABLE.fits(name):
                 raise SettingsError(f"env: {name} is set by the platform; leave it out")
             check_text(f"env.{name}", value)
 
+
+#: Path of a WorkerPoolSpec's key to the field that it is.
+_PATHS = {
+    "machine_spec.machine_type": "machine_type",
+    "machine_spec.accelerator_type": "accelerator_type",
+    "machine_spec.accelerator_count": "accelerator_count",
+    "machine_spec.reservation_affinity.reservation_affinity_type": "reservation_affinity_type",
+    "machine_spec.reservation_affinity.key": "reservation_affinity_key",
+    "machine_spec.reservation_affinity.values": "reservation_affinity_values",
+    "replica_count": "replica_count",
+    "container_spec.image_uri": "image_uri",
+    "container_spec.env": "env",
+    "disk_spec.boot_disk_type": "boot_disk_type",
+    "disk_spec.boot_disk_size_gb": "boot_disk_size_gb",
+    "nfs_mounts": "nfs_mounts",
+}
 
 #: The platform's own program for a Reduction Server.
 REDUCTION_SERVER_IMAGE = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
@@ -272,15 +268,6 @@ class Cluster:
 
 
 _SLOTS = ("chief", "workers", "parameter_servers", "evaluator")
-#: The keys that are read, by the path of the table they stand in.
-_KEYS = {
-    "": ("machine_spec", "replica_count", "container_spec", "disk_spec", "nfs_mounts"),
-    "machine_spec": ("machine_type", "accelerator_type", "accelerator_count", "reservation_affinity"),
-    "machine_spec.reservation_affinity": ("reservation_affinity_type", "key", "values"),
-    "container_spec": ("image_uri", "env"),
-    "disk_spec": ("boot_disk_type", "boot_disk_size_gb"),
-}
-_MOUNT = ("server", "path", "mount_point")
 
 
 def read_specs(specs: Sequence[Any]) -> Cluster:
@@ -311,57 +298,47 @@ def read_specs(specs: Sequence[Any]) -> Cluster:
 
 
 def _read_pool(name: str, spec: Any) -> WorkerPool | None:
-    tables = {
-        path: _table(f"{name}.{path}".rstrip("."), _below(spec, path), keys) for path, keys in _KEYS.items()
-    }
-    top, machine, container = tables[""], tables["machine_spec"], tables["container_spec"]
-    count = _whole(f"{name}.replica_count", top.get("replica_count", 0))
-    if not count:
-        if set(top) - {"replica_count"}:
+    values = dict(_read(name, spec, ""))
+    if not values.get("replica_count"):
+        if values.keys() - {"replica_count"}:
             raise SettingsError(f"{name}.replica_count must be at least 1; {{}} leaves the pool empty")
         return None
-    affinity = tables["machine_spec.reservation_affinity"]
-    if "machine_type" not in machine:
+    if "machine_type" not in values:
         raise SettingsError(f"{name}.machine_spec.machine_type is missing")
-    disk = tables["disk_spec"]
-    values: dict[str, Any] = {
-        "machine_type": _text(f"{name}.machine_type", machine["machine_type"]),
-        "accelerator_type": _text(f"{name}.accelerator_type", machine.get("accelerator_type", "")),
-        "accelerator_count": _whole(f"{name}.accelerator_count", machine.get("accelerator_count", 0)),
-        "boot_disk_type": _text(
-            f"{name}.boot_disk_type", disk.get("boot_disk_type", "pd-ssd" if disk else "")
-        ),
-        "boot_disk_size_gb": _whole(f"{name}.boot_disk_size_gb", disk.get("boot_disk_size_gb", 100)),
-        "image_uri": _text(f"{name}.image_uri", container.get("image_uri", "")),
-    }
+    if not at(spec, "disk_spec"):
+        values["boot_disk_type"] = ""
     try:
-        return WorkerPool(
-            replica_count=count,
-            reservation_affinity_type=_text(f"{name}.type", affinity.get("reservation_affinity_type", "")),
-            reservation_affinity_key=_text(f"{name}.key", affinity.get("key", "")),
-            reservation_affinity_values=tuple(_texts(f"{name}.values", affinity.get("values", []))),
-            env=dict(_variable(item) for item in _list("env", container.get("env", []))),
-            nfs_mounts=tuple(_mount(item) for item in _list("nfs_mounts", top.get("nfs_mounts", []))),
-            **values,
-        )
+        return WorkerPool(**values)
     except SettingsError as error:
-        raise SettingsError(str(error) if name in str(error) else f"{name}: {error}") from None
+        raise SettingsError(f"{name}: {error}") from None
 
 
-def _variable(item: Any) -> tuple[str, str]:
-    table = _table("env", item, ("name", "value"))
-    return _text("name of env", table.get("name")), _text("value of env", table.get("value", ""))
+def _read(name: str, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields the fields that a table of a WorkerPoolSpec holds, by the table's path."""
+    known = dict.fromkeys(full.removeprefix(path).split(".")[0] for full in _PATHS if full.startswith(path))
+    for key, value in _table(name, node, list(known)).items():
+        place = f"{name}.{key}"
+        if (found := _PATHS.get(f"{path}{key}")) is None:
+            yield from _read(place, value, f"{path}{key}.")
+        elif found == "env":
+            yield found, dict(_variable(place, item) for item in _list(place, value))
+        elif found == "nfs_mounts":
+            yield found, tuple(_mount(place, item) for item in _list(place, value))
+        elif found == "reservation_affinity_values":
+            yield found, tuple(_text(place, item) for item in _list(place, value))
+        else:
+            yield found, (_whole if WorkerPool.__annotations__[found] == "int" else _text)(place, value)
 
 
-def _mount(item: Any) -> NfsMount:
-    table = _table("nfs_mounts", item, _MOUNT)
-    return NfsMount(**{key: _text(f"{key} of nfs_mounts", table.get(key, "")) for key in _MOUNT})
+def _variable(name: str, item: Any) -> tuple[str, str]:
+    table = _table(name, item, ("name", "value"))
+    return _text(f"{name}.name", table.get("name", "")), _text(f"{name}.value", table.get("value", ""))
 
 
-def _below(spec: Any, path: str) -> Any:
-    for key in filter(None, path.split(".")):
-        spec = spec.get(key, {}) if isinstance(spec, Mapping) else {}
-    return spec
+def _mount(name: str, item: Any) -> NfsMount:
+    keys = [known.name for known in fields(NfsMount)]
+    table = _table(name, item, keys)
+    return NfsMount(**{key: _text(f"{name}.{key}", table.get(key, "")) for key in keys})
 
 
 def _table(name: str, value: Any, keys: Sequence[str]) -> dict[str, Any]:
@@ -376,12 +353,10 @@ def _table(name: str, value: Any, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _whole(name: str, value: Any) -> int:
-    # Numbers travel as doubles, and an int64 may be text.
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
+    number = whole(value)
+    if number is None:
         raise SettingsError(f"{name} must be a whole number, got {value!r}")
-    return int(value)
+    return number
 
 
 def _text(name: str, value: Any) -> str:
@@ -394,7 +369,3 @@ def _list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise SettingsError(f"{name} must be a JSON array, got {value!r}")
     return value
-
-
-def _texts(name: str, value: Any) -> list[str]:
-    return [_text(name, item) for item in _list(name, value)]

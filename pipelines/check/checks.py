@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shardline.components.vertex.payload import at
 from shardline.pipelines.check import (  # noqa: F401  # the rules register themselves
     registry,
     rules,
 )
-from shardline.pipelines.check.ir import at
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import RULES, Finding, Severity

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from shardline.trainer.errors import PipelineError
@@ -29,44 +29,6 @@ PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}")
 
 #: The value of an input parameter, as JSON inside JSON inside JSON ... as many times as the level says.
 PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\](?:\.json_escape\[(\d)\])?\}\}")
-
-
-def at(node: Any, *keys: str) -> dict[str, Any]:
-    """Returns the mapping below these keys, empty where there is none."""
-    for key in keys:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node if isinstance(node, dict) else {}
-
-
-def list_at(node: Any, *keys: str) -> list[Any]:
-    """Returns the list below these keys, empty where there is none."""
-    found = at(node, *keys[:-1]).get(keys[-1])
-    return found if isinstance(found, list) else []
-
-
-def lacks(node: Any, *keys: str) -> bool:
-    """Whether there is surely nothing below these keys: what is known at run time only may be there."""
-    for key in keys:
-        if isinstance(node, str) and "{{$" in node:
-            return False
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return not node
-
-
-def known_text(value: Any) -> str:
-    """Returns a text that is known before the run, and "" for everything else."""
-    return value if isinstance(value, str) and "{{$" not in value else ""
-
-
-def whole(value: Any) -> int | None:
-    """Returns a whole number, which may be written 3, 3.0 or "3", and None for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return int(number) if number.is_integer() else None
 
 
 def as_text(value: Any) -> str:

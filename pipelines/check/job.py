@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardline.pipelines.check.ir import (
-    PARAMETER,
-    UNKNOWN,
-    UNKNOWN_TEXT,
-    as_text,
-    at,
-    known_text,
-    list_at,
-    whole,
-    without_unknown,
-)
+from shardline.components.vertex.payload import JobSpec, PoolSpec, at, known_text, list_at, without_empty
+from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, UNKNOWN_TEXT, as_text, without_unknown
 from shardline.pipelines.check.pipeline import Pipeline, Task
 
 _LAUNCHERS = "google_cloud_pipeline_components.container."
@@ -87,16 +78,22 @@ def _written_out(node: Any, task: Task) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """A custom job (or the trial of a hyperparameter tuning job) that a task launches.
+class Job(JobSpec):
+    """A custom job, or the trial of a hyperparameter tuning job, that a task launches.
 
     Attributes:
         task: The task.
         template: The launcher's --payload with its placeholders.
+        payload: The same with every value that is known before the run.
+        written: The payload as JSON, with what the launcher drops; empty when it cannot be read.
+        fault: Why it cannot be read; "" when it can.
     """
 
     task: Task
     template: str
+    payload: str
+    written: Mapping[str, Any]
+    fault: str
 
     @property
     def where(self) -> str:
@@ -104,49 +101,18 @@ class Job:
         return self.task.where
 
     @cached_property
-    def payload(self) -> str:
-        """The payload with every value that is known before the run."""
-        return fill(self.template, self.task)
-
-    @cached_property
-    def _parsed(self) -> tuple[dict[str, Any], str]:
-        try:
-            content = json.loads(self.payload, strict=False)
-        except ValueError as error:
-            return {}, str(error)
-        return (content, "") if isinstance(content, dict) else ({}, "it is no JSON object")
-
-    @property
-    def fault(self) -> str:
-        """Why the payload cannot be read; "" when it can."""
-        return self._parsed[1]
-
-    @cached_property
-    def content(self) -> dict[str, Any]:
-        """The payload as the API receives it: the launcher drops what is empty, zero counts included."""
-        return at(_without_empty(self._parsed[0]))
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The CustomJobSpec."""
-        return _spec(self.content)
-
-    @property
-    def scheduling(self) -> dict[str, Any]:
-        """Strategy, timeout and restarts."""
-        return at(self.spec, "scheduling")
-
-    @cached_property
     def pools(self) -> tuple[Pool, ...]:
         """The worker pools that reach the API, without slots that are left empty on purpose."""
-        pools = list_at(self.spec, "worker_pool_specs")
-        return tuple(Pool(self, index, pool) for index, pool in enumerate(pools) if not _is_empty_slot(pool))
+        pools = (
+            Pool(spec, index, self) for index, spec in enumerate(list_at(self.spec, "worker_pool_specs"))
+        )
+        return tuple(pool for pool in pools if not pool.is_empty_slot)
 
     @property
     def written_pools(self) -> list[Any]:
         """The worker pools as they were written; None for those that the launcher drops."""
-        written = list_at(_spec(self._parsed[0]), "worker_pool_specs")
-        return [pool if _without_empty([pool]) else None for pool in written]
+        written = list_at(JobSpec(self.written).spec, "worker_pool_specs")
+        return [pool if without_empty([pool]) else None for pool in written]
 
     @property
     def has_parameter_servers(self) -> bool:
@@ -176,93 +142,38 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class Pool(PoolSpec):
     """A worker pool that reaches the API.
 
     Attributes:
-        job: The job.
         index: 0 chief, 1 workers, 2 parameter servers or Reduction Server, 3 evaluators.
-        spec: The WorkerPoolSpec; a text while it is not known.
+        job: The job.
     """
 
-    job: Job
     index: int
-    spec: Any
+    job: Job
 
     @property
     def where(self) -> str:
         """What the pool is called in a finding."""
         return f"{self.job.where}, worker pool {self.index}"
 
-    @property
-    def container(self) -> dict[str, Any]:
-        """The container, or the Python package, that each replica runs."""
-        return at(self.spec, "container_spec") or at(self.spec, "python_package_spec")
-
-    @property
-    def image(self) -> str:
-        """The image; "" when it is unknown."""
-        container = self.container
-        return known_text(container.get("image_uri") or container.get("executor_image_uri"))
-
-    @property
-    def replica_count(self) -> int | None:
-        """How many replicas; None when it is unknown or no whole number."""
-        return whole(at(self.spec).get("replica_count", 1))
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        """The machine spec."""
-        return at(self.spec, "machine_spec")
-
-    @property
-    def machine_type(self) -> str:
-        """The machine type; "" when it is unknown."""
-        return known_text(self.machine.get("machine_type"))
-
-    @property
-    def accelerator_type(self) -> str:
-        """The accelerator type; "" for none, and when it is unknown."""
-        found = known_text(self.machine.get("accelerator_type"))
-        return "" if found == "ACCELERATOR_TYPE_UNSPECIFIED" else found
-
-    @property
-    def argv(self) -> list[str]:
-        """Command and arguments of a replica."""
-        parts = [*list_at(self.container, "command"), *list_at(self.container, "args")]
-        return [part for part in parts if isinstance(part, str)]
-
-    @property
-    def env(self) -> list[dict[str, Any]]:
-        """The environment variables, each with name and value."""
-        return [item for item in list_at(self.container, "env") if isinstance(item, dict)]
-
-    @property
-    def is_reduction_server(self) -> bool:
-        """Whether it runs the platform's Reduction Server."""
-        return "training/reductionserver" in self.image
-
 
 def jobs(pipeline: Pipeline) -> tuple[Job, ...]:
     """Returns the custom jobs that a pipeline's tasks launch."""
     return tuple(
-        Job(task, flatten(template, task))
+        _job(task, flatten(template, task))
         for task in pipeline.tasks
         if (template := payload_of(task.container))
     )
 
 
-def _without_empty(content: Any) -> Any:
-    """Returns what the launcher makes of its payload, by the launcher's own function."""
-    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
-
-    return json_util.recursive_remove_empty(content)
-
-
-def _is_empty_slot(pool: Any) -> bool:
-    """Whether a pool is the empty message for the API: "0" as a text is not dropped by the launcher."""
-    return isinstance(pool, dict) and set(pool) == {"replica_count"} and whole(pool["replica_count"]) == 0
-
-
-def _spec(content: Mapping[str, Any]) -> dict[str, Any]:
-    return at(content, "job_spec") or at(content, "trial_job_spec")
+def _job(task: Task, template: str) -> Job:
+    payload, fault = fill(template, task), ""
+    try:
+        written = json.loads(payload, strict=False)
+    except ValueError as error:
+        written, fault = {}, str(error)
+    if not isinstance(written, dict):
+        written, fault = {}, "it is no JSON object"
+    return Job(at(without_empty(written)), task, template, payload, written, fault)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, as_text, at, check_shape
+from shardline.components.vertex.payload import at
+from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, as_text, check_shape
 from shardline.trainer.errors import PipelineError
 
 #: A DAG that is used n times inside a DAG that is used n times ...: far beyond what the platform runs.

@@ -1,6 +1,4 @@
-"""A custom job as a plain value, and how it is read from the payload of the GCPC launcher.
-
-The environment that the platform gives to each replica of a custom job; pure functions.
+"""A custom job on this machine: its replicas, and the environment that the platform gives to each of them.
 
 The shapes are those of https://cloud.google.com/vertex-ai/docs/training/distributed-training and
 https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables.
@@ -9,65 +7,33 @@ https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-v
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from shardline.components.vertex import forms
+from shardline.components.vertex.payload import JobSpec, PoolSpec, at, list_at, read_payload, whole
+from shardline.components.vertex.pools import EMPTY_POOL
 from shardline.trainer.errors import PipelineError
 
 #: Role of the replicas of each worker pool, by the pool's index.
 ROLES = ("chief", "worker", "ps", "evaluator")
 
-#: The platform's image that speeds up NCCL between machines; on one machine there is nothing for it to do.
-_REDUCTION_SERVER = "/vertex-ai-restricted/training/reductionserver"
-
 #: What a localized pipeline has in the place of `{{$.json_escape[1]}}`, which kfp.local refuses.
 EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
 EXECUTOR_INPUT_PLACEHOLDER = "{{$.json_escape[1]}}"
 
-
-@dataclass(frozen=True)
-class WorkerPool:
-    """Replicas that run the same program; without replicas, a slot that is left empty.
-
-    Attributes:
-        command: Program and its first arguments.
-        args: Further arguments.
-        replica_count: Number of replicas; 0 keeps the roles of the pools behind this one.
-        env: Environment variables of the container.
-        machine_spec: The platform's machine_spec; on this machine it is only reported.
-        image_uri: The container image; on this machine the current Python environment stands in for it.
-    """
-
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    replica_count: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
-    machine_spec: Mapping[str, Any] = field(default_factory=dict)
-    image_uri: str = ""
-
-    def __post_init__(self) -> None:
-        if self.replica_count < 0:
-            raise PipelineError(f"a worker pool cannot have {self.replica_count} replicas")
-        if self.replica_count and not self.command:
-            raise PipelineError(
-                f"a worker pool with image {self.image_uri!r} has no command, and an image's entry point is "
-                "not known on this machine; state the command in container_spec"
-            )
-
-
-#: A slot without replicas.
-EMPTY_POOL = WorkerPool(replica_count=0)
+_EMPTY_SLOT = PoolSpec(dict(EMPTY_POOL))
 
 
 @dataclass(frozen=True)
 class CustomJob:
-    """What one custom job runs.
+    """A custom job that can run on this machine.
 
     Attributes:
         worker_pools: By index: chief, workers, parameter servers, evaluator (see `ROLES`). A pool without
-            replicas keeps its slot.
+            replicas keeps its slot. Machine and image are only reported: the current Python environment
+            stands in for them.
         display_name: Name of the job.
         timeout: Seconds after which the job is stopped, or None for no limit.
         restart_job_on_worker_restart: Whether all replicas start again when one has failed.
@@ -76,7 +42,7 @@ class CustomJob:
         trial: Id of the trial of a tuning job that this is; "" where it is none.
     """
 
-    worker_pools: tuple[WorkerPool, ...]
+    worker_pools: tuple[PoolSpec, ...]
     display_name: str = "custom-job"
     timeout: float | None = None
     restart_job_on_worker_restart: bool = False
@@ -89,10 +55,18 @@ class CustomJob:
             raise PipelineError(
                 f"a custom job has 1 to {len(ROLES)} worker pools, not {len(self.worker_pools)}"
             )
-        if self.worker_pools[0].replica_count != 1:
+        for pool in self.worker_pools:
+            if pool.replicas < 0:
+                raise PipelineError(f"a worker pool cannot have {pool.replicas} replicas")
+            if pool.replicas and not list_at(pool.container, "command"):
+                raise PipelineError(
+                    f"a worker pool with image {pool.image!r} has no command, and an image's entry point is "
+                    "not known on this machine; state the command in container_spec"
+                )
+        if self.worker_pools[0].replicas != 1:
             raise PipelineError(
                 "the first worker pool is the chief and must have replica_count 1, "
-                f"not {self.worker_pools[0].replica_count}; put further replicas into the second pool"
+                f"not {self.worker_pools[0].replicas}; put further replicas into the second pool"
             )
 
     @classmethod
@@ -123,10 +97,7 @@ class CustomJob:
         counts = [1, replicas - 1, ps, int(evaluator)]
         while not counts[-1]:
             counts.pop()
-        pools = [
-            WorkerPool(command=tuple(command), replica_count=count) if count else EMPTY_POOL
-            for count in counts
-        ]
+        pools = (PoolSpec.running(command, replica_count=n) if n else _EMPTY_SLOT for n in counts)
         return cls(worker_pools=tuple(pools), **settings)
 
 
@@ -140,65 +111,49 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
     Raises:
         PipelineError: When the payload is not JSON or describes no job that can run here.
     """
-    # The launcher's own function, so that the job here is the job that the API would receive.
-    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
-
     try:
-        content = json_util.recursive_remove_empty(json.loads(payload, strict=False))
-        spec = content["job_spec"]
-        pools = spec["worker_pool_specs"]
+        content = read_payload(payload)
     except ValueError as error:
         raise PipelineError(
             f"the custom job's payload is not JSON ({error}); a double quote or backslash in display_name, "
             "labels or another field of the job breaks it"
         ) from None
-    except (KeyError, TypeError, AttributeError):
-        raise PipelineError("the custom job's payload has no job_spec with worker_pool_specs") from None
+    job = JobSpec(content)
+    pools = list_at(job.spec, "worker_pool_specs")
+    if not pools:
+        raise PipelineError("the custom job's payload has no job_spec with worker_pool_specs")
     visible = executor_input.replace(EXECUTOR_INPUT_MARKER, EXECUTOR_INPUT_PLACEHOLDER)
-    pools = _replace(pools, EXECUTOR_INPUT_MARKER, visible)
-    scheduling = spec.get("scheduling", {})
+    timeout = job.scheduling.get("timeout")
+    if timeout is not None and forms.seconds(str(timeout)) is None:
+        raise PipelineError(f"timeout must be {forms.DURATION.words}, not {timeout!r}")
     return CustomJob(
-        worker_pools=tuple(_parse_pool(index, pool) for index, pool in enumerate(pools)),
+        worker_pools=tuple(
+            _read_pool(index, _replace(pool, EXECUTOR_INPUT_MARKER, visible))
+            for index, pool in enumerate(pools)
+        ),
         display_name=content.get("display_name", "custom-job"),
-        timeout=_parse_seconds(scheduling["timeout"]) if "timeout" in scheduling else None,
-        restart_job_on_worker_restart=bool(scheduling.get("restart_job_on_worker_restart", False)),
-        disable_retries=bool(scheduling.get("disable_retries", False)),
-        base_output_directory=spec.get("base_output_directory", {}).get("output_uri_prefix", ""),
+        timeout=None if timeout is None else forms.seconds(timeout),
+        restart_job_on_worker_restart=bool(job.scheduling.get("restart_job_on_worker_restart", False)),
+        disable_retries=bool(job.scheduling.get("disable_retries", False)),
+        base_output_directory=job.base_output_directory,
     )
 
 
-def _parse_pool(index: int, pool: Mapping[str, Any]) -> WorkerPool:
+def _read_pool(index: int, spec: Any) -> PoolSpec:
     # The launcher takes zeros out of the payload, and nothing is what the API then reads as zero.
-    count = pool.get("replica_count", 0)
-    # An int64 may be text in JSON, and "0" is how an empty slot gets through the launcher.
-    if isinstance(count, str) and count.isdecimal():
-        count = int(count)
-    if not isinstance(count, int | float) or count != int(count):
-        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {count!r}")
-    if not count:
-        return EMPTY_POOL
-    container = pool.get("container_spec", {})
-    if _REDUCTION_SERVER in container.get("image_uri", ""):
-        return EMPTY_POOL
-    if not container:
+    written = at(spec).get("replica_count", 0)
+    count = whole(written)
+    if count is None:
+        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {written!r}")
+    pool = PoolSpec({**spec, "replica_count": count})
+    # On one machine there is nothing for a Reduction Server to speed up.
+    if not count or pool.is_reduction_server:
+        return _EMPTY_SLOT
+    if not at(spec, "container_spec"):
         raise PipelineError(
             f"worker pool {index} has no container_spec; only containers can run on this machine"
         )
-    return WorkerPool(
-        command=tuple(container.get("command", ())),
-        args=tuple(container.get("args", ())),
-        replica_count=int(count),
-        env={item["name"]: item.get("value", "") for item in container.get("env", ())},
-        machine_spec=pool.get("machine_spec", {}),
-        image_uri=container.get("image_uri", ""),
-    )
-
-
-def _parse_seconds(duration: Any) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)s", str(duration))
-    if match is None:
-        raise PipelineError(f"timeout must be seconds followed by 's', as in '3600s', not {duration!r}")
-    return float(match.group(1))
+    return pool
 
 
 def _replace(value: Any, old: str, new: str) -> Any:
@@ -253,9 +208,7 @@ class ReplicaId:
 def replicas(job: CustomJob) -> tuple[ReplicaId, ...]:
     """Returns all replicas of the job in the order of its pools, the chief first."""
     return tuple(
-        ReplicaId(pool, index)
-        for pool, spec in enumerate(job.worker_pools)
-        for index in range(spec.replica_count)
+        ReplicaId(pool, index) for pool, spec in enumerate(job.worker_pools) for index in range(spec.replicas)
     )
 
 
@@ -325,9 +278,9 @@ def _job(job: CustomJob) -> dict[str, object]:
     return {
         "worker_pool_specs": [
             {
-                "machine_spec": dict(pool.machine_spec),
-                "replica_count": pool.replica_count,
-                "container_spec": {"image_uri": pool.image_uri},
+                "machine_spec": pool.machine,
+                "replica_count": pool.replicas,
+                "container_spec": {"image_uri": pool.image},
             }
             for pool in job.worker_pools
         ]

@@ -7,14 +7,13 @@ batch, with the launcher's own arguments. It says what would be done; nothing le
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from google_cloud_pipeline_components.container.utils.artifact_utils import update_output_artifact
-from google_cloud_pipeline_components.container.v1.gcp_launcher.utils.json_util import recursive_remove_empty
 
+from shardline.components.vertex.payload import read_payload
 from shardline.trainer import files
 from shardline.trainer.errors import PipelineError
 from shardline.trainer.progress import errors_end_the_process, say
@@ -27,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     options = _parse(argv)
     with errors_end_the_process(_TOPIC):
         try:
-            request = recursive_remove_empty(json.loads(options.payload, strict=False))
+            request = read_payload(options.payload)
         except ValueError as error:
             raise PipelineError(
                 f"the payload of {options.type} is not JSON: {error}; is there a quote in a text?"

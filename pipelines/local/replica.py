@@ -208,16 +208,16 @@ def launches(job: CustomJob, addresses: Sequence[str], gcs_root: Path | None) ->
         env = {
             **inherited,
             "PYTHONUNBUFFERED": "1",
-            **pool.env,
+            **pool.variables,
             **cluster.environment(job, member, addresses, job_id),
             progress.EVENTS_VARIABLE: "1",
         }
-        if shutil.which(pool.command[0], path=env["PATH"]) is None:
+        if shutil.which(pool.argv[0], path=env["PATH"]) is None:
             raise PipelineError(
-                f"{member.name} cannot be started: there is no command {pool.command[0]!r} on this machine; "
+                f"{member.name} cannot be started: there is no command {pool.argv[0]!r} on this machine; "
                 "install it, or correct the command in container_spec"
             )
-        found[member.name] = Launch([*pool.command, *pool.args], env)
+        found[member.name] = Launch(pool.argv, env)
     return found
 
 

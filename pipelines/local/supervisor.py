@@ -188,7 +188,7 @@ class _Supervisor:
 
     @property
     def _has_parameter_servers(self) -> bool:
-        return len(self._job.worker_pools) > 2 and self._job.worker_pools[2].replica_count > 0
+        return len(self._job.worker_pools) > 2 and self._job.worker_pools[2].replicas > 0
 
     def _has_succeeded(self) -> bool:
         """Waits for something to happen and deals with it; returns whether the chief has succeeded."""

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.run_record import REPLICAS, RUN_VARIABLE
+from shardline.components.vertex.payload import PoolSpec, list_at, read_payload
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.custom_job import EXECUTOR_VARIABLE, GCS_DIRECTORY
-from shardline.pipelines.local.job import CustomJob, WorkerPool, parse_payload
+from shardline.pipelines.local.job import CustomJob, parse_payload
 from shardline.pipelines.local.output import ShowLine
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import files, progress
@@ -120,9 +121,13 @@ def _with_parameters(job: CustomJob, trial: Trial, reports: Path) -> CustomJob:
     """Returns the job as the platform runs it for one trial."""
     flags = tuple(f"--{name}={value}" for name, value in trial.parameters.items())
 
-    def pool_of(pool: WorkerPool) -> WorkerPool:
-        env = {**pool.env, FILE_VARIABLE: str(reports)}
-        return replace(pool, args=(*pool.args, *flags), env=env) if pool.replica_count else pool
+    def pool_of(pool: PoolSpec) -> PoolSpec:
+        container = {
+            **pool.container,
+            "args": [*list_at(pool.container, "args"), *flags],
+            "env": [*pool.env, {"name": FILE_VARIABLE, "value": str(reports)}],
+        }
+        return PoolSpec({**pool.spec, "container_spec": container}) if pool.replicas else pool
 
     return replace(
         job,
@@ -158,10 +163,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _read(payload: str) -> dict[str, Any]:
     """Returns the request that the launcher would send."""
-    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
-
     try:
-        return dict(json_util.recursive_remove_empty(json.loads(payload, strict=False)))
+        return dict(read_payload(payload))
     except ValueError as error:
         raise PipelineError(
             f"the tuning job's payload is not JSON ({error}); a double quote or backslash in display_name "

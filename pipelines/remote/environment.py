@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from shardline.components.vertex import forms
 from shardline.pipelines.tables import read_table
 from shardline.trainer.errors import SettingsError
 
@@ -15,24 +15,20 @@ TABLE = "vertex"
 DEFAULT = "default"
 
 _PREFIX = "VERTEX_"
-_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 
-#: What each value has to look like: the expression, and the same in words.
+#: The form of each value.
 _FORMS = {
-    "project": (r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+", "a project id such as my-project"),
-    "location": (r"[a-z]+-[a-z]+\d+", "a region such as europe-west4"),
-    "pipeline_root": (r"gs://[^/\s]+(/\S*)?", "a directory in Cloud Storage, gs://BUCKET/PATH"),
-    "service_account": (r"[^@\s]+@[^@\s]+\.[^@\s]+", "the e-mail address of a service account"),
-    "network": (r"projects/\d+/global/networks/[^/\s]+", "projects/NUMBER/global/networks/NAME"),
-    "encryption_spec_key_name": (
-        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
-        "projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY",
-    ),
-    "registry": (
+    "project": forms.PROJECT,
+    "location": forms.LOCATION,
+    "pipeline_root": forms.BUCKET_PATH,
+    "service_account": forms.SERVICE_ACCOUNT,
+    "network": forms.NETWORK,
+    "encryption_spec_key_name": forms.ENCRYPTION_KEY,
+    "registry": forms.Form(
         r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
         "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
     ),
-    "api_endpoint": (r"[\w.-]+(:\d+)?", "a host such as europe-west4-aiplatform.googleapis.com"),
+    "api_endpoint": forms.Form(r"[\w.-]+(:\d+)?", "a host such as europe-west4-aiplatform.googleapis.com"),
 }
 
 
@@ -65,11 +61,11 @@ class Environment:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, (form, words) in _FORMS.items():
+        for name, form in _FORMS.items():
             value = getattr(self, name)
-            if value and not re.fullmatch(form, value):
-                raise SettingsError(f"{name} must be {words}, got {value!r}{self._origin(name)}")
-        check_labels(self.labels, self._origin("labels"))
+            if value and not form.fits(value):
+                raise SettingsError(f"{name} must be {form.words}, got {value!r}{self._origin(name)}")
+        forms.check_labels(self.labels, self._origin("labels"))
 
     @property
     def parent(self) -> str:
@@ -94,20 +90,6 @@ class Environment:
 
     def _origin(self, name: str) -> str:
         return f" (from {self.origins[name]})" if name in self.origins else ""
-
-
-def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
-    """Checks the form of labels.
-
-    Raises:
-        SettingsError: When one has another.
-    """
-    for name, value in labels.items():
-        if not _LABEL.fullmatch(f"{name}={value}"):
-            raise SettingsError(
-                "a label must have lower-case letters, digits, _ and -, 63 characters at most, "
-                f"and begin with a letter, got {name}={value}{origin}"
-            )
 
 
 #: What can be said of an environment, in order.

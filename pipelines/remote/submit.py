@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shardline.components.vertex.forms import JOB_ID, LONGEST_NAME, check_labels
 from shardline.pipelines.remote.client import Clients, ask
-from shardline.pipelines.remote.environment import Environment, check_labels
+from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.runs import RunStatus, read_run, read_status, resource_name
 from shardline.trainer import progress
 from shardline.trainer.errors import CancelledRunError, PipelineError, RunError, SettingsError, ShardlineError
@@ -130,10 +131,7 @@ def _pauses() -> Iterator[float]:
         pause = min(_LAST_S, pause * 1.3)
 
 
-#: google.cloud.aiplatform_v1.types.CreatePipelineJobRequest.pipeline_job_id.
-_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,126}")
 _LONGEST_ID = 127
-_LONGEST_NAME = 128
 _OLDEST_SCHEMA = (2, 1)
 
 
@@ -208,7 +206,7 @@ def check_job_id(job_id: str) -> None:
     Raises:
         SettingsError: When it has another.
     """
-    if not _JOB_ID.fullmatch(job_id):
+    if not JOB_ID.fits(job_id):
         raise SettingsError(
             f"a run's id must begin with a letter, and have lower-case letters, digits and - only, "
             f"{_LONGEST_ID} at most, got {job_id!r}"
@@ -241,9 +239,9 @@ def _root(environment: Environment, spec: Mapping[str, Any]) -> str:
 
 def _check_spec(spec: Mapping[str, Any]) -> None:
     name = spec["pipelineInfo"]["name"]
-    if '"' in name or len(name) > _LONGEST_NAME:
+    if '"' in name or len(name) > LONGEST_NAME:
         raise PipelineError(
-            f"the pipeline is called {name[:80]!r}; a name may have {_LONGEST_NAME} characters, none of them "
+            f"the pipeline is called {name[:80]!r}; a name may have {LONGEST_NAME} characters, none of them "
             'a ", which breaks what its custom jobs are launched with: give another in @dsl.pipeline'
         )
     version = str(spec.get("schemaVersion", ""))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.local import processes
-from shardline.pipelines.local.job import CustomJob, WorkerPool
+from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.output import SHOWN_PER_S
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.supervisor import run_job
@@ -41,8 +42,8 @@ def test_output_events_and_environment(tmp_path: Path, events: list[Event]) -> N
     lines: list[tuple[str, str]] = []
     job = CustomJob(
         worker_pools=(
-            WorkerPool(command=(sys.executable,), args=("-c", PRELUDE + _REPORT), env={"MINE": "1"}),
-            WorkerPool(command=(sys.executable,), args=("-c", PRELUDE + _REPORT), replica_count=2),
+            PoolSpec.running([sys.executable, "-c", PRELUDE + _REPORT], env={"MINE": "1"}),
+            PoolSpec.running([sys.executable, "-c", PRELUDE + _REPORT], replica_count=2),
         ),
         base_output_directory=str(tmp_path / "out"),
     )
@@ -188,7 +189,7 @@ def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path, events: list[Event]) -> None:
-    pools = (WorkerPool(("true",)), WorkerPool(("/no/such",)))
+    pools = (PoolSpec.running(["true"]), PoolSpec.running(["/no/such"]))
     with pytest.raises(PipelineError, match="worker-0 cannot be started: there is no command '/no/such'"):
         run_job(CustomJob(worker_pools=pools), tmp_path / "logs")
     assert events == []

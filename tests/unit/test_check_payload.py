@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
-from shardline.pipelines.check.ir import UNKNOWN, UNKNOWN_TEXT, lacks, whole
+from shardline.components.vertex.payload import lacks, whole
+from shardline.pipelines.check.ir import UNKNOWN, UNKNOWN_TEXT
 from shardline.pipelines.check.job import Job, fill, jobs
 from shardline.pipelines.check.pipeline import Pipeline, Task
 from shardline.pipelines.check.rules.payload import JOB_PARAMETERS

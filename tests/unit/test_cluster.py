@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local.job import CustomJob, ReplicaId, WorkerPool, environment, replicas
+from shardline.components.vertex.payload import PoolSpec
+from shardline.pipelines.local.job import CustomJob, ReplicaId, environment, replicas
 from shardline.trainer.errors import PipelineError
 
 
 def _job(*counts: int, **settings: Any) -> CustomJob:
     pools = tuple(
-        WorkerPool(command=("run",), replica_count=count, machine_spec={"machine_type": "n1-standard-4"})
+        PoolSpec.running(["run"], replica_count=count, machine_spec={"machine_type": "n1-standard-4"})
         for count in counts
     )
     return CustomJob(worker_pools=pools, **settings)
@@ -77,7 +78,7 @@ def test_no_output_directories_without_a_base() -> None:
 
 
 def test_large_commands_do_not_end_up_in_the_environment() -> None:
-    job = CustomJob(worker_pools=(WorkerPool(command=("run",), args=("x" * 200_000,)),) * 1)
+    job = CustomJob(worker_pools=(PoolSpec.running(["run", "x" * 200_000]),))
     variables = environment(job, ReplicaId(0, 0), ["127.0.0.1:1"], "42")
     assert max(map(len, variables.values())) < 10_000  # one environment string is limited to 128 KiB
 

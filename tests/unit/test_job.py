@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local.job import _REDUCTION_SERVER, EXECUTOR_INPUT_MARKER, parse_payload, replicas
+from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, parse_payload, replicas
 from shardline.trainer.errors import PipelineError
 
 
@@ -38,9 +39,9 @@ def test_a_whole_job() -> None:
     assert job.display_name == "toy"
     assert [pool.replica_count for pool in job.worker_pools] == [1, 3]
     assert isinstance(job.worker_pools[1].replica_count, int)
-    assert job.worker_pools[0].args == ("--dataset", "d")
-    assert job.worker_pools[0].env == {"A": "1"}
-    assert job.worker_pools[0].machine_spec == {"machine_type": "n1-standard-4"}
+    assert job.worker_pools[0].argv == ["run", "--dataset", "d"]
+    assert job.worker_pools[0].variables == {"A": "1"}
+    assert job.worker_pools[0].machine == {"machine_type": "n1-standard-4"}
     assert job.timeout == 90.0
     assert job.restart_job_on_worker_restart
     assert job.disable_retries
@@ -67,7 +68,7 @@ def test_an_empty_pool_vanishes_as_it_does_in_the_launcher() -> None:
     [
         {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 0},
         _pool(replica_count=0),
-        _pool(container={"image_uri": f"us-docker.pkg.dev{_REDUCTION_SERVER}:latest", "command": []}),
+        _pool(container={"image_uri": REDUCTION_SERVER_IMAGE, "command": []}),
     ],
 )
 def test_a_pool_of_no_replicas_keeps_its_slot(slot: dict[str, Any]) -> None:
@@ -81,7 +82,7 @@ def test_the_executor_input_arrives_intact() -> None:
     job = parse_payload(
         _payload(_pool(container={"args": ["--executor_input", EXECUTOR_INPUT_MARKER]})), executor_input
     )
-    seen = json.loads(job.worker_pools[0].args[1])
+    seen = json.loads(job.worker_pools[0].argv[2])
     assert seen["note"] == 'it\'s "q" \\ {x} {{y}}\nnew é'
     assert seen["specs"] == "{{$.json_escape[1]}}"  # what a replica on the platform sees there
 

@@ -129,7 +129,7 @@ def test_an_id_of_another_form_is_refused(job_id: str) -> None:
 
 
 def test_labels_are_checked() -> None:
-    with pytest.raises(SettingsError, match="got Stage=test"):
+    with pytest.raises(SettingsError, match="got 'Stage'"):
         job_request(ENVIRONMENT, SPEC, {}, labels={"Stage": "test"})
 
 

@@ -87,7 +87,7 @@ def changed(table: str, **values: Any) -> list[Any]:
         ([CPU, {"machine_spec": CPU["machine_spec"]}], r"\[1\].replica_count must be at least 1"),
         ([{"replica_count": 1}], r"\[0\].machine_spec.machine_type is missing"),
         (changed("machine_spec", machineType="a"), r"machine_spec.machineType; did you mean machine_type"),
-        (changed("machine_spec", machine_type=8), r"\[0\].machine_type must be text, got 8"),
+        (changed("machine_spec", machine_type=8), r"\[0\].machine_spec.machine_type must be text, got 8"),
         (changed("machine_spec", accelerator_count=1), r"worker_pool_specs\[0\]: accelerator_type and"),
         (changed("machine_spec", reservation_affinity={"values": "r"}), "values must be a JSON array"),
         (changed("container_spec", command=["a"]), "container_spec.command; there are image_uri, env"),

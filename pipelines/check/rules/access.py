@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardline.pipelines.check.ir import at, known_text, lacks, list_at
+from shardline.components.vertex.payload import at, known_text, lacks, list_at
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Executor, Parameter, Task
 from shardline.pipelines.check.registry import error, warning

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from shardline.pipelines.check.ir import known_text, lacks, list_at
+from shardline.components.vertex.payload import known_text, lacks, list_at
 from shardline.pipelines.check.job import Pool, jobs
 from shardline.pipelines.check.pipeline import Executor, Pipeline
 from shardline.pipelines.check.registry import error, warning

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardline.pipelines.check.ir import at, known_text, lacks, whole
+from shardline.components.vertex.forms import MOST_LABELS, is_label_key, is_label_value
+from shardline.components.vertex.payload import at, known_text, lacks, whole
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline, Task
 from shardline.pipelines.check.registry import error, warning
@@ -163,12 +164,10 @@ def _has_place(job: Job) -> bool:
     )
 
 
-_MOST = 64
-_LONGEST = 64
 _RESERVED = "vertex-ai-pipelines-run-billing-id"
 
 
-@error("SL801", Job, fix="use lower-case letters, digits, _ and -, 64 characters at most")
+@error("SL801", Job, fix="use lower-case letters, digits, _ and -, 63 characters at most")
 def job_labels_are_valid(job: Job) -> Iterator[str]:
     """A custom job's labels are as the API wants them.
 
@@ -177,7 +176,7 @@ def job_labels_are_valid(job: Job) -> Iterator[str]:
     yield from _invalid(at(job.content, "labels"))
 
 
-@error("SL802", Pipeline, fix="use lower-case letters, digits, _ and -, 64 characters at most")
+@error("SL802", Pipeline, fix="use lower-case letters, digits, _ and -, 63 characters at most")
 def run_labels_are_valid(pipeline: Pipeline) -> Iterator[str]:
     """A run's labels are as the API wants them.
 
@@ -197,24 +196,17 @@ def reserved_label_is_free(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _invalid(labels: Mapping[str, Any]) -> Iterator[str]:
-    if len(labels) > _MOST:
-        yield f"there are {len(labels)} labels, at most {_MOST} are allowed"
+    if len(labels) > MOST_LABELS:
+        yield f"there are {len(labels)} labels, at most {MOST_LABELS} are allowed"
     for key, value in labels.items():
         if "{{$" in f"{key}{value}":
             continue
         if not isinstance(value, str):
             yield f"the label {key} is {value!r}, not a text"
-        elif not key[:1].isalpha() or not _is_word(key):
+        elif not is_label_key(key):
             yield f"the label key {key[:80]!r} is not allowed"
-        elif not _is_word(value):
+        elif not is_label_value(value):
             yield f"the value {value[:80]!r} of the label {key} is not allowed"
-
-
-def _is_word(text: str) -> bool:
-    """Whether a text has only what a label may have; letters of all alphabets that are not upper case."""
-    return len(text) <= _LONGEST and all(
-        character in "_-" or (character.isalnum() and character == character.lower()) for character in text
-    )
 
 
 _GLOBAL_BATCH = ("global_batch_size", "total_batch_size")

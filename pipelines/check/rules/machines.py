@@ -9,7 +9,7 @@ import datetime
 import difflib
 from collections.abc import Iterator
 
-from shardline.pipelines.check.ir import at, known_text, lacks, whole
+from shardline.components.vertex.payload import at, known_text, lacks, whole
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Executor
 from shardline.pipelines.check.registry import error, warning

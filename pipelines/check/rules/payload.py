@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardline.pipelines.check.ir import PARAMETER, PLACEHOLDER, at, list_at, without_unknown
+from shardline.components.vertex.payload import at, list_at
+from shardline.pipelines.check.ir import PARAMETER, PLACEHOLDER, without_unknown
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Executor, Task
 from shardline.pipelines.check.registry import error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shardline.pipelines.check.ir import at, known_text, lacks, list_at, whole
+from shardline.components.vertex.payload import at, known_text, lacks, list_at, whole
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.registry import error, warning
 

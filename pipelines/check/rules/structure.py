@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, at, whole
+from shardline.components.vertex.payload import at, whole
+from shardline.pipelines.check.ir import PARAMETER, UNKNOWN
 from shardline.pipelines.check.pipeline import Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import error, warning
 from shardline.pipelines.parameters import check_parameters

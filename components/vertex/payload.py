@@ -1,0 +1,189 @@
+"""The launcher's payload: a custom job of any pipeline as the API receives it.
+
+The launcher of Google Cloud Pipeline Components gets the job as JSON and drops what is empty before it sends
+it. The view takes a payload as it is: whatever part is missing, of another type or a placeholder that nobody
+has filled in yet is told apart from what is there. Settings are read strictly, in `pools` and `job`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: What every placeholder begins with.
+PLACEHOLDER = "{{$"
+
+
+def at(node: Any, *keys: str) -> dict[str, Any]:
+    """Returns the mapping below these keys, empty where there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node if isinstance(node, dict) else {}
+
+
+def list_at(node: Any, *keys: str) -> list[Any]:
+    """Returns the list below these keys, empty where there is none."""
+    found = at(node, *keys[:-1]).get(keys[-1])
+    return found if isinstance(found, list) else []
+
+
+def lacks(node: Any, *keys: str) -> bool:
+    """Whether there is surely nothing below these keys: what is known at run time only may be there."""
+    for key in keys:
+        if isinstance(node, str) and PLACEHOLDER in node:
+            return False
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return not node
+
+
+def known_text(value: Any) -> str:
+    """Returns a text that is known before the run, and "" for everything else."""
+    return value if isinstance(value, str) and PLACEHOLDER not in value else ""
+
+
+def whole(value: Any) -> int | None:
+    """Returns a whole number, which may be written 3, 3.0 or "3", and None for everything else.
+
+    Numbers travel as doubles in a pipeline's parameters, and an int64 may be text in JSON.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else None
+
+
+def without_empty(content: Any) -> Any:
+    """Returns a payload as the launcher sends it: zeros, empty texts, lists and objects are gone."""
+    # The launcher's own function, so that the job here is the job that the API would receive.
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+
+    return json_util.recursive_remove_empty(content)
+
+
+def read_payload(text: str) -> Any:
+    """Reads a --payload as the launcher does.
+
+    Raises:
+        ValueError: When it is not JSON.
+    """
+    return without_empty(json.loads(text, strict=False))
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A worker pool of a payload.
+
+    Attributes:
+        spec: The WorkerPoolSpec; a text while it is not known.
+    """
+
+    spec: Any
+
+    @classmethod
+    def running(
+        cls,
+        command: Sequence[str],
+        *,
+        replica_count: int = 1,
+        env: Mapping[str, str] | None = None,
+        machine_spec: Mapping[str, Any] | None = None,
+        image_uri: str = "",
+    ) -> PoolSpec:
+        """Returns a pool of replicas that run a command in a container."""
+        variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
+        container = {"image_uri": image_uri, "command": list(command), "env": variables}
+        machine = dict(machine_spec or {})
+        return cls({"machine_spec": machine, "replica_count": replica_count, "container_spec": container})
+
+    @property
+    def is_empty_slot(self) -> bool:
+        """Whether it is the empty message for the API: "0" as a text is not dropped by the launcher."""
+        return isinstance(self.spec, dict) and set(self.spec) == {"replica_count"} and self.replica_count == 0
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The container, or the Python package, that each replica runs."""
+        return at(self.spec, "container_spec") or at(self.spec, "python_package_spec")
+
+    @property
+    def image(self) -> str:
+        """The image; "" when it is unknown."""
+        return known_text(self.container.get("image_uri") or self.container.get("executor_image_uri"))
+
+    @property
+    def replica_count(self) -> int | None:
+        """Number of replicas, 1 where it is not given; None when it is unknown or no whole number."""
+        return whole(at(self.spec).get("replica_count", 1))
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The machine spec."""
+        return at(self.spec, "machine_spec")
+
+    @property
+    def machine_type(self) -> str:
+        """The machine type; "" when it is unknown."""
+        return known_text(self.machine.get("machine_type"))
+
+    @property
+    def accelerator_type(self) -> str:
+        """The accelerator type; "" for none, and when it is unknown."""
+        found = known_text(self.machine.get("accelerator_type"))
+        return "" if found == "ACCELERATOR_TYPE_UNSPECIFIED" else found
+
+    @property
+    def argv(self) -> list[str]:
+        """Command and arguments of a replica."""
+        parts = [*list_at(self.container, "command"), *list_at(self.container, "args")]
+        return [part for part in parts if isinstance(part, str)]
+
+    @property
+    def env(self) -> list[dict[str, Any]]:
+        """The environment variables, each with name and value."""
+        return [item for item in list_at(self.container, "env") if isinstance(item, dict)]
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas that is known before the run."""
+        return self.replica_count or 0
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables by name."""
+        return {str(item.get("name", "")): str(item.get("value", "")) for item in self.env}
+
+    @property
+    def is_reduction_server(self) -> bool:
+        """Whether it runs the platform's Reduction Server."""
+        return "training/reductionserver" in self.image
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A custom job, or the trial of a hyperparameter tuning job, of a payload.
+
+    Attributes:
+        content: The payload, without what the launcher drops.
+    """
+
+    content: Mapping[str, Any]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The CustomJobSpec."""
+        return at(self.content, "job_spec") or at(self.content, "trial_job_spec")
+
+    @property
+    def scheduling(self) -> dict[str, Any]:
+        """Strategy, timeout and restarts."""
+        return at(self.spec, "scheduling")
+
+    @property
+    def base_output_directory(self) -> str:
+        """Directory of AIP_MODEL_DIR and its siblings, placeholders included; "" for none."""
+        return str(at(self.spec, "base_output_directory").get("output_uri_prefix", ""))
