@@ -12,8 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from shardline.components.vertex.payload import JobSpec, PoolSpec, at, known_text, list_at, without_empty
-from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, UNKNOWN_TEXT, as_text, without_unknown
-from shardline.pipelines.check.pipeline import Pipeline, Task
+from shardline.pipelines.check.pipeline import (
+    PARAMETER,
+    UNKNOWN,
+    UNKNOWN_TEXT,
+    Pipeline,
+    Task,
+    as_text,
+    without_unknown,
+)
 
 _LAUNCHERS = "google_cloud_pipeline_components.container."
 _TYPES = ("CustomJob", "HyperparameterTuningJob")

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import enum
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from shardline.components.vertex.payload import at
-from shardline.pipelines.check.ir import PARAMETER, UNKNOWN, as_text, check_shape
+from shardline.pipelines.spec import check_shape
 from shardline.trainer.errors import PipelineError
+
+
+class _Unknown(enum.Enum):
+    UNKNOWN = "known at run time only"
+
+
+#: A value that is known at run time only: another task's output, a loop's item, a required parameter.
+UNKNOWN: Final = _Unknown.UNKNOWN
+
+#: What stands for such a value inside a text; as the platform's own placeholders, it begins with "{{$".
+UNKNOWN_TEXT = "{{$.unknown}}"
+
+#: Any placeholder.
+PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}")
+
+#: The value of an input parameter, as JSON inside JSON inside JSON ... as many times as the level says.
+PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\](?:\.json_escape\[(\d)\])?\}\}")
 
 #: A DAG that is used n times inside a DAG that is used n times ...: far beyond what the platform runs.
 _MOST_TASKS = 20_000
@@ -241,3 +261,23 @@ def _constant(value: Mapping[str, Any]) -> Any:
         return value["constant"]
     wrapped = at(value, "constantValue")
     return next(iter(wrapped.values()), UNKNOWN)
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as the platform writes it into a text."""
+    if value is UNKNOWN:
+        return UNKNOWN_TEXT
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(without_unknown(value))
+
+
+def without_unknown(value: Any) -> Any:
+    """Returns a JSON value with a text in place of everything that is not known."""
+    if value is UNKNOWN:
+        return UNKNOWN_TEXT
+    if isinstance(value, list):
+        return [without_unknown(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_unknown(item) for key, item in value.items()}
+    return value

@@ -47,9 +47,9 @@ def test_the_committed_file_is_what_the_code_compiles_to():
 
 def test_compiling_loads_neither_tensorflow_nor_the_vertex_client_nor_the_search():
     program = (
-        "import sys; from pathlib import Path; from shardline.pipelines import compile, settings, study\n"
+        "import sys; from pathlib import Path; from shardline.pipelines import compile, preflight, settings\n"
         "environment = settings.load(Path('settings/local.toml'))\n"
-        "compile.compile_pipeline(environment, study.load_study(Path('settings/tune.toml')))\n"
+        "compile.compile_pipeline(environment, preflight.load_study(Path('settings/tune.toml')))\n"
         "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'optuna'} & set(sys.modules)\n"
         "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
     )

@@ -9,9 +9,8 @@ import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
 from shardline.components.vertex.payload import lacks, whole
-from shardline.pipelines.check.ir import UNKNOWN, UNKNOWN_TEXT
 from shardline.pipelines.check.job import Job, fill, jobs
-from shardline.pipelines.check.pipeline import Pipeline, Task
+from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Pipeline, Task
 from shardline.pipelines.check.rules.payload import JOB_PARAMETERS
 from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
 

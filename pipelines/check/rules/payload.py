@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardline.components.vertex.payload import at, list_at
-from shardline.pipelines.check.ir import PARAMETER, PLACEHOLDER, without_unknown
 from shardline.pipelines.check.job import Job, Pool
-from shardline.pipelines.check.pipeline import Executor, Task
+from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
 from shardline.pipelines.check.registry import error
 
 #: Linux: bytes of one argument of a process, with its final NUL.

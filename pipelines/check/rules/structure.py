@@ -14,8 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from shardline.components.vertex.payload import at, whole
-from shardline.pipelines.check.ir import PARAMETER, UNKNOWN
-from shardline.pipelines.check.pipeline import Parameter, Pipeline, Task
+from shardline.pipelines.check.pipeline import PARAMETER, UNKNOWN, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import error, warning
 from shardline.pipelines.parameters import check_parameters
 from shardline.trainer.errors import PipelineError
