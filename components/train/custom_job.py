@@ -3,8 +3,6 @@
 A training job whose worker pools are a pipeline parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
