@@ -1,6 +1,13 @@
-"""A run on this machine, as its directory tells of it, also while it is running.
+"""Record of a run, run.json: one schema, whether the run was on this machine or on the platform.
 
-How a run came out, wherever it ran, and what of it is kept.
+A run on this machine keeps its record in its run directory, and with it all that was printed:
+
+    run.json                        this record
+    run.log                         what every task has printed, between kfp.local's own lines
+    outputs/RUN/TASK/               artifacts, and executor_output.json of each task
+    replicas/TASK/job.json, *.log   of each custom job: how its replicas ended, and what each has printed
+
+`observe` reads such a directory, also while the run is going on; `vertex.runs` reads a run on the platform.
 """
 
 from __future__ import annotations
@@ -8,64 +15,83 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.vertex.causes import Failure, exit_code, explain
-from shardline.components.vertex.logs import readable
+from shardline.components.vertex.causes import Explanation, Failure, exit_code, explain
+from shardline.components.vertex.logs import last_lines, own_error, readable
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 
-#: Final states; a run that has not ended is "running".
+#: States of a run; all but "running" are final.
 SUCCEEDED, FAILED, CANCELLED, RUNNING = "succeeded", "failed", "cancelled", "running"
 
+RECORD_FILE = "run.json"
+#: The run directory, in the environment of all processes of a run on this machine.
+RUN_VARIABLE = "SHARDLINE_RUN"
+#: In the run directory: the logs of replicas by job, and all that was printed.
+REPLICAS, LOG = "replicas", "run.log"
+JOB_FILE = "job.json"
+
+_EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
+_FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
+_ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
+_FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
+#: How kfp.local marks the output of a task, as against its own words.
+_INDENT = "    "
+#: What a shell says of a program that a signal has ended.
+_SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
+
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOutputs:
-    """What one task has made.
+class RunRecord:
+    """How a run came out, what it was given, and what it ran on.
 
     Attributes:
-        task: Name of the task.
-        parameters: Output parameters by name.
-        artifacts: Metadata of output artifacts by name.
-        uris: Their URIs.
-    """
-
-    task: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a run came out.
-
-    Attributes:
-        name: Of the run.
+        name: Name of the run.
         pipeline: Name of the pipeline.
-        state: "succeeded", "failed", "cancelled" or "running".
+        state: running, succeeded, failed or cancelled.
+        created: When the run was submitted (UTC, RFC 3339).
+        duration_s: How long it took; None while it is running.
+        error: Why it failed, in the words of the platform or of kfp.local.
         verdict: "blessed", "not blessed", "unchanged" (nothing was trained), or "" where nothing was judged.
         reason: Why it is unchanged.
-        metrics: Of the exported model on the test split.
+        metrics: Metrics of the exported model on the test split.
         links: Where to look, by name: URLs, gs:// or paths.
-        failure: What is known of the task that failed.
+        explanation: Of a failure; None for a run that has not failed.
+        parameters: Parameters of the pipeline, on this machine with their defaults.
+        facts: What the tasks have reported, by name; on this machine only, as is all that follows.
+        yaml: Path of the compiled pipeline.
+        sha256: Its checksum, in hexadecimal.
+        versions: Versions of Python and of the packages that matter.
+        platform: Operating system and processor.
+        cpus: Number of CPUs.
     """
 
     name: str
     pipeline: str
     state: str
+    created: str = ""
+    duration_s: float | None = None
+    error: str | None = None
     verdict: str = ""
     reason: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
-    failure: Failure | None = None
+    explanation: Explanation | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    yaml: str = ""
+    sha256: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    platform: str = ""
+    cpus: int | None = None
 
     def headline(self) -> str:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
-        if self.failure is not None:
-            return f"{self.pipeline} {self.state}: {explain(self.failure).failed}"
+        if self.explanation is not None:
+            return f"{self.pipeline} {self.state}: {self.explanation.failed}"
         accuracy = self.metrics.get("accuracy")
         figures = "" if accuracy is None else f", accuracy {accuracy:.4f}"
         verdict = f": {self.verdict}{figures}" if self.verdict else ""
@@ -73,24 +99,53 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of run.json."""
-        content = asdict(self)
-        del content["failure"]
-        explanation = None if self.failure is None else asdict(explain(self.failure))
-        return content | {"explanation": explanation}
+        return asdict(self)
 
-    def write(self, directory: Path) -> Path:
-        """Writes run.json and returns its path.
+    def write(self, directory: Path) -> None:
+        """Writes run.json into a directory, which is made where there is none.
 
         Raises:
             OSError: When it cannot be written.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        files.write_json(directory / "run.json", self.as_json())
-        return directory / "run.json"
+        files.write_json(directory / RECORD_FILE, self.as_json())
+
+    @classmethod
+    def read(cls, directory: Path) -> RunRecord:
+        """Reads run.json of a directory.
+
+        Raises:
+            SettingsError: When there is none, or it is damaged.
+        """
+        try:
+            content = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
+            known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
+            if known.get("explanation"):
+                known["explanation"] = Explanation(**known["explanation"])
+            if known["state"] == "stopped":  # in records of older versions
+                known["state"] = CANCELLED
+            return cls(**{"name": directory.name, **known})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOutputs:
+    """What one task has put out.
+
+    Attributes:
+        parameters: Output parameters by name.
+        artifacts: Metadata of output artifacts by name.
+        uris: Their URIs.
+    """
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    uris: Mapping[str, str] = field(default_factory=dict)
 
 
 def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
-    """Returns verdict, reason, metrics and links for an `Outcome`, from what the tasks have made."""
+    """Returns verdict, reason, metrics and links for a `RunRecord`, from what the tasks have put out."""
     found: dict[str, Any] = {"verdict": "", "reason": "", "metrics": {}, "links": {}}
     for task in tasks:
         if task.parameters.get("changed") is False:
@@ -104,56 +159,54 @@ def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
     return found
 
 
-#: The run directory, in the environment of all processes of a local run.
-RUN_VARIABLE = "SHARDLINE_RUN"
-#: In the run directory: the logs of replicas by job, and all that was printed.
-REPLICAS, LOG = "replicas", "run.log"
-JOB_FILE = "job.json"
-
-#: How many of the last lines explain a failure.
-LAST_LINES = 12
-
-_STATES = {"stopped": CANCELLED}
-_EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
-_FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
-_ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
-_ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
-_FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
-#: How kfp.local marks the output of a task, as against its own words.
-_INDENT = "    "
-#: What a shell says of a program that a signal has ended.
-_SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
-
-
 def is_run_directory(directory: Path) -> bool:
-    """Whether a directory is that of a local run."""
-    return (directory / "run.json").is_file() and (directory / LOG).is_file()
+    """Whether a directory is that of a run on this machine."""
+    return (directory / RECORD_FILE).is_file() and (directory / LOG).is_file()
 
 
-def read_outcome(directory: Path, state: str = "") -> Outcome:
-    """Returns how a run came out, as far as it has come.
+def observe(directory: Path, state: str = "") -> RunRecord:
+    """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
 
     Args:
         directory: The run directory.
-        state: Where the run's own record cannot know it yet: "failed" to a task that runs at its end.
+        state: Its state where its own record cannot know it yet: "failed" to a task that runs at its end.
 
     Raises:
         SettingsError: When it is no run directory, or damaged.
     """
+    record = RunRecord.read(directory)
+    state = state or record.state
+    made = results(_outputs(directory))
+    made["links"] = {"run": str(directory), **made["links"]}
+    explanation = explain(failure_of(directory, record)) if state == FAILED else None
+    return replace(record, state=state, explanation=explanation, **made)
+
+
+def failure_of(directory: Path, record: RunRecord) -> Failure:
+    """Returns what the files of a failed run tell of its failure.
+
+    Raises:
+        SettingsError: When its log cannot be read.
+    """
     try:
-        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
         log = (directory / LOG).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
-    state = state or _STATES.get(record["state"], record["state"])
-    found = results(_outputs(directory))
-    found["links"] = {"run": str(directory), **found["links"]}
-    return Outcome(
-        name=directory.name,
-        pipeline=str(record["pipeline"]),
-        state=state,
-        failure=_failure(directory, log, record) if state == FAILED else None,
-        **found,
+    failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
+    # The task that ran last where the run was ended before KFP could say that it failed.
+    task = failed[-1] if failed else next(reversed(tasks(log)), "")
+    said = own_error(log)
+    job = directory / REPLICAS / task
+    if task and (job / JOB_FILE).is_file():
+        return _replica_failure(job, task, said)
+    lines = [line for name, line in by_task(log) if name == task]
+    codes = [code for line in lines[-3:] for words, code in _SHELL.items() if line.startswith(words)]
+    return Failure(
+        task=task,
+        exit_code=codes[-1] if codes else None,
+        error=said or ("" if task else record.error or ""),
+        own_words=bool(said),
+        lines=last_lines(lines),
     )
 
 
@@ -178,7 +231,7 @@ def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield task, line
 
 
-def tasks(log: list[str]) -> list[str]:
+def tasks(log: Iterable[str]) -> list[str]:
     """Returns the names of the tasks that were executed, in order."""
     return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
 
@@ -191,37 +244,18 @@ def _outputs(directory: Path) -> Iterator[TaskOutputs]:
             continue  # of a task that is writing it
         made = {name: items["artifacts"][0] for name, items in content.get("artifacts", {}).items()}
         yield TaskOutputs(
-            task=path.parent.name,
             parameters=content.get("parameterValues", {}),
             artifacts={name: item.get("metadata", {}) for name, item in made.items()},
             uris={name: str(item.get("uri", "")) for name, item in made.items()},
         )
 
 
-def _failure(directory: Path, log: list[str], record: dict[str, Any]) -> Failure:
-    failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
-    # The task that ran last where the run was ended before KFP could say that it failed.
-    task = failed[-1] if failed else next(reversed(tasks(log)), "")
-    said = [match[2] for line in log if (match := _ERROR.fullmatch(line))]
-    job = directory / REPLICAS / task
-    if task and (job / JOB_FILE).is_file():
-        return _replica_failure(job, task, said)
-    lines = [line for name, line in by_task(log) if name == task]
-    codes = [code for line in lines[-3:] for words, code in _SHELL.items() if line.startswith(words)]
-    return Failure(
-        task=task,
-        exit_code=codes[-1] if codes else None,
-        error=said[-1] if said else ("" if task else str(record.get("error") or "")),
-        own_words=bool(said),
-        lines=_last(line for line in lines if not _ERROR.fullmatch(line)),
-    )
-
-
-def _replica_failure(job: Path, task: str, said: list[str]) -> Failure:
+def _replica_failure(job: Path, task: str, said: str) -> Failure:
     """Returns the failure of a custom job: of the replica that ended first, with an error, the last time."""
     record = json.loads((job / JOB_FILE).read_text(encoding="utf-8"))
-    replicas = [item for item in record["replicas"] if item["starts"]]
-    ended = [item for item in replicas if item["starts"][-1]["exit"] not in (0, None)]
+    error = said or str(record.get("error") or "")
+    started = [item for item in record["replicas"] if item["starts"]]
+    ended = [item for item in started if item["starts"][-1]["exit"] not in (0, None)]
     if not ended:
         return Failure(task=task, error=str(record.get("error") or ""))
     # One that was stopped because another had failed did not fail by itself.
@@ -233,13 +267,9 @@ def _replica_failure(job: Path, task: str, said: list[str]) -> Failure:
         task=task,
         replica=name,
         exit_code=exit_code(last["exit"]),
-        error=said[-1] if said else str(record.get("error") or ""),
-        own_words=any(_ERROR.fullmatch(line) for line in lines),
-        lines=_last(line for line in readable(lines) if not _ERROR.fullmatch(line)),
+        error=error,
+        own_words=bool(own_error(lines)),
+        lines=last_lines(lines),
         peak_memory=last["peak_memory_bytes"],
         restarts=first["restarts"],
     )
-
-
-def _last(lines: Iterator[str]) -> tuple[str, ...]:
-    return tuple(lines)[-LAST_LINES:]

@@ -5,23 +5,26 @@ The table at the end of a run.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns lines of aligned columns: the first to the left, numbers (all others) to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "lr") -> str:
+    """Returns lines of aligned columns.
 
-    def line(cells: Sequence[str]) -> str:
-        first, *others = (
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join([first, *others]).rstrip()
-
-    return "\n".join(map(line, [head, *rows]))
+    Args:
+        head: Titles of the columns.
+        rows: Cells, as many as there are titles.
+        align: "l" or "r" for each column, the last one for all that follow.
+    """
+    columns = [
+        [cell.ljust(width) if side == "l" else cell.rjust(width) for cell in column]
+        for column, side in zip(zip(head, *rows, strict=True), align.ljust(len(head), align[-1]), strict=True)
+        for width in [max(map(len, column))]
+    ]
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
@@ -66,6 +69,11 @@ def show(rows: Rows, stream: TextIO) -> None:
     console = Console(file=stream, highlight=False)
     for name, value in lines:
         console.print(Text.assemble((name, "bold"), "  ", value), soft_wrap=True)
+
+
+def timestamp(moment: datetime.datetime) -> str:
+    """Returns a time in UTC, RFC 3339: "2027-01-31T09:15:00Z"."""
+    return moment.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:

@@ -1,15 +1,16 @@
-"""Conclusion of a run: what became of it is read, kept, and told."""
+"""Conclusion of a run: what became of it is read, recorded, and sent to whoever wants to know."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from shardline.components import run_record
 from shardline.components.conclude import notification
 from shardline.components.model_store import champion_directory
-from shardline.components.run_record import Outcome
+from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord, observe
+from shardline.components.vertex import runs
 from shardline.components.vertex.causes import Failure, explain
+from shardline.components.vertex.client import Platform
 from shardline.trainer.errors import ShardlineError
 from shardline.trainer.progress import say
 
@@ -32,7 +33,7 @@ def conclude_run(
     Whatever goes wrong on the way is said and goes no further: the run is what it is.
 
     Args:
-        state: Of the tasks inside the exit handler: SUCCEEDED, FAILED or CANCELLED.
+        state: State of the tasks inside the exit handler: SUCCEEDED, FAILED or CANCELLED.
         error: What the platform says of a failure.
         job_name: Name of the run.
         job_resource_name: The platform's name of it.
@@ -42,58 +43,37 @@ def conclude_run(
         webhook_secret: Secret Manager's name of the webhook's URL; "" for SHARDLINE_WEBHOOK.
     """
     run = _read(state.lower(), error, job_name, job_resource_name, project)
-    if run.failure is not None:
-        _say_why(run)
+    if run.explanation is not None:
+        for name, value in run.explanation.rows():
+            say(TOPIC, f"{name}: {value}")
+        for line in run.explanation.lines:
+            say(TOPIC, f"| {line}")
     if history_uri:
-        _record(run, history_uri, job_name)
+        try:
+            run.write(champion_directory(history_uri) / "runs" / job_name)
+        except (OSError, ShardlineError) as failure:
+            say(TOPIC, f"cannot keep the record of this run under {history_uri}: {failure}")
     if notification.is_wanted(notify_when, run.state):
-        _notify(run, webhook_secret)
+        try:
+            if notification.notify(run, webhook_secret):
+                say(TOPIC, "the webhook has been called")
+        except ShardlineError as failure:
+            say(TOPIC, f"nobody has been notified: {failure}")
 
 
-def _read(state: str, error: str, job_name: str, job_resource_name: str, project: str) -> Outcome:
-    here = os.environ.get(run_record.RUN_VARIABLE)
+def _read(state: str, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:
     try:
-        if here:
-            return run_record.read_outcome(Path(here), state)
-        return _ask_platform(state, job_resource_name, project)
+        if here := os.environ.get(RUN_VARIABLE):
+            return observe(Path(here), state)
+        platform = Platform.of(job_resource_name, project=project)
+        return runs.read_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
-        say(TOPIC, f"cannot read what became of the run: {type(failure).__name__}: {_line(str(failure))}")
-    failed = Failure(error=_line(error)) if state == run_record.FAILED else None
-    return Outcome(name=job_name, pipeline=job_name, state=state, failure=failed)
-
-
-def _ask_platform(state: str, job_resource_name: str, project: str) -> Outcome:
-    from shardline.components.vertex import runs
-
-    _, number, _, location, *_ = job_resource_name.split("/")
-    source = runs.connect(project or number, location)
-    return runs.read_outcome(job_resource_name, source, state, lambda text: say(TOPIC, text))
-
-
-def _say_why(run: Outcome) -> None:
-    assert run.failure is not None
-    explanation = explain(run.failure)
-    for name, value in explanation.rows():
-        say(TOPIC, f"{name}: {value}")
-    for line in explanation.lines:
-        say(TOPIC, f"| {line}")
-
-
-def _record(run: Outcome, history_uri: str, job_name: str) -> None:
-    try:
-        run.write(champion_directory(history_uri) / "runs" / job_name)
-    except (OSError, ShardlineError) as error:
-        say(TOPIC, f"cannot keep the record of this run under {history_uri}: {error}")
-
-
-def _notify(run: Outcome, webhook_secret: str) -> None:
-    try:
-        url = notification.webhook_url(webhook_secret)
-        if url:
-            notification.send(url, notification.payload(run))
-            say(TOPIC, "the webhook has been told")
-    except ShardlineError as error:
-        say(TOPIC, f"nobody has been told: {error}")
+        what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
+        say(TOPIC, f"cannot read what became of the run: {what}{_line(str(failure))}")
+    explanation = explain(Failure(error=_line(error))) if state == FAILED else None
+    return RunRecord(
+        name=job_name, pipeline=job_name, state=state, error=_line(error) or None, explanation=explanation
+    )
 
 
 def _line(text: str) -> str:

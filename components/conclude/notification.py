@@ -1,7 +1,4 @@
-"""The message that tells people how a run came out, and its way to a webhook.
-
-Who is told how a run came out.
-"""
+"""Notification at the end of a run: its settings, its text, and its way to a webhook."""
 
 from __future__ import annotations
 
@@ -11,34 +8,82 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardline.components import run_record
-from shardline.components.run_record import Outcome
-from shardline.components.vertex.causes import explain
+from shardline.components.run_record import SUCCEEDED, RunRecord
 from shardline.trainer.errors import PlatformError, SettingsError
 
-#: Has the webhook's URL in a local run.
+#: Has the webhook's URL in a run on this machine.
 WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
+WHEN = ("failure", "always", "never")
 
 #: Slack takes 3,000 characters in a block.
 _LONGEST, _LONGEST_LOG = 2900, 2800
 _TIMEOUT_S = 20.0
+_SECRET = re.compile(r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotifySettings:
+    """The notification at the end of a run. The webhook's URL itself is a secret and stands nowhere.
+
+    Attributes:
+        when: failure, always or never.
+        webhook_secret: Secret Manager's name of the webhook's URL; "" for the variable SHARDLINE_WEBHOOK
+            in the environment of the task, which only a run on this machine has.
+        emails: Recipients of the platform's own e-mail, which is sent however the run came out. It takes
+            the place of the conclusion: a pipeline has one exit handler.
+    """
+
+    when: str = "failure"
+    webhook_secret: str = ""
+    emails: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.when not in WHEN:
+            raise SettingsError(f"when must be one of {', '.join(WHEN)}, got {self.when!r}")
+        if self.webhook_secret and not _SECRET.fullmatch(self.webhook_secret):
+            # Not repeated in the message: it may be the URL itself.
+            raise SettingsError(
+                "webhook_secret must be projects/PROJECT/secrets/NAME/versions/latest, the name of a "
+                "secret in Secret Manager that holds the URL, not the URL"
+            )
+        if self.emails and self.webhook_secret:
+            raise SettingsError("emails and webhook_secret exclude each other: a run has one exit handler")
+        for address in self.emails:
+            if not re.fullmatch(r"[^@\s]+@[^@\s]+", address):
+                raise SettingsError(f"emails must be e-mail addresses, got {address!r}")
 
 
 def is_wanted(when: str, state: str) -> bool:
-    """Whether somebody wants to know; of the three, "failure" includes a run that was cancelled."""
-    return when == "always" or (when == "failure" and state != run_record.SUCCEEDED)
+    """Whether a notification is wanted; of the three, "failure" includes a run that was cancelled."""
+    return when == "always" or (when == "failure" and state != SUCCEEDED)
 
 
-def payload(run: Outcome) -> dict[str, Any]:
+def notify(run: RunRecord, secret: str) -> bool:
+    """Calls the webhook, and returns whether there is one.
+
+    Args:
+        run: The run.
+        secret: Secret Manager's name of the webhook's URL; "" for the variable SHARDLINE_WEBHOOK.
+
+    Raises:
+        PlatformError: When Secret Manager or the webhook refuses, or is not reached.
+        SettingsError: When the secret holds no URL.
+    """
+    url = webhook_url(secret)
+    if url:
+        send(url, payload(run))
+    return bool(url)
+
+
+def payload(run: RunRecord) -> dict[str, Any]:
     """Returns a message in the form of Slack's incoming webhooks, which Mattermost and others take too.
 
     Source: https://api.slack.com/messaging/webhooks
     """
     rows = [("run", run.name), *run.links.items()]
     lines: tuple[str, ...] = ()
-    if run.failure is not None:
-        explanation = explain(run.failure)
-        rows, lines = [*explanation.rows(), *rows], explanation.lines
+    if run.explanation is not None:
+        rows, lines = [*run.explanation.rows(), *rows], run.explanation.lines
     body = "\n".join(f"*{_escaped(name)}*  {_escaped(value)}" for name, value in rows)
     blocks = [_section(f"*{_escaped(run.headline())}*"), _section(body)]
     if lines:
@@ -54,7 +99,7 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
         environ: Environment variables.
 
     Returns:
-        "" where nobody has given one.
+        "" where none is set.
 
     Raises:
         PlatformError: When Secret Manager refuses or is not reached.
@@ -87,18 +132,13 @@ def send(url: str, message: Mapping[str, Any]) -> None:
 
 
 def _access(secret: str) -> str:
-    from google.api_core.exceptions import GoogleAPIError
-    from google.auth.exceptions import GoogleAuthError
     from google.cloud.secretmanager import SecretManagerServiceClient
 
-    try:
-        answer = SecretManagerServiceClient().access_secret_version(name=secret)
-    except (GoogleAPIError, GoogleAuthError) as error:
-        reason = " ".join(str(getattr(error, "message", "") or error).split())
-        raise PlatformError(
-            f"cannot read the secret {secret}: {reason}; the run's service account needs "
-            "roles/secretmanager.secretAccessor on it"
-        ) from None
+    from shardline.components.vertex.client import ask, platform_errors
+
+    with platform_errors("sign in to Google Cloud"):
+        client = SecretManagerServiceClient()
+    answer = ask(f"read the secret {secret}", client.access_secret_version, {"name": secret})
     return str(answer.payload.data.decode()).strip()
 
 
@@ -108,40 +148,3 @@ def _section(text: str) -> dict[str, Any]:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-WHEN = ("failure", "always", "never")
-
-_SECRET = re.compile(r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotifySettings:
-    """The notification at the end of a run. The webhook's URL itself is a secret and stands nowhere.
-
-    Attributes:
-        when: failure, always or never.
-        webhook_secret: Secret Manager's name of the webhook's URL; "" for the variable SHARDLINE_WEBHOOK
-            in the environment of the task, which only a local run has.
-        emails: Recipients of the platform's own e-mail, which is sent however the run came out. It takes
-            the place of the conclusion: a pipeline has one exit handler.
-    """
-
-    when: str = "failure"
-    webhook_secret: str = ""
-    emails: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.when not in WHEN:
-            raise SettingsError(f"when must be one of {', '.join(WHEN)}, got {self.when!r}")
-        if self.webhook_secret and not _SECRET.fullmatch(self.webhook_secret):
-            # Not repeated in the message: it may be the URL itself.
-            raise SettingsError(
-                "webhook_secret must be projects/PROJECT/secrets/NAME/versions/latest, the name of a "
-                "secret in Secret Manager that holds the URL, not the URL"
-            )
-        if self.emails and self.webhook_secret:
-            raise SettingsError("emails and webhook_secret exclude each other: a run has one exit handler")
-        for address in self.emails:
-            if not re.fullmatch(r"[^@\s]+@[^@\s]+", address):
-                raise SettingsError(f"emails must be e-mail addresses, got {address!r}")

@@ -16,7 +16,8 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import champion_directory, current, publish, read_part
-from shardline.trainer.errors import ModelError, PlatformError, RunError
+from shardline.components.vertex.client import Platform, ask
+from shardline.trainer.errors import ModelError, RunError
 from shardline.trainer.progress import fact, say
 
 
@@ -132,29 +133,25 @@ def import_evaluation(exported: Path, resource_name: str) -> str:
 
     Raises:
         ModelError: When `exported` is incomplete.
-        RunError: When the API refuses.
+        PlatformError: When the API refuses or is not reached.
     """
     evaluation = read_part(exported, model_store.EVALUATION_FILE)
     if not resource_name:
         say("register", "nothing was uploaded: the evaluation is not imported")
         return ""
-    from google.api_core.exceptions import GoogleAPIError
-    from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
-    from google.cloud.aiplatform_v1.types import ModelEvaluation
-
-    location = resource_name.split("/")[3]
-    client = ModelServiceClient(client_options={"api_endpoint": f"{location}-aiplatform.googleapis.com"})
     measured = {"fingerprint": evaluation["fingerprint"], "examples": evaluation["examples"]}
-    content = ModelEvaluation(
-        display_name=f"{evaluation['split']} split",
-        metrics_schema_uri=_SCHEMA,
-        metrics=registry_metrics(evaluation),
-        metadata={**measured, **evaluation["metrics"]},
+    content = {
+        "display_name": f"{evaluation['split']} split",
+        "metrics_schema_uri": _SCHEMA,
+        "metrics": registry_metrics(evaluation),
+        "metadata": {**measured, **evaluation["metrics"]},
+    }
+    imported = ask(
+        f"import the evaluation of {resource_name}",
+        Platform.of(resource_name).models.import_model_evaluation,
+        {"parent": resource_name, "model_evaluation": content},
+        repeatable=False,
     )
-    try:
-        imported = client.import_model_evaluation(parent=resource_name, model_evaluation=content)
-    except GoogleAPIError as error:
-        raise RunError(f"cannot import the evaluation of {resource_name}: {error}") from error
     say("register", f"the evaluation of {resource_name} is imported")
     return str(imported.name)
 
@@ -225,21 +222,8 @@ def read_traffic(endpoint: str) -> dict[str, int]:
     Raises:
         PlatformError: When the API refuses or is not reached.
     """
-    from google.api_core.exceptions import GoogleAPIError
-    from google.auth.exceptions import GoogleAuthError
-    from google.cloud.aiplatform_v1.services.endpoint_service import EndpointServiceClient
-
-    location = endpoint.split("/")[3]
-    try:
-        client = EndpointServiceClient(
-            client_options={"api_endpoint": f"{location}-aiplatform.googleapis.com"}
-        )
-        found = client.get_endpoint(name=endpoint)
-    except (GoogleAPIError, GoogleAuthError) as error:
-        raise PlatformError(
-            f"cannot read the traffic of {endpoint}: {error}; is it there, and has the run's service account "
-            "roles/aiplatform.user?"
-        ) from error
+    method = Platform.of(endpoint).endpoints.get_endpoint
+    found = ask(f"read the traffic of {endpoint}", method, {"name": endpoint})
     return {model.id: found.traffic_split.get(model.id, 0) for model in found.deployed_models}
 
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from shardline.components.html import render
 from shardline.components.train.replica import restore_integers
 from shardline.components.tune.study import read_value, with_parameters
+from shardline.components.vertex.client import Platform, ask
 from shardline.trainer import files
 from shardline.trainer.errors import PlatformError, RunError
 from shardline.trainer.progress import fact, say
@@ -117,21 +118,11 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
 
 
 def _ask(endpoint: str, name: str) -> dict[str, Any]:
-    from google.api_core.exceptions import GoogleAPIError
-    from google.auth.exceptions import GoogleAuthError
-    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
-    from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
     from google.protobuf.json_format import MessageToDict
 
-    try:
-        client = JobServiceClient(client_options={"api_endpoint": endpoint})
-        job = client.get_hyperparameter_tuning_job(name=name)
-    except (GoogleAPIError, GoogleAuthError) as error:
-        raise PlatformError(
-            f"cannot read the tuning job {name}: {error}; may the pipeline's service account "
-            "read it (aiplatform.hyperparameterTuningJobs.get)?"
-        ) from error
-    return dict(MessageToDict(HyperparameterTuningJob.pb(job)))
+    jobs = Platform.of(name, endpoint=endpoint).jobs
+    found = ask(f"read the tuning job {name}", jobs.get_hyperparameter_tuning_job, {"name": name})
+    return dict(MessageToDict(type(found).pb(found)))
 
 
 def trials_of(job: Mapping[str, Any]) -> list[Trial]:

@@ -1,7 +1,4 @@
-"""The lines of a log that say something, told from those with which KFP repeats a task's whole input.
-
-What replicas on the platform have printed, as Cloud Logging keeps it.
-"""
+"""Log lines: KFP's own told from a task's, replicas and errors in them, and entries of Cloud Logging."""
 
 from __future__ import annotations
 
@@ -12,10 +9,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardline.components.vertex.client import ask_all
+
 if TYPE_CHECKING:
     from google.cloud.logging_v2.types import LogEntry
 
+    from shardline.components.vertex.client import Platform
+
+#: The number of last lines that explain a failure.
+LAST_LINES = 12
+
 _REPLICA = re.compile(r"((?:chief|worker|ps|evaluator)-\d+) \| (.*)", re.DOTALL)
+#: An error as `shardline.trainer.progress` renders it; a local run's own repeats a task's.
+_ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
 _KFP = re.compile(r"\[KFP Executor [^]]*\]: ")
 #: How the lines begin that follow one of KFP's: those of a JSON document.
 _JSON = ("{", "}", " ")
@@ -44,10 +50,10 @@ class KfpLines:
 
 
 def readable(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the lines that neither KFP has written nor are empty.
+    """Yields the lines that are neither KFP's own nor empty.
 
     Args:
-        lines: Of one process, or of several, each line after the name of its replica: "worker-0 | ...".
+        lines: Lines of one process, or of several, each after the name of its replica: "worker-0 | ...".
     """
     kfp = KfpLines()
     for line in lines:
@@ -60,6 +66,17 @@ def split_replica(line: str) -> tuple[str, str]:
     """Returns the name of the replica at the beginning of a line, "" for none, and the rest."""
     match = _REPLICA.fullmatch(line)
     return (match[1], match[2]) if match else ("", line)
+
+
+def own_error(lines: Iterable[str]) -> str:
+    """Returns the message of Shardline's last error among lines; "" for none."""
+    found = [match[2] for line in lines if (match := _ERROR.fullmatch(line))]
+    return found[-1] if found else ""
+
+
+def last_lines(lines: Iterable[str]) -> tuple[str, ...]:
+    """Returns the last readable lines, Shardline's own errors left out."""
+    return tuple(line for line in readable(lines) if not _ERROR.fullmatch(line))[-LAST_LINES:]
 
 
 @dataclass(frozen=True)
@@ -81,15 +98,26 @@ class LogLine:
     key: str
 
 
-def log_filter(jobs: Sequence[str], replica: str = "", *, since: datetime.datetime | None = None) -> str:
-    """Returns the filter for the output of custom jobs in the language of Cloud Logging.
+def read_entries(
+    platform: Platform,
+    jobs: Iterable[str],
+    limit: int,
+    replica: str = "",
+    since: datetime.datetime | None = None,
+) -> list[LogLine]:
+    """Returns the newest lines that custom jobs have printed, the oldest of them first.
 
     Source: https://cloud.google.com/vertex-ai/docs/training/monitor-training-logs
 
     Args:
+        platform: Where the jobs are.
         jobs: Ids of the custom jobs.
+        limit: The largest number of entries.
         replica: workerpool0-0; "" for all.
         since: Only what came at or after this time.
+
+    Raises:
+        PlatformError: When the platform refuses, fails or is not reached.
     """
     ids = " OR ".join(json.dumps(job) for job in jobs)
     parts = ['resource.type="ml_job"', f"resource.labels.job_id=({ids})"]
@@ -97,25 +125,27 @@ def log_filter(jobs: Sequence[str], replica: str = "", *, since: datetime.dateti
         parts.append(f'resource.labels.task_name="{replica}"')
     if since:
         parts.append(f'timestamp>="{since.astimezone(datetime.UTC).isoformat()}"')
-    return " AND ".join(parts)
+    request = {
+        "resource_names": [f"projects/{platform.project}"],
+        "filter": " AND ".join(parts),
+        "order_by": "timestamp desc",
+        "page_size": min(limit, 1000),
+    }
+    found = ask_all("read the logs", platform.logs.list_log_entries, request, limit=limit)
+    return list(_lines(found[::-1]))
 
 
-def lines_of(entries: Iterable[LogEntry]) -> Iterator[LogLine]:
+def _lines(entries: Sequence[LogEntry]) -> Iterator[LogLine]:
     """Yields the lines of log entries, a text of several lines as several."""
     for entry in entries:
         labels = dict(entry.resource.labels)
-        for number, text in enumerate(_text(entry).splitlines() or [""]):
+        text = str(entry.text_payload or (entry.json_payload or {}).get("message", ""))
+        for number, line in enumerate(text.splitlines() or [""]):
             yield LogLine(
                 time=entry.timestamp,
                 job=labels.get("job_id", ""),
                 # "service" is the platform itself.
                 replica=labels.get("task_name", "").removeprefix("service"),
-                text=text,
+                text=line,
                 key=f"{entry.timestamp}{entry.insert_id}{number}",
             )
-
-
-def _text(entry: LogEntry) -> str:
-    if entry.text_payload:
-        return str(entry.text_payload)
-    return str((entry.json_payload or {}).get("message", ""))

@@ -1,220 +1,454 @@
-"""A run on the platform, as Vertex AI and Cloud Logging tell of it."""
+"""Run of a pipeline on the platform: its tasks, their states and outputs, why it failed, its logs.
+
+`status`, `explain`, `logs`, `submit --wait` and the exit handler all use the `Run` that `read_run` returns.
+"""
 
 from __future__ import annotations
 
+import datetime
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from shardline.components import run_record
-from shardline.components.run_record import LAST_LINES, Outcome, TaskOutputs, results
-from shardline.components.vertex.causes import Failure
-from shardline.components.vertex.logs import LogLine, lines_of, log_filter, readable
+from shardline.components.run_record import (
+    CANCELLED,
+    FAILED,
+    RUNNING,
+    SUCCEEDED,
+    RunRecord,
+    TaskOutputs,
+    results,
+)
+from shardline.components.text import duration, timestamp
+from shardline.components.vertex.causes import Failure, explain
+from shardline.components.vertex.client import Platform, ask, ask_all
+from shardline.components.vertex.logs import KfpLines, LogLine, last_lines, own_error, read_entries
+from shardline.trainer import progress
+from shardline.trainer.errors import PlatformError, SettingsError
 
 if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1.types import CustomJob, PipelineJob, PipelineTaskDetail
+    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
-#: Entries that are read to find the last lines that say something.
-_ENTRIES = 300
-
-T = TypeVar("T")
-
-_RESOURCE = re.compile(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)")
+_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)")
 _CUSTOM_JOB = re.compile(r"projects/[^/\s\"]+/locations/[^/\s\"]+/customJobs/(\d+)")
 _REPLICA = re.compile(r"replica (workerpool\d+-\d+)")
 _STATUS = re.compile(r"non-zero status of (\d+)(\(SIG)?")
-#: As `shardline.trainer.progress` renders it.
-_ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
+
+#: What is asked for of each run in a list: everything but the pipeline, which is long.
+_LISTED = ("name", "display_name", "state", "create_time", "start_time", "end_time", "error", "schedule_name")
+#: Entries that are read to find the last lines that say something.
+_ENTRIES = 300
+#: Entries that `logs` shows at most, the newest of them.
+_LIMIT = 5000
+#: Seconds between two looks; Cloud Logging has a line some seconds after it was printed.
+_PAUSE_S = 5.0
+#: Lines may arrive out of order by about so many seconds.
+_OVERLAP = datetime.timedelta(seconds=30)
+
+#: The platform's states in words; of a pipeline without "PIPELINE_STATE_".
+_WORDS = {
+    "STATE_UNSPECIFIED": "unknown",
+    "UNSPECIFIED": "unknown",
+    "QUEUED": "queued",
+    "PENDING": "waiting",
+    "RUNNING": RUNNING,
+    "SUCCEEDED": SUCCEEDED,
+    "FAILED": FAILED,
+    "CANCEL_PENDING": "being cancelled",
+    "CANCELLING": "being cancelled",
+    "CANCELLED": CANCELLED,
+    "PAUSED": "paused",
+    "SKIPPED": "from the cache",
+    "NOT_TRIGGERED": "not run",
+}
 
 
-@dataclass(frozen=True)
-class Platform:
-    """Where a run can be asked about.
+@dataclass(frozen=True, kw_only=True)
+class _Lasting:
+    """What a run and a task have in common.
 
     Attributes:
-        pipeline_job: Gives a pipeline's run by its resource name.
-        custom_job: Gives a custom job by its resource name.
-        log: Gives the newest lines in the project's logs by filter, at most so many, the oldest first.
+        state: In words.
+        seconds: How long it has run; None when it has not begun.
+        error: Why it failed; "" when it did not, or the platform does not say.
     """
 
-    pipeline_job: Callable[[str], PipelineJob]
-    custom_job: Callable[[str], CustomJob]
-    log: Callable[[str, int], list[LogLine]]
+    state: str
+    seconds: float | None
+    error: str
+
+    @property
+    def duration(self) -> str:
+        """How long it has run, as a person says it."""
+        return "" if self.seconds is None else duration(self.seconds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its state is final."""
+        return self.state in (SUCCEEDED, FAILED, CANCELLED)
+
+    @property
+    def in_words(self) -> str:
+        """State, and how long it took where it has ended."""
+        return f"{self.state} after {self.duration}" if self.has_ended and self.duration else self.state
 
 
-def connect(project: str, location: str, endpoint: str = "") -> Platform:
-    """Returns the platform in one region, behind Google's own clients; each call is tried again for a while.
+@dataclass(frozen=True, kw_only=True)
+class Task(_Lasting):
+    """One task of a run.
 
-    Args:
-        project: Id, for its logs.
-        location: Region.
-        endpoint: Host of the API; "" for the region's.
+    Attributes:
+        name: Its name; its path where the run has several of that name, as in a loop.
+        path: Name, with those of the tasks that it is part of in front: "condition-1.train".
+        jobs: Resource names of its custom jobs, the one that matters most last: failed attempts, then the
+            last attempt, then what the last attempt (GCPC's launcher) has launched.
+        is_group: Whether it only holds other tasks.
+        ended: When it ended, in seconds since 1970; infinity when it has not.
+        outputs: What it has put out.
     """
-    from google.api_core.retry import Retry
-    from google.cloud.aiplatform_v1 import JobServiceClient, PipelineServiceClient
-    from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
 
-    options = {"api_endpoint": endpoint or f"{location}-aiplatform.googleapis.com"}
-    retry = Retry(timeout=60)
+    name: str
+    path: str
+    jobs: tuple[str, ...]
+    is_group: bool
+    ended: float
+    outputs: TaskOutputs
 
-    def read_log(text: str, limit: int) -> list[LogLine]:
-        request = {
-            "resource_names": [f"projects/{project}"],
-            "filter": text,
-            "order_by": "timestamp desc",
-            "page_size": min(limit, 1000),
-        }
-        pages = LoggingServiceV2Client().list_log_entries(request=request, retry=retry)
-        entries = [entry for entry, _ in zip(pages, range(limit), strict=False)]
-        return list(lines_of(reversed(entries)))
-
-    return Platform(
-        lambda name: PipelineServiceClient(client_options=options).get_pipeline_job(name=name, retry=retry),
-        lambda name: JobServiceClient(client_options=options).get_custom_job(name=name, retry=retry),
-        read_log,
-    )
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun, or will not any more."""
+        return not self.is_group and self.state not in ("waiting", "unknown")
 
 
-def console_link(name: str) -> str:
-    """Returns the console's page of a run."""
-    found = _RESOURCE.fullmatch(name)
-    if found is None:
-        return ""
-    project, location, job = found.groups()
-    return (
-        f"https://console.cloud.google.com/vertex-ai/locations/{location}/pipelines/runs/{job}"
-        f"?project={project}"
-    )
+@dataclass(frozen=True, kw_only=True)
+class Run(_Lasting):
+    """One run.
+
+    Attributes:
+        name: Resource name.
+        pipeline: Name of the pipeline.
+        created: When it was submitted (UTC, RFC 3339); "" when it is not known.
+        schedule: Resource name of the schedule that started it; "" for none.
+        link: Address of its page in the console.
+        parameters: What the run was given.
+        tasks: In the order in which they began; empty in a list of runs.
+    """
+
+    name: str
+    pipeline: str
+    created: str
+    schedule: str
+    link: str
+    parameters: Mapping[str, Any]
+    tasks: tuple[Task, ...]
+
+    @property
+    def job_id(self) -> str:
+        """Id, the last part of the name."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def failed_task(self) -> Task | None:
+        """The task that failed first; the innermost where it is part of others."""
+        failed = [task for task in self.tasks if task.state == FAILED]
+        inner = [
+            task for task in failed if not any(other.path.startswith(f"{task.path}.") for other in failed)
+        ]
+        return min(inner, key=lambda task: task.ended, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the run for a program, without what it was given and what its tasks have put out."""
+        content = {"run": self.job_id, **asdict(self)}
+        del content["parameters"]
+        for task in content["tasks"]:
+            del task["ended"], task["outputs"]
+        return content
 
 
-def read_outcome(
-    name: str, platform: Platform, state: str = "", note: Callable[[str], None] = lambda text: None
-) -> Outcome:
-    """Returns how a run came out, as far as it has come.
+def resource_name(platform: Platform, run: str) -> str:
+    """Returns a run's resource name.
 
     Args:
-        name: Resource name of the run.
-        platform: Where to ask.
-        state: Where the run's own state cannot know it yet: "failed" to a task that runs at its end.
-        note: Is told what could not be read; a failure is explained as well as it can be without it.
+        platform: Where it is.
+        run: Its id, or its resource name.
 
     Raises:
-        google.api_core.exceptions.GoogleAPIError: When the run itself cannot be read.
+        SettingsError: When it is neither, or the name is that of a run elsewhere.
     """
-    job = platform.pipeline_job(name)
-    state = state or _state(job.state.name)
-    details = list(job.job_detail.task_details)
-    found = results(map(_outputs, details))
-    found["links"] = {"run": console_link(name), **found["links"]}
-    failed = failed_task(details)
-    failure = None
-    if state == run_record.FAILED:
-        failure = _failure(failed, platform, note) if failed else Failure(error=_line(job.error.message))
-    return Outcome(
-        name=name.rpartition("/")[2],
-        pipeline=job.display_name or name.rpartition("/")[2],
-        state=state,
-        failure=failure,
-        **found,
+    if "/" not in run:
+        return f"{platform.parent}/pipelineJobs/{run}"
+    found = _NAME.fullmatch(run)
+    if found is None:
+        raise SettingsError(f"a run is its id, or projects/P/locations/L/pipelineJobs/ID, got {run!r}")
+    if found[2] != platform.location:
+        raise SettingsError(
+            f"the run {found[3]} is in {found[2]}, and the location is {platform.location}; "
+            f"give --location {found[2]}"
+        )
+    return run
+
+
+def read_run(platform: Platform, run: str, *, watching: bool = False) -> Run:
+    """Returns a run as it stands.
+
+    Args:
+        platform: Where it is.
+        run: Its id, or its resource name.
+        watching: Whether no answer for some time is no error.
+
+    Raises:
+        PlatformError: When there is none, or the platform refuses or is not reached.
+    """
+    request = {"name": resource_name(platform, run)}
+    doing = f"look at the run {run.rpartition('/')[2]}"
+    return run_of(ask(doing, platform.pipelines.get_pipeline_job, request, watching=watching), platform)
+
+
+def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Run]:
+    """Returns the newest runs, without their tasks; raises as `read_run` does.
+
+    Args:
+        platform: Where they are.
+        limit: The largest number of runs.
+        condition: Filter of ListPipelineJobs; "" for all.
+    """
+    request = {
+        "parent": platform.parent,
+        "filter": condition,
+        "order_by": "create_time desc",
+        "page_size": min(limit, 100),
+        "read_mask": {"paths": list(_LISTED)},
+    }
+    found = ask_all("list the runs", platform.pipelines.list_pipeline_jobs, request, limit=limit)
+    return [run_of(job, platform) for job in found]
+
+
+def run_of(job: PipelineJob, platform: Platform) -> Run:
+    """Returns the run that the API describes."""
+    job_id = job.name.rpartition("/")[2]
+    return Run(
+        name=job.name,
+        pipeline=job.display_name,
+        state=_word(job.state.name),
+        created=timestamp(job.create_time.replace(microsecond=0)) if job.create_time else "",
+        seconds=_seconds(job.start_time, job.end_time),
+        error=_line(job.error.message),
+        schedule=job.schedule_name,
+        link=f"https://console.cloud.google.com/vertex-ai/locations/{platform.location}/pipelines/runs/"
+        f"{job_id}?project={platform.project}",
+        parameters=_parameters(job),
+        tasks=_tasks(job.job_detail.task_details, job_id),
     )
 
 
-def failed_task(details: list[PipelineTaskDetail]) -> PipelineTaskDetail | None:
-    """Returns the task that failed first, not the groups that it is in."""
-    failed = [item for item in details if item.state.name == "FAILED"]
-    groups = {item.parent_task_id for item in failed}
-    tasks = [item for item in failed if item.task_id not in groups]
-    # A time that is not set is None, and then comes last.
-    return min(tasks, key=lambda item: (item.end_time is None, item.end_time or 0), default=None)
+def _parameters(job: PipelineJob) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict
+
+    config = job.runtime_config
+    return dict(MessageToDict(type(config).pb(config)).get("parameterValues", {}))
 
 
-def custom_jobs(detail: PipelineTaskDetail) -> list[str]:
-    """Returns the resource names of a task's custom jobs, the one that matters most first.
+def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Task, ...]:
+    by_id = {detail.task_id: detail for detail in details}
+    parents = {detail.parent_task_id for detail in details}
+    # The whole run is a task as well, of the run's own name.
+    shown = [detail for detail in details if detail.task_name != job_id]
+    shown.sort(key=lambda detail: (detail.start_time is None, _time(detail.start_time or detail.create_time)))
+    names = Counter(detail.task_name for detail in shown)
 
-    GCPC's launcher is a custom job itself; the one that it has launched stands in gcp_resources.
+    def path(detail: PipelineTaskDetail) -> str:
+        parts, node = [detail.task_name], by_id.get(detail.parent_task_id)
+        while node is not None and node.task_name != job_id and len(parts) < len(by_id):
+            parts.insert(0, node.task_name)
+            node = by_id.get(node.parent_task_id) if node.parent_task_id else None
+        return ".".join(parts)
+
+    return tuple(
+        _task(
+            detail,
+            name=detail.task_name if names[detail.task_name] == 1 else path(detail),
+            path=path(detail),
+            is_group=detail.task_id in parents,
+        )
+        for detail in shown
+    )
+
+
+def _task(detail: PipelineTaskDetail, *, name: str, path: str, is_group: bool) -> Task:
+    made = {key: item.artifacts[0] for key, item in detail.outputs.items() if item.artifacts}
+    metadata = dict(detail.execution.metadata or {})
+    outputs = {
+        key.removeprefix("output:"): value for key, value in metadata.items() if key.startswith("output:")
+    }
+    container, custom = detail.executor_detail.container_detail, detail.executor_detail.custom_job_detail
+    jobs = (*container.failed_main_jobs, container.main_job, *custom.failed_jobs, custom.job)
+    launched = [match[0] for match in _CUSTOM_JOB.finditer(str(outputs.get("gcp_resources", "")))]
+    return Task(
+        name=name,
+        path=path,
+        state=_word(detail.state.name),
+        seconds=_seconds(detail.start_time, detail.end_time),
+        error=_line(detail.error.message),
+        jobs=tuple(dict.fromkeys(job for job in (*jobs, *launched) if job)),
+        is_group=is_group,
+        ended=_time(detail.end_time) or float("inf"),
+        outputs=TaskOutputs(
+            parameters=outputs,
+            artifacts={key: dict(item.metadata or {}) for key, item in made.items()},
+            uris={key: item.uri for key, item in made.items()},
+        ),
+    )
+
+
+def read_record(platform: Platform, run: str, state: str = "") -> RunRecord:
+    """Returns the record of a run, as far as it has come.
+
+    Args:
+        platform: Where it is.
+        run: Its id, or its resource name.
+        state: Its state where the run cannot know it yet: "failed" to a task that runs at its end.
+
+    Raises:
+        SettingsError: When it is neither id nor name.
+        PlatformError: When there is no such run, or the platform refuses or is not reached.
     """
-    executor = detail.executor_detail
-    launched = str(dict(detail.execution.metadata or {}).get("output:gcp_resources", ""))
-    names = [match[0] for match in _CUSTOM_JOB.finditer(launched)]
-    names += [executor.custom_job_detail.job, executor.container_detail.main_job]
-    return list(dict.fromkeys(name for name in names if name))
+    found = read_run(platform, run)
+    state = state or (found.state if found.has_ended else RUNNING)
+    made = results(task.outputs for task in found.tasks)
+    return RunRecord(
+        name=found.job_id,
+        pipeline=found.pipeline or found.job_id,
+        state=state,
+        created=found.created,
+        duration_s=found.seconds,
+        error=found.error,
+        parameters=found.parameters,
+        explanation=explain(failure_of(platform, found)) if state == FAILED else None,
+        **{**made, "links": {"run": found.link, **made["links"]}},
+    )
 
 
-def _failure(detail: PipelineTaskDetail, platform: Platform, note: Callable[[str], None]) -> Failure:
-    names = custom_jobs(detail)
-    messages = [_read(partial(_error_of, platform, name), "", note) for name in names]
-    replica = _REPLICA.search(_telling([*messages, detail.error.message]))
+def failure_of(platform: Platform, run: Run) -> Failure:
+    """Returns what the platform and its logs tell of a failed run.
+
+    What cannot be read is said, and the failure is told as well as it can be without it.
+    """
+    task = run.failed_task
+    if task is None:
+        return Failure(error=run.error)
+    message = _telling([*_job_errors(platform, task), task.error])
+    replica, status = _REPLICA.search(message), _STATUS.search(message)
+    pool = replica[1] if replica else ""
     lines: list[LogLine] = []
-    if names:
-        jobs = [name.rpartition("/")[2] for name in names]
-        text = log_filter(jobs, replica[1] if replica else "")
-        lines = _read(lambda: platform.log(text, _ENTRIES), lines, note)
-    return _judged(detail.task_name, [*messages, detail.error.message], [line.text for line in lines])
+    if task.jobs:
+        try:
+            lines = read_entries(platform, map(_id, task.jobs), _ENTRIES, pool)
+        except PlatformError as error:
+            progress.say("vertex", str(error))
+    log = [line.text for line in lines]
+    own = own_error(log)
+    return Failure(
+        task=task.name,
+        replica=pool,
+        exit_code=int(status[1]) + (128 if status[2] and int(status[1]) < 128 else 0) if status else None,
+        error=own or _line(message),
+        own_words=bool(own),
+        lines=last_lines(log),
+    )
 
 
-def _error_of(platform: Platform, name: str) -> str:
-    return str(platform.custom_job(name).error.message)
+def _job_errors(platform: Platform, task: Task) -> list[str]:
+    """Returns what the custom jobs of a task say, up to the one that names an exit code."""
+    messages: list[str] = []
+    for name in reversed(task.jobs):
+        try:
+            job = ask(f"look at the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
+        except PlatformError as error:
+            progress.say("vertex", str(error))
+            continue
+        messages.append(str(job.error.message))
+        if _STATUS.search(messages[-1]):
+            break
+    return messages
 
 
-def _read(ask: Callable[[], T], otherwise: T, note: Callable[[str], None]) -> T:
-    """Returns an answer of the platform, or what to go on with where it refuses one."""
-    from google.api_core.exceptions import GoogleAPIError
-
-    try:
-        return ask()
-    except GoogleAPIError as error:
-        note(f"not everything can be read: {_line(str(error))}")
-        return otherwise
-
-
-def _telling(messages: list[str]) -> str:
-    """Returns the message that names a replica and its exit code, or else the first."""
+def _telling(messages: Sequence[str]) -> str:
+    """Returns the message that names an exit code, else the first."""
     return next((text for text in messages if _STATUS.search(text)), next(filter(None, messages), ""))
 
 
-def _judged(task: str, messages: list[str], log: list[str]) -> Failure:
-    """Returns the evidence in the platform's messages and in the lines of the log."""
-    message = _telling(messages)
-    replica, status = _REPLICA.search(message), _STATUS.search(message)
-    lines = [line for line in readable(log) if not _ERROR.fullmatch(line)]
-    own = [match[2] for line in log if (match := _ERROR.fullmatch(line))]
-    code = int(status[1]) + (128 if status[2] and int(status[1]) < 128 else 0) if status else None
-    return Failure(
-        task=task,
-        replica=replica[1] if replica else "",
-        exit_code=code,
-        error=own[-1] if own else _line(message),
-        own_words=bool(own),
-        lines=tuple(lines[-LAST_LINES:]),
-    )
+def read_log(
+    platform: Platform,
+    run: str,
+    task: str = "",
+    replica: str = "",
+    *,
+    since: datetime.datetime | None = None,
+    follow: bool = False,
+) -> Iterator[str]:
+    """Yields what tasks have printed, each line after the names of its task and replica.
+
+    Args:
+        platform: Where the run is.
+        run: Its id, or its resource name.
+        task: Only of this task; "" for all.
+        replica: Only of this replica, "workerpool1-0"; "" for all.
+        since: Only what came at or after this time.
+        follow: Whether to wait for more until the run has ended.
+
+    Raises:
+        SettingsError: When there is no such task.
+        PlatformError: When there is no such run, or the platform refuses or is not reached.
+    """
+    seen: set[str] = set()
+    kfp = KfpLines()
+    while True:
+        found = read_run(platform, run)
+        names = _task_names(found, task, wait=follow and not found.has_ended)
+        lines = read_entries(platform, names, _LIMIT, replica, since) if names else []
+        fresh = [line for line in lines if line.key not in seen]
+        seen.update(line.key for line in fresh)
+        for line in fresh:
+            where = f"{names[line.job]} {line.replica}".rstrip()
+            if not kfp.has(line.text, where):
+                yield f"{where} | {line.text}"
+        if found.has_ended or not follow:
+            return
+        if lines:
+            since = max(lines[-1].time - _OVERLAP, since or lines[0].time)
+        time.sleep(_PAUSE_S)
 
 
-def _outputs(detail: PipelineTaskDetail) -> TaskOutputs:
-    made = {name: item.artifacts[0] for name, item in detail.outputs.items() if item.artifacts}
-    metadata = dict(detail.execution.metadata or {})
-    prefix = "output:"
-    return TaskOutputs(
-        task=detail.task_name,
-        parameters={k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)},
-        artifacts={name: _plain(item.metadata) for name, item in made.items()},
-        uris={name: item.uri for name, item in made.items()},
-    )
+def _task_names(run: Run, task: str, *, wait: bool) -> dict[str, str]:
+    """Returns the names of tasks by the ids of their custom jobs."""
+    ran = [item for item in run.tasks if item.jobs]
+    chosen = [item for item in ran if task in ("", item.name, item.path.rpartition(".")[2])]
+    if task and not wait and not chosen:
+        known = ", ".join(item.name for item in ran)
+        raise SettingsError(f"no task {task!r} has run; there are {known or 'none'}")
+    return {_id(job): item.name for item in chosen for job in item.jobs}
 
 
-def _plain(metadata: Any) -> dict[str, Any]:
-    return dict(metadata or {})
+def _id(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
-def _state(name: str) -> str:
-    word = name.removeprefix("PIPELINE_STATE_").lower()
-    return (
-        word
-        if word in (run_record.SUCCEEDED, run_record.FAILED, run_record.CANCELLED)
-        else run_record.RUNNING
-    )
+def _word(state: str) -> str:
+    return _WORDS.get(state.removeprefix("PIPELINE_STATE_"), state.lower())
 
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _time(moment: Any) -> float:
+    return float(moment.timestamp()) if moment else 0.0
+
+
+def _seconds(start: Any, end: Any) -> float | None:
+    if not start:
+        return None
+    return max(0.0, _time(end or datetime.datetime.now(datetime.UTC)) - _time(start))

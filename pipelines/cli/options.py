@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from shardline.components.text import table
 from shardline.trainer import progress
 from shardline.trainer.errors import ShardlineError
 
@@ -82,10 +83,8 @@ def show_json(content: Any) -> None:
 
 def show_table(rows: Iterable[tuple[str, ...]]) -> None:
     """Prints rows of texts in aligned columns; the first row is the heading."""
-    listed = list(rows)
-    widths = [max(len(row[column]) for row in listed) for column in range(len(listed[0]))]
-    for row in listed:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    head, *others = rows
+    click.echo(table(head, others, align="l"))
 
 
 runs_dir_option = click.option(

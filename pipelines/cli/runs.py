@@ -1,13 +1,10 @@
-"""The commands that speak of runs on the platform: submit, status, cancel.
-
-The commands `shardline logs` and `shardline explain`, for runs here and on the platform.
-"""
+"""Commands about runs: submit, status and cancel on the platform, logs and explain also on this machine."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardline.components.run_record import CANCELLED, FAILED, RunRecord, is_run_directory, observe
+from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
     dry_run_option,
     environment_flags,
@@ -28,13 +27,19 @@ from shardline.pipelines.cli.options import (
 from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, PipelineError, RestartError, SettingsError
 
 if TYPE_CHECKING:
-    from shardline.components.run_record import Outcome
-    from shardline.pipelines.remote.client import Clients
+    from shardline.components.vertex.client import Platform
+    from shardline.components.vertex.runs import Run
     from shardline.pipelines.remote.environment import Environment
-    from shardline.pipelines.remote.runs import RunStatus
 
 _wait_option = click.option(
     "--wait", "waits", is_flag=True, help="Watch it to its end; exit with 1 when it failed, 4 when cancelled."
+)
+_runs_dir_option = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where run directories are.",
 )
 
 
@@ -66,17 +71,15 @@ def submit(
     parameters against what it declares, before anything is sent.
     """
     from shardline.pipelines.preflight import check_run
-    from shardline.pipelines.remote.client import clients
-    from shardline.pipelines.remote.submit import job_request, new_job_id
-    from shardline.pipelines.remote.submit import submit as start
+    from shardline.pipelines.remote import submit as submission
 
     spec, template_uri = read_spec(pipeline)
     parameters, warnings = check_run(spec, pairs(params, "--param", PipelineError))
-    request = job_request(
+    request = submission.job_request(
         environment,
         spec,
         parameters,
-        job_id=job_id or new_job_id(spec["pipelineInfo"]["name"]),
+        job_id=job_id or submission.new_job_id(spec["pipelineInfo"]["name"]),
         labels=pairs(labels, "--label", SettingsError),
         enable_caching=False if no_cache else None,
         template_uri=template_uri,
@@ -86,11 +89,11 @@ def submit(
     if dry_run:
         show_json(request)
         return
-    platform = clients(environment)
-    status = start(platform, request)
+    platform = environment.platform
+    run = submission.submit(platform, request)
     if not as_json:
-        click.echo(f"submitted {status.job_id}\n{status.link(environment.project)}")
-    _finish(platform, status, waits, as_json)
+        click.echo(f"submitted {run.job_id}\n{run.link}")
+    _finish(platform, run, waits, as_json)
 
 
 @click.command()
@@ -101,36 +104,24 @@ def submit(
 @environment_options
 def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
     """Show how RUN stands, task by task; without RUN the latest runs."""
-    from shardline.pipelines.remote.client import clients
-    from shardline.pipelines.remote.runs import latest_runs, read_run, read_status
+    from shardline.components.vertex.runs import latest_runs, read_run
 
-    platform = clients(environment)
+    platform = environment.platform
     if run is not None:
-        found = read_status(read_run(platform, run))
+        found = read_run(platform, run)
         if waits:
             if not as_json:
-                click.echo(found.link(environment.project))
+                click.echo(found.link)
             _finish(platform, found, waits, as_json)
         elif as_json:
-            show_json(_content(found, environment))
+            show_json(found.as_json())
         else:
             _show(found)
-            click.echo(found.link(environment.project))
-        return
-    if waits:
+            click.echo(found.link)
+    elif waits:
         raise click.UsageError("--wait needs a RUN")
-    runs = latest_runs(platform, limit)
-    if as_json:
-        show_json({"runs": [_content(item, environment) for item in runs]})
-    elif runs:
-        show_table(
-            [
-                ("RUN", "STATE", "SUBMITTED", "DURATION"),
-                *((item.job_id, item.state, _local(item.created), item.duration) for item in runs),
-            ]
-        )
     else:
-        click.echo(f"no runs in {environment.parent}")
+        show_runs(latest_runs(platform, limit), f"no runs in {platform.parent}", as_json)
 
 
 @click.command()
@@ -140,91 +131,19 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, environment:
 @environment_options
 def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Cancel RUN, unless it has ended."""
-    from shardline.pipelines.remote.client import clients
-    from shardline.pipelines.remote.submit import cancel as stop
-    from shardline.pipelines.remote.submit import cancel_request
+    from shardline.pipelines.remote import submit as submission
 
-    platform = clients(environment)
     if dry_run:
-        show_json(cancel_request(platform, run))
+        show_json(submission.cancel_request(environment.platform, run))
         return
-    asked, found = stop(platform, run)
+    asked, found = submission.cancel(environment.platform, run)
     if as_json:
         show_json({"run": found.job_id, "asked": asked, "state": found.state})
     elif asked:
         click.echo(f"asked the platform to cancel {found.job_id}, which was {found.state}")
     else:
-        click.echo(
-            f"nothing to cancel: {found.job_id} has {found.state}".replace("has cancelled", "was cancelled")
-        )
-
-
-def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
-    """Reads a compiled pipeline from a file, or from the registry.
-
-    Returns:
-        The pipeline spec (IR), and its address in the registry with its digest; "" for a file.
-
-    Raises:
-        PipelineError: When there is no such pipeline.
-        PlatformError: When the registry refuses or is not reached.
-    """
-    from shardline.pipelines.remote.upload import download, is_registry_url
-    from shardline.pipelines.spec import load_pipeline, parse_pipeline
-
-    if not is_registry_url(pipeline):
-        return load_pipeline(Path(pipeline)), ""
-    content, address = download(pipeline)
-    return parse_pipeline(content, Path(address)), address
-
-
-def _finish(platform: Clients, status: RunStatus, waits: bool, as_json: bool) -> None:
-    from shardline.pipelines.remote.submit import judge, wait
-
-    try:
-        found = wait(platform, status.name) if waits else status
-    except KeyboardInterrupt:
-        raise RestartError(
-            f"no longer watching; the run goes on: 'shardline status {status.job_id} --wait' watches it "
-            f"again, 'shardline cancel {status.job_id}' ends it"
-        ) from None
-    if as_json:
-        show_json(_content(found, platform.environment))
-    elif waits:
-        _show(found)
-    else:
-        click.echo(f"state: {found.state}; 'shardline status {found.job_id} --wait' watches it")
-    if waits:
-        judge(found)
-
-
-def _show(found: RunStatus) -> None:
-    rows = [
-        (task.name, task.state, task.duration, task.error[:80]) for task in found.tasks if not task.is_group
-    ]
-    if rows:
-        show_table([("TASK", "STATE", "DURATION", ""), *rows])
-        click.echo()
-    click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
-    if found.error:
-        click.echo(f"error: {found.error}")
-
-
-def _content(found: RunStatus, environment: Environment) -> dict[str, Any]:
-    return {"run": found.job_id, **dataclasses.asdict(found), "link": found.link(environment.project)}
-
-
-def _local(moment: str) -> str:
-    return f"{datetime.datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
-
-
-_RUNS_DIR = click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where run directories are.",
-)
+        ended = "was cancelled" if found.state == CANCELLED else f"has {found.state}"
+        click.echo(f"nothing to cancel: {found.job_id} {ended}")
 
 
 @click.command()
@@ -235,7 +154,7 @@ _RUNS_DIR = click.option(
 @click.option(
     "--since", default="", metavar="TIME", help="On the platform: 30m, 2h, 1d, or a time (ISO 8601)."
 )
-@_RUNS_DIR
+@_runs_dir_option
 @environment_flags
 def logs(
     run: str,
@@ -260,16 +179,16 @@ def logs(
                 raise SettingsError("--since is for runs on the platform: lines of a local run have no time")
             lines = read_files(place, task, replica, follow=follow)
         else:
-            from shardline.pipelines.remote.runs import read_log
+            from shardline.components.vertex.runs import read_log
 
-            lines = read_log(place, run, task, replica, since=_time(since), follow=follow)
+            lines = read_log(place, run, task, _pool_name(replica), since=_time(since), follow=follow)
         for line in lines:
             click.echo(line)
 
 
 @click.command()
 @click.argument("run")
-@_RUNS_DIR
+@_runs_dir_option
 @json_option
 @environment_flags
 def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
@@ -278,52 +197,123 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
     RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform. Ends with 1
     when it failed, with 4 when it was cancelled.
     """
-    from shardline.components import run_record
-
     place = _find(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
-            found = run_record.read_outcome(place)
+            found = observe(place)
         else:
-            from shardline.pipelines.remote import runs as platform
+            from shardline.components.vertex.runs import read_record
 
-            found = platform.read_outcome(place, run)
+            found = read_record(place, run)
     if as_json:
         show_json(found.as_json())
     else:
         click.echo("\n".join(_page(found)))
-    codes = {run_record.FAILED: EXIT_FAILED, run_record.CANCELLED: EXIT_CANCELLED}
-    sys.exit(codes.get(found.state, 0))
+    sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
 
-def _page(found: Outcome) -> Iterator[str]:
-    from shardline.components.vertex.causes import explain as judge
+def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
+    """Reads a compiled pipeline from a file, or from the registry.
 
+    Returns:
+        The pipeline spec (IR), and its address in the registry with its digest; "" for a file.
+
+    Raises:
+        PipelineError: When there is no such pipeline.
+        PlatformError: When the registry refuses or is not reached.
+    """
+    from shardline.pipelines.remote.upload import download, is_registry_url
+    from shardline.pipelines.spec import load_pipeline, parse_pipeline
+
+    if not is_registry_url(pipeline):
+        return load_pipeline(Path(pipeline)), ""
+    content, address = download(pipeline)
+    return parse_pipeline(content, Path(address)), address
+
+
+def show_runs(runs: list[Run], none: str, as_json: bool) -> None:
+    """Prints a list of runs.
+
+    Args:
+        runs: The runs.
+        none: What to say where there are none.
+        as_json: Whether as JSON.
+    """
+    if as_json:
+        show_json({"runs": [item.as_json() for item in runs]})
+    elif runs:
+        rows = ((item.job_id, item.state, _local(item.created), item.duration) for item in runs)
+        show_table([("RUN", "STATE", "SUBMITTED", "DURATION"), *rows])
+    else:
+        click.echo(none)
+
+
+def _finish(platform: Platform, run: Run, waits: bool, as_json: bool) -> None:
+    from shardline.pipelines.remote.submit import judge, wait
+
+    try:
+        found = wait(platform, run.name) if waits else run
+    except KeyboardInterrupt:
+        raise RestartError(
+            f"no longer watching; the run goes on: 'shardline status {run.job_id} --wait' watches it "
+            f"again, 'shardline cancel {run.job_id}' ends it"
+        ) from None
+    if as_json:
+        show_json(found.as_json())
+    elif waits:
+        _show(found)
+    else:
+        click.echo(f"state: {found.state}; 'shardline status {found.job_id} --wait' watches it")
+    if waits:
+        judge(found)
+
+
+def _show(found: Run) -> None:
+    rows = [
+        (task.name, task.state, task.duration, task.error[:80]) for task in found.tasks if not task.is_group
+    ]
+    if rows:
+        show_table([("TASK", "STATE", "DURATION", ""), *rows])
+        click.echo()
+    click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
+    if found.error:
+        click.echo(f"error: {found.error}")
+
+
+def _local(moment: str) -> str:
+    return f"{datetime.datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
+
+
+def _page(found: RunRecord) -> Iterator[str]:
     yield found.headline()
     rows = list(found.links.items())
-    if found.failure is not None:
-        explanation = judge(found.failure)
-        rows = [*explanation.rows(), *rows]
-        rows += [
-            ("" if number else "last lines", f"| {line}") for number, line in enumerate(explanation.lines)
-        ]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        yield f"  {name.ljust(width)}  {value}"
+    if found.explanation is not None:
+        last = found.explanation.lines
+        rows = [*found.explanation.rows(), *rows]
+        rows += [("" if number else "last lines", f"| {line}") for number, line in enumerate(last)]
+    for line in facts(rows).splitlines():
+        yield f"  {line}"
 
 
-def _find(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Environment:
+def _find(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Platform:
     """Returns the directory of a run on this machine, or where on the platform it is."""
-    from shardline.components.run_record import is_run_directory
     from shardline.pipelines.remote.environment import load_environment
 
     for path in (Path(run), runs_dir / run):
         if is_run_directory(path):
             return path
     try:
-        return load_environment(settings, flags, os.environ)
+        return load_environment(settings, flags, os.environ).platform
     except SettingsError as error:
         raise SettingsError(f"{run} is no run directory; for a run on the platform {error}") from None
+
+
+def _pool_name(replica: str) -> str:
+    """Returns the platform's name of a replica: workerpool1-0 for worker-0."""
+    from shardline.pipelines.local.job import ROLES
+
+    found = re.fullmatch(rf"({'|'.join(ROLES)})-(\d+)", replica)
+    return f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica
 
 
 def _time(text: str) -> datetime.datetime | None:
@@ -332,8 +322,6 @@ def _time(text: str) -> datetime.datetime | None:
     Raises:
         SettingsError: When it is neither a duration nor a time.
     """
-    import re
-
     if not text:
         return None
     if found := re.fullmatch(r"(\d+)([smhd])", text):

@@ -24,7 +24,7 @@ from shardline.pipelines.cli.options import (
 from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
-    from shardline.pipelines.remote.client import Clients
+    from shardline.components.vertex.client import Platform
     from shardline.pipelines.remote.environment import Environment
     from shardline.pipelines.remote.schedules.plan import Plan
     from shardline.pipelines.remote.schedules.steps import Existing, Step
@@ -36,16 +36,15 @@ if TYPE_CHECKING:
 def list_(as_json: bool, environment: Environment) -> None:
     """List the schedules of pipelines that there are."""
     from shardline.pipelines.cli import schedule_view as view
-    from shardline.pipelines.remote.client import clients
     from shardline.pipelines.remote.schedules.apply import list_schedules
 
-    found = sorted(list_schedules(clients(environment)), key=lambda item: (item.display_name, item.name))
+    found = sorted(list_schedules(environment.platform), key=lambda item: (item.display_name, item.name))
     if as_json:
         show_json({"schedules": [view.existing_content(item) for item in found]})
     elif found:
         show_table([("NAME", "ID", "STATE", "CRON", "NEXT RUN", "RUNS"), *map(view.existing_row, found)])
     else:
-        click.echo(f"no schedules in {environment.parent}")
+        click.echo(f"no schedules in {environment.platform.parent}")
 
 
 @click.command()
@@ -108,20 +107,13 @@ def delete(name: str, dry_run: bool, as_json: bool, environment: Environment) ->
 @environment_options
 def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None:
     """List the latest runs that the schedule NAME has started."""
-    import dataclasses
-
-    from shardline.pipelines.remote.runs import latest_runs
+    from shardline.components.vertex.runs import latest_runs
+    from shardline.pipelines.cli.runs import show_runs
 
     platform, found = _find(environment, name)
     conditions = [f'schedule_name="{item.name}"' for item in found]
     started = latest_runs(platform, limit, " OR ".join(conditions))
-    if as_json:
-        show_json({"runs": [dataclasses.asdict(item) for item in started]})
-    elif started:
-        rows = [(item.job_id, item.state, item.created, item.duration) for item in started]
-        show_table([("RUN", "STATE", "STARTED (UTC)", "DURATION"), *rows])
-    else:
-        click.echo(f"{name} has started no run")
+    show_runs(started, f"{name} has started no run", as_json)
 
 
 COMMANDS = (list_, pause, resume, delete, runs)
@@ -141,26 +133,25 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; there are {', '.join(listed)}" if listed else "; there are none"
 
 
-def _find(environment: Environment, name: str, *, required: bool = True) -> tuple[Clients, list[Existing]]:
+def _find(environment: Environment, name: str, *, required: bool = True) -> tuple[Platform, list[Existing]]:
     """Returns the schedules that are called `name`.
 
     Raises:
         SettingsError: When there is none and one is required.
     """
-    from shardline.pipelines.remote.client import clients
     from shardline.pipelines.remote.schedules.apply import list_schedules
 
-    platform = clients(environment)
+    platform = environment.platform
     known = list_schedules(platform)
     found = [item for item in known if item.display_name == name]
     if required and not found:
         others = near(name, {item.display_name for item in known})
-        raise SettingsError(f"there is no schedule {name!r} in {environment.parent}{others}")
+        raise SettingsError(f"there is no schedule {name!r} in {environment.platform.parent}{others}")
     return platform, found
 
 
 def _do(
-    platform: Clients,
+    platform: Platform,
     name: str,
     steps: Sequence[Step],
     done: str,
@@ -217,10 +208,9 @@ def plan(names: tuple[str, ...], file: Path, check: bool, as_json: bool, environ
     Shows in what each differs from what is declared, and the next times at which it fires.
     """
     from shardline.pipelines.cli import schedule_view as view
-    from shardline.pipelines.remote.client import clients
 
     now = datetime.datetime.now(datetime.UTC)
-    plans, _, others = _plans(clients(environment), file, names, now)
+    plans, _, others = _plans(environment, file, names, now)
     if as_json:
         show_json({"schedules": [view.plan_content(item, now) for item in plans], "not_declared": others})
     else:
@@ -244,17 +234,15 @@ def apply(names: tuple[str, ...], file: Path, dry_run: bool, as_json: bool, envi
     All are checked before the first one is touched. Interrupted, it is repaired by being run again.
     """
     from shardline.pipelines.cli import schedule_view as view
-    from shardline.pipelines.remote.client import clients
     from shardline.pipelines.remote.schedules.apply import apply_plan
 
     now = datetime.datetime.now(datetime.UTC)
-    platform = clients(environment)
-    plans, requests, _ = _plans(platform, file, names, now)
+    plans, requests, _ = _plans(environment, file, names, now)
     if dry_run:
         show_json({"requests": [step_content(step) for item in plans for step in item.steps]})
         return
     for item in plans:
-        apply_plan(platform, item, requests[item.declared.display_name])
+        apply_plan(environment.platform, item, requests[item.declared.display_name])
         if not as_json:
             click.echo(view.done_line(item, now))
     if as_json:
@@ -262,7 +250,7 @@ def apply(names: tuple[str, ...], file: Path, dry_run: bool, as_json: bool, envi
 
 
 def _plans(
-    platform: Clients, file: Path, names: Sequence[str], now: datetime.datetime
+    environment: Environment, file: Path, names: Sequence[str], now: datetime.datetime
 ) -> tuple[list[Plan], dict[str, dict[str, Any]], list[str]]:
     """Returns the plans, the requests of the runs by name, and the schedules that are not in the file."""
     from shardline.pipelines.cli.runs import read_spec
@@ -284,10 +272,8 @@ def _plans(
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
-        requests[name] = run_request(
-            platform.environment, declared[name], spec, parameters, template_uri=template_uri
-        )
-    found = list_schedules(platform)
+        requests[name] = run_request(environment, declared[name], spec, parameters, template_uri=template_uri)
+    found = list_schedules(environment.platform)
     plans = [
         make_plan(declared[name], requests[name], [item for item in found if item.display_name == name], now)
         for name in chosen

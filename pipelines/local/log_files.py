@@ -1,8 +1,7 @@
-"""The logs of a run on this machine, as lines for a person."""
+"""Logs of a run on this machine, as lines for a person."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,5 +75,4 @@ def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
 
 
 def _is_running(directory: Path) -> bool:
-    record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-    return bool(record["state"] == "running")
+    return run_record.RunRecord.read(directory).state == run_record.RUNNING

@@ -1,34 +1,32 @@
-"""The directory of one run, and the record in it of what ran.
-
-What became of the replicas of a job: a table for people and job.json for programs.
-"""
+"""Run directory of a run on this machine with its record, and the history of a custom job's replicas."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import hashlib
 import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from shardline.components.run_record import JOB_FILE, RUNNING, RunRecord, observe
+from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
+_TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")
 
 
-def timestamp(time: datetime.datetime) -> str:
-    """Returns a time in UTC as RFC 3339 text."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-class RunRecord:
+class RunDirectory:
     """The directory of one run and its run.json, which says at any time how far the run has come.
 
     Attributes:
@@ -40,13 +38,17 @@ class RunRecord:
     def __init__(self, runs: Path, pipeline: bytes, now: datetime.datetime) -> None:
         """Makes the directory, named by the time, and puts an exact copy of the pipeline into it.
 
+        Args:
+            runs: Where to make it.
+            pipeline: The compiled YAML.
+            now: Time, without fractions of a second.
+
         Raises:
             SettingsError: When the directory cannot be written.
         """
         self.created = timestamp(now)
         self.sha256 = hashlib.sha256(pipeline).hexdigest()
         self._started = time.monotonic()
-        self._content: dict[str, Any] = {}
         try:
             self.directory = _make_unique(runs.absolute(), now.strftime("%Y-%m-%dT%H-%M-%SZ"))
             files.write_bytes(self.directory / "pipeline.yaml", pipeline)
@@ -61,63 +63,46 @@ class RunRecord:
         return time.monotonic() - self._started
 
     def start(self, name: str, path: Path, parameters: Mapping[str, Any]) -> None:
-        """Records what runs, with which settings and versions."""
-        self._content = {
-            "pipeline": name,
-            "yaml": str(path),
-            "sha256": self.sha256,
-            "state": "running",
-            "created": self.created,
-            "duration_s": None,
-            "parameters": dict(parameters),
-            "versions": {"python": platform.python_version(), **_versions()},
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "facts": {},
-            "error": None,
-        }
-        self._save()
+        """Records what runs, with which parameters and versions."""
+        self._record = RunRecord(
+            name=self.directory.name,
+            pipeline=name,
+            state=RUNNING,
+            created=self.created,
+            parameters=parameters,
+            yaml=str(path),
+            sha256=self.sha256,
+            versions={"python": platform.python_version(), **dict(_versions())},
+            platform=platform.platform(),
+            cpus=os.cpu_count(),
+        )
+        self._record.write(self.directory)
 
     def end(self, state: str, facts: Mapping[str, Scalar], error: str | None) -> None:
-        """Records how the run ended: "succeeded", "failed" or "stopped"."""
-        self._content |= {
-            "state": state,
-            "duration_s": round(self.duration, 3),
-            "facts": dict(facts),
-            "error": error,
-        }
-        self._save()
-
-    def _save(self) -> None:
-        files.write_json(self.directory / "run.json", self._content)
+        """Records how the run ended: succeeded, failed or cancelled."""
+        seconds = round(self.duration, 3)
+        ended = dataclasses.replace(self._record, state=state, duration_s=seconds, facts=facts, error=error)
+        ended.write(self.directory)
+        with contextlib.suppress(SettingsError):  # it ended before it had a log
+            observe(self.directory).write(self.directory)
 
 
 def _make_unique(runs: Path, name: str) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
+    for number in count(1):
         directory = runs / (name if number == 1 else f"{name}-{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             directory.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
             return directory
+    raise AssertionError("numbers never end")
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
+def _versions() -> Iterator[tuple[str, str | None]]:
     for package in _PACKAGES:
         try:
-            versions[package] = importlib.metadata.version(package)
+            yield package, importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
-
-
-JOB_FILE = "job.json"
-
-_TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")
+            yield package, None
 
 
 class History:
@@ -130,7 +115,7 @@ class History:
 
     def __init__(self, display_name: str, names: Sequence[str]) -> None:
         self._display_name = display_name
-        self._created = timestamp(datetime.datetime.now(datetime.UTC))
+        self._created = timestamp(datetime.datetime.now(datetime.UTC).replace(microsecond=0))
         self._began = time.monotonic()
         self._starts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
@@ -158,15 +143,8 @@ class History:
 
     def table(self) -> list[str]:
         """Returns the table, a line per replica: first start, last end and exit, largest memory."""
-        rows = [_TITLES, *(_row(name, starts) for name, starts in self._starts.items() if starts)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join(
-                cell.ljust(width) if number in (0, 3) else cell.rjust(width)
-                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        rows = [_row(name, starts) for name, starts in self._starts.items() if starts]
+        return table(_TITLES, rows, align="lrrlr").splitlines()
 
     def save(self, directory: Path, state: str, error: str | None) -> None:
         """Writes job.json.

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
+from shardline.components.run_record import CANCELLED, FAILED, SUCCEEDED
 from shardline.pipelines.local import execute, processes, record
 from shardline.pipelines.local.execution import Execution
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
@@ -77,22 +78,22 @@ def run_pipeline(
     content = read_pipeline(path)
     spec = parse_pipeline(content, path)
     checked = check_parameters(spec, parameters)
-    now = datetime.datetime.now(datetime.UTC)
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     _check_injections(injections, spec)
-    localized = localize(spec, checked, created=record.timestamp(now))
-    values = localize_value(checked, created=record.timestamp(now))
-    book = record.RunRecord(runs_dir, content, now)
+    localized = localize(spec, checked, created=summary.timestamp(now))
+    values = localize_value(checked, created=summary.timestamp(now))
+    book = record.RunDirectory(runs_dir, content, now)
     book.start(spec["pipelineInfo"]["name"], path.absolute(), defaults(spec) | checked)
     command = _write_inputs(book.directory, localized, values)
     run = Execution(book.directory, patient=has_exit_tasks(spec), injections=injections)
-    state, explanation = "stopped", None
+    state, explanation = CANCELLED, None
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             run.watch(command, terminal)
             run.raise_failure(terminal)
-        state = "succeeded"
+        state = SUCCEEDED
     except processes.ProcessFailedError as error:
-        state, explanation = "failed", str(error)
+        state, explanation = FAILED, str(error)
         raise
     except processes.Stopped as error:
         explanation = f"stopped by {error.signal_name}"
@@ -118,7 +119,7 @@ def _write_inputs(directory: Path, localized: dict[str, Any], parameters: dict[s
     return [sys.executable, "-m", execute.__name__, str(pipeline), str(values), str(directory / "outputs")]
 
 
-def _rows(book: record.RunRecord, run: Execution, state: str) -> list[tuple[str, str]]:
+def _rows(book: record.RunDirectory, run: Execution, state: str) -> list[tuple[str, str]]:
     return [
         ("pipeline", f"sha256 {book.sha256}"),
         *((name, event.text) for name, event in run.facts.items()),
@@ -128,7 +129,7 @@ def _rows(book: record.RunRecord, run: Execution, state: str) -> list[tuple[str,
     ]
 
 
-def _judge(book: record.RunRecord, run: Execution, require_blessing: bool) -> RunResult:
+def _judge(book: record.RunDirectory, run: Execution, require_blessing: bool) -> RunResult:
     verdict = run.facts.get("blessed")
     blessed = None if verdict is None else verdict.value is True
     if require_blessing and not blessed:

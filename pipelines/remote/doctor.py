@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from shardline.components.vertex.client import Rest, connect, platform_errors
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
-from shardline.pipelines.remote.client import Rest, connect, platform_errors
 from shardline.pipelines.remote.environment import Environment
 from shardline.trainer.errors import PlatformError
 
@@ -261,7 +261,7 @@ def _image(image: str) -> _Check:
 def _quota(settings: Settings) -> _Check:
     def check(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
         for metric, wanted in needs(settings.train).items():
-            limit = rest.quota(environment.project, environment.location, metric)
+            limit = _limit(metric, environment, rest)
             if limit is None:
                 found = f"training needs {wanted} of {metric}; the limit is not known"
                 yield warning("quota", found, "look in the console: IAM and admin, quotas")
@@ -275,6 +275,21 @@ def _quota(settings: Settings) -> _Check:
                 )
 
     return check
+
+
+def _limit(metric: str, environment: Environment, rest: Rest) -> int | None:
+    """Returns the limit of a quota in the region, -1 for none, or None where it is not known.
+
+    Source: https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics
+    """
+    name = quote(f"aiplatform.googleapis.com/{metric}", safe="")
+    parent = f"v1beta1/projects/{environment.project}/services/aiplatform.googleapis.com"
+    found = rest.find("serviceusage", f"{parent}/consumerQuotaMetrics/{name}")
+    for limit in (found or {}).get("consumerQuotaLimits", ()):
+        for bucket in limit.get("quotaBuckets", ()):
+            if bucket.get("dimensions", {}).get("region") == environment.location:
+                return int(bucket.get("effectiveLimit", 0))
+    return None
 
 
 def _serving_image(settings: Settings) -> tuple[str, ...]:

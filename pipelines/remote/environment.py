@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from shardline.components.vertex import forms
+from shardline.components.vertex.client import Platform
 from shardline.pipelines.tables import read_table
 from shardline.trainer.errors import SettingsError
 
@@ -68,14 +69,9 @@ class Environment:
         forms.check_labels(self.labels, self._origin("labels"))
 
     @property
-    def parent(self) -> str:
-        """Resource name of the location."""
-        return f"projects/{self.project}/locations/{self.location}"
-
-    @property
-    def host(self) -> str:
-        """Host of the API."""
-        return self.api_endpoint or f"{self.location}-aiplatform.googleapis.com"
+    def platform(self) -> Platform:
+        """The platform's services there; nothing is loaded or reached before one is used."""
+        return Platform(self.project, self.location, self.api_endpoint)
 
     def need(self, name: str) -> str:
         """Returns a value that what is being done cannot do without.

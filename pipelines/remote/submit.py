@@ -1,7 +1,4 @@
-"""Starting a run, watching it, and cancelling it.
-
-The request that starts a run, as JSON: what is shown is what is sent.
-"""
+"""Submission of a run: the request that starts it, as JSON that is shown and sent, and watching it."""
 
 from __future__ import annotations
 
@@ -10,28 +7,29 @@ import datetime
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from shardline.components.run_record import CANCELLED, SUCCEEDED
+from shardline.components.vertex.client import Platform, ask
 from shardline.components.vertex.forms import JOB_ID, LONGEST_NAME, check_labels
-from shardline.pipelines.remote.client import Clients, ask
+from shardline.components.vertex.runs import Run, read_run, resource_name, run_of
 from shardline.pipelines.remote.environment import Environment
-from shardline.pipelines.remote.runs import RunStatus, read_run, read_status, resource_name
 from shardline.trainer import progress
-from shardline.trainer.errors import CancelledRunError, PipelineError, RunError, SettingsError, ShardlineError
-
-if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1.types import PipelineJob
+from shardline.trainer.errors import CancelledRunError, PipelineError, RunError, SettingsError
 
 #: Seconds between two looks at a run: at first, and at most.
 _FIRST_S, _LAST_S = 0.5, 15.0
 
+_LONGEST_ID = 127
+_OLDEST_SCHEMA = (2, 1)
 
-def submit(clients: Clients, request: Mapping[str, Any]) -> RunStatus:
+
+def submit(platform: Platform, request: Mapping[str, Any]) -> Run:
     """Starts a run.
 
     Args:
-        clients: Of the place.
+        platform: Where.
         request: What `job_request` returns, with an id.
 
     Returns:
@@ -45,20 +43,17 @@ def submit(clients: Clients, request: Mapping[str, Any]) -> RunStatus:
 
     message = ParseDict(dict(request), CreatePipelineJobRequest.pb(CreatePipelineJobRequest()))
     job_id = str(request["pipelineJobId"])
-
-    def made() -> PipelineJob:
-        return read_run(clients, job_id)
-
+    name = {"name": resource_name(platform, job_id)}
     job = ask(
         f"submit the run {job_id}",
-        clients.pipelines.create_pipeline_job,
+        platform.pipelines.create_pipeline_job,
         CreatePipelineJobRequest.wrap(message),
-        made=made,
+        made=lambda: ask(f"look at the run {job_id}", platform.pipelines.get_pipeline_job, name),
     )
-    return read_status(job)
+    return run_of(job, platform)
 
 
-def cancel(clients: Clients, run: str) -> tuple[bool, RunStatus]:
+def cancel(platform: Platform, run: str) -> tuple[bool, Run]:
     """Asks the platform to cancel a run, unless it has ended.
 
     Returns:
@@ -67,19 +62,19 @@ def cancel(clients: Clients, run: str) -> tuple[bool, RunStatus]:
     Raises:
         PlatformError: When there is no such run, or the platform refuses or is not reached.
     """
-    status = read_status(read_run(clients, run))
-    if status.has_ended:
-        return False, status
-    ask(f"cancel the run {run}", clients.pipelines.cancel_pipeline_job, cancel_request(clients, run))
-    return True, status
+    found = read_run(platform, run)
+    if found.has_ended:
+        return False, found
+    ask(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, cancel_request(platform, run))
+    return True, found
 
 
-def cancel_request(clients: Clients, run: str) -> dict[str, str]:
+def cancel_request(platform: Platform, run: str) -> dict[str, str]:
     """Returns a CancelPipelineJobRequest in the API's JSON form."""
-    return {"name": resource_name(clients.environment, run)}
+    return {"name": resource_name(platform, run)}
 
 
-def wait(clients: Clients, run: str) -> RunStatus:
+def wait(platform: Platform, run: str) -> Run:
     """Watches a run until it has ended, and tells what becomes of its tasks.
 
     Returns:
@@ -89,50 +84,35 @@ def wait(clients: Clients, run: str) -> RunStatus:
         PlatformError: When the platform was not reached for a quarter of an hour.
     """
     seen: dict[str, str] = {}
-    for pause in _pauses():
-        status = read_status(read_run(clients, run, watching=True))
-        for task in status.tasks:
+    pause = _FIRST_S
+    while True:
+        found = read_run(platform, run, watching=True)
+        for task in found.tasks:
             if task.is_under_way and seen.get(task.path) != task.state:
                 seen[task.path] = task.state
                 progress.say(task.name, task.in_words)
-        if status.has_ended:
-            return status
+        if found.has_ended:
+            return found
         time.sleep(pause)
-    raise AssertionError("pauses never end")
+        pause = min(_LAST_S, pause * 1.3)
 
 
-def judge(status: RunStatus) -> None:
+def judge(run: Run) -> None:
     """Returns when a run that has ended succeeded.
 
     Raises:
         RunError: When it failed.
         CancelledRunError: When it was cancelled.
     """
-    if error := _error(status):
-        raise error
-
-
-def _error(status: RunStatus) -> ShardlineError | None:
-    if status.state == "succeeded":
-        return None
-    if status.state == "cancelled":
-        return CancelledRunError(f"the run {status.job_id} was cancelled")
-    failed = status.failed_task
+    if run.state == SUCCEEDED:
+        return
+    if run.state == CANCELLED:
+        raise CancelledRunError(f"the run {run.job_id} was cancelled")
+    failed = run.failed_task
     where = f" in the task {failed.name}" if failed else ""
-    why = (failed.error if failed else "") or status.error or "the platform does not say why"
-    more = f"'shardline explain {status.job_id}' says more"
-    return RunError(f"the run {status.job_id} failed{where}: {why.rstrip('.')}; {more}")
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_S
-    while True:
-        yield pause
-        pause = min(_LAST_S, pause * 1.3)
-
-
-_LONGEST_ID = 127
-_OLDEST_SCHEMA = (2, 1)
+    why = (failed.error if failed else "") or run.error or "the platform does not say why"
+    more = f"'shardline explain {run.job_id}' says more"
+    raise RunError(f"the run {run.job_id} failed{where}: {why.rstrip('.')}; {more}")
 
 
 def job_request(
@@ -152,7 +132,7 @@ def job_request(
         spec: The compiled pipeline (IR).
         parameters: Checked values (`check_parameters`), without those that keep their default.
         job_id: Id of the run; "" leaves it out, as a schedule's request must.
-        labels: Of this run, beside the environment's.
+        labels: Labels of this run, beside the environment's.
         enable_caching: For every task; None leaves it to each.
         template_uri: Where in the registry the pipeline came from.
 
@@ -162,24 +142,30 @@ def job_request(
             breaks the launcher of custom jobs.
     """
     _check_spec(spec)
+    merged = {**environment.labels, **(labels or {})}
+    check_labels(merged)
+    root = environment.pipeline_root or spec.get("defaultPipelineRoot") or environment.need("pipeline_root")
+    key = environment.encryption_spec_key_name
     job = {
         "displayName": spec["pipelineInfo"]["name"],
         "pipelineSpec": spec if enable_caching is None else with_caching(spec, enable_caching),
-        "labels": merge_labels(environment, labels or {}),
-        "runtimeConfig": {
-            "gcsOutputDirectory": _root(environment, spec),
-            "parameterValues": dict(parameters),
-        },
+        "labels": merged,
+        "runtimeConfig": {"gcsOutputDirectory": root, "parameterValues": dict(parameters)},
         "serviceAccount": environment.service_account,
         "network": environment.network,
-        "encryptionSpec": {"kmsKeyName": environment.encryption_spec_key_name}
-        if environment.encryption_spec_key_name
-        else {},
+        "encryptionSpec": {"kmsKeyName": key} if key else {},
         "templateUri": template_uri,
     }
-    request = {"parent": environment.parent, "pipelineJob": {key: job[key] for key in job if job[key]}}
+    request = {
+        "parent": environment.platform.parent,
+        "pipelineJob": {name: value for name, value in job.items() if value},
+    }
     if job_id:
-        check_job_id(job_id)
+        if not JOB_ID.fits(job_id):
+            raise SettingsError(
+                f"a run's id must begin with a letter, and have lower-case letters, digits and - only, "
+                f"{_LONGEST_ID} at most, got {job_id!r}"
+            )
         request["pipelineJobId"] = job_id
     return request
 
@@ -200,30 +186,6 @@ def new_job_id(name: str, now: datetime.datetime | None = None) -> str:
     return word[: _LONGEST_ID - len(end)].rstrip("-") + end
 
 
-def check_job_id(job_id: str) -> None:
-    """Checks the form of a run's id.
-
-    Raises:
-        SettingsError: When it has another.
-    """
-    if not JOB_ID.fits(job_id):
-        raise SettingsError(
-            f"a run's id must begin with a letter, and have lower-case letters, digits and - only, "
-            f"{_LONGEST_ID} at most, got {job_id!r}"
-        )
-
-
-def merge_labels(environment: Environment, labels: Mapping[str, str]) -> dict[str, str]:
-    """Returns the labels of an environment and of a run, checked.
-
-    Raises:
-        SettingsError: When one has not the form that it needs.
-    """
-    merged = {**environment.labels, **labels}
-    check_labels(merged)
-    return merged
-
-
 def with_caching(spec: Mapping[str, Any], enabled: bool) -> dict[str, Any]:
     """Returns a pipeline with caching on, or off, in every task."""
     changed = copy.deepcopy(dict(spec))
@@ -231,10 +193,6 @@ def with_caching(spec: Mapping[str, Any], enabled: bool) -> dict[str, Any]:
         for task in component.get("dag", {}).get("tasks", {}).values():
             task["cachingOptions"] = {"enableCache": True} if enabled else {}
     return changed
-
-
-def _root(environment: Environment, spec: Mapping[str, Any]) -> str:
-    return environment.pipeline_root or spec.get("defaultPipelineRoot") or environment.need("pipeline_root")
 
 
 def _check_spec(spec: Mapping[str, Any]) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardline.pipelines.remote.client import again, platform_errors
-from shardline.pipelines.remote.refusals import is_conflict, is_missing
+from shardline.components.vertex.client import again, platform_errors
+from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.trainer.errors import PipelineError, PlatformError, SettingsError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class _Repository:
             self._ask(f"set the tag {tag}", change, package, version, tag)
         except PlatformError as error:
             # After an attempt whose answer was lost, the next one finds the tag there.
-            if not is_conflict(error.__cause__) or self.tagged(package, tag) != version:
+            if kind_of(error.__cause__) is not Kind.CONFLICT or self.tagged(package, tag) != version:
                 raise
 
     def download(self, package: str, version: str) -> bytes:
@@ -190,7 +190,7 @@ class _Repository:
             try:
                 return self._retried(doing, call)(*args)
             except Exception as error:
-                if is_missing(error):
+                if kind_of(error) is Kind.MISSING:
                     return None
                 raise
 

@@ -17,8 +17,8 @@ from shardline.components.conclude.notification import (
     send,
     webhook_url,
 )
-from shardline.components.run_record import RUN_VARIABLE, Outcome
-from shardline.components.vertex.causes import Failure
+from shardline.components.run_record import RUN_VARIABLE, RunRecord
+from shardline.components.vertex.causes import Failure, explain
 from shardline.pipelines.settings import load
 from shardline.trainer.errors import PlatformError, SettingsError
 from shardline.trainer.progress import Event
@@ -79,7 +79,7 @@ def test_a_failure_is_said_recorded_and_sent(
         "failed step: train",
         "next step: look at the whole log of the task",
         "| worker-0 | epoch 1",
-        "the webhook has been told",
+        "the webhook has been called",
     ]
     (message,) = webhook.messages
     assert message["text"] == "retrain failed: train"
@@ -120,7 +120,7 @@ def test_a_webhook_that_refuses_fails_nothing_and_stays_secret(
 
     finish("FAILED")
 
-    assert events[-1].text == "nobody has been told: the webhook did not take the message (status 500)"
+    assert events[-1].text == "nobody has been notified: the webhook did not take the message (status 500)"
     assert not any("T0PS3CRET" in event.text for event in events)
 
 
@@ -141,7 +141,9 @@ def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
 
     finish("FAILED", tmp_path / "history")
 
-    assert events[0].text.startswith("cannot read what became of the run: SettingsError")
+    assert events[0].text.startswith(
+        f"cannot read what became of the run: {run} is not the directory of a run"
+    )
     record = json.loads((tmp_path / "history" / "runs" / "retrain-1" / "run.json").read_text())
     assert record["explanation"]["error"] == "Task exit-handler-1 failed."
 
@@ -163,7 +165,9 @@ def test_a_url_that_is_none_is_not_named() -> None:
 
 def test_the_message_is_no_markup_and_fits() -> None:
     failure = Failure(task="train", error="<b> & co", lines=("x" * 3000, "the last"))
-    blocks = payload(Outcome(name="r", pipeline="p", state="failed", failure=failure))["blocks"]
+    blocks = payload(RunRecord(name="r", pipeline="p", state="failed", explanation=explain(failure)))[
+        "blocks"
+    ]
 
     texts = [block["text"]["text"] for block in blocks]
     assert "&lt;b&gt; &amp; co" in texts[1]

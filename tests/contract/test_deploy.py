@@ -118,7 +118,7 @@ def test_an_endpoint_that_is_not_there_is_one_line(vertex: FakeVertex, tmp_path:
     done = run(vertex, tmp_path, lambda component, task: deploy_tasks(component, DEPLOY, task, {}))
 
     assert done.returncode == 1
-    assert f"cannot read the traffic of {DEPLOY.endpoint}: 404" in done.stdout
+    assert f"cannot read the traffic of {DEPLOY.endpoint}: not found" in done.stdout
     assert "Traceback" not in done.stdout.partition("cannot read the traffic")[0]
 
 

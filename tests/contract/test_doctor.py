@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from google.cloud.storage import Client
 from google.rpc import code_pb2
 
+from shardline.components.vertex.client import connect
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.doctor import Diagnosis
-from shardline.pipelines.remote.client import connect
 from shardline.pipelines.remote.doctor import examine, find_image
 from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.settings import load

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from google.cloud.aiplatform_v1.types import PipelineState, Schedule
 from google.rpc import code_pb2
 
+from shardline.components.vertex import client
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.remote import client
 from shardline.trainer.errors import EXIT_PLATFORM
 from tests.contract.conftest import enter
 from tests.contract.fake.failures import Drop, permission_of

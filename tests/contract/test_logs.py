@@ -184,7 +184,7 @@ def test_without_the_logs_the_rest_is_explained(start: Callable[..., Run]) -> No
     result = invoke("explain", "toy-1")
 
     assert "SIGKILL (exit code 137)" in result.stdout
-    assert "not everything can be read: 403" in result.stderr
+    assert "cannot read the logs: permission logging.logEntries.list is missing" in result.stderr
 
 
 def test_a_run_that_is_not_there_is_named(start: Callable[..., Run]) -> None:
@@ -266,7 +266,7 @@ def test_a_secret_that_cannot_be_read_fails_nothing(
 
     conclude("FAILED", tmp_path)
 
-    assert "nobody has been told: cannot read the secret" in capsys.readouterr().out
+    assert "nobody has been notified: cannot read the secret" in capsys.readouterr().out
     assert (tmp_path / "runs" / "toy-1" / "run.json").is_file()
 
 
@@ -278,6 +278,6 @@ def test_a_run_that_cannot_be_read_is_recorded_with_what_is_known(
 
     conclude("FAILED", tmp_path, when="never")
 
-    assert "cannot read what became of the run: PermissionDenied" in capsys.readouterr().out
+    assert "cannot look at the run toy-1: permission aiplatform.pipelineJobs.get" in capsys.readouterr().out
     record = json.loads((tmp_path / "runs" / "toy-1" / "run.json").read_text())
     assert record["explanation"]["error"] == "The DAG failed"

@@ -19,7 +19,6 @@ from google.cloud.aiplatform_v1.types import CreateNotebookExecutionJobRequest, 
 from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.remote.client import clients
 from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.schedules.apply import apply_plan, list_schedules
 from shardline.pipelines.remote.schedules.declared import Declared
@@ -379,9 +378,10 @@ def test_near_a_run_it_waits_until_the_old_one_has_fired(workplace: FakeVertex) 
         waited.append(seconds)
         clock[0] += datetime.timedelta(seconds=seconds)
 
-    platform = clients(Environment(project=PROJECT, location=LOCATION, pipeline_root=f"gs://{BUCKET}"))
+    environment = Environment(project=PROJECT, location=LOCATION, pipeline_root=f"gs://{BUCKET}")
+    platform = environment.platform
     wanted = Declared(display_name="nightly", cron="TZ=UTC * * * * *", pipeline="toy.yaml")
-    request = run_request(platform.environment, wanted, pipeline(), {})
+    request = run_request(environment, wanted, pipeline(), {})
     plan = make_plan(wanted, request, list_schedules(platform), clock[0])
     apply_plan(platform, plan, request, now=lambda: clock[0], sleep=sleep)
 

@@ -144,7 +144,7 @@ def test_a_job_that_cannot_be_read_is_named(vertex_environ: FakeVertex) -> None:
     name = f"projects/{PROJECT}/locations/{LOCATION}/hyperparameterTuningJobs/9"
     uri = f"https://{LOCATION}-aiplatform.googleapis.com/v1/{name}"
     resources = json.dumps({"resources": [{"resourceType": "HyperparameterTuningJob", "resourceUri": uri}]})
-    with pytest.raises(PlatformError, match=f"cannot read the tuning job {name}: 404"):
+    with pytest.raises(PlatformError, match=f"cannot read the tuning job {name}: not found"):
         read_job(resources)
     vertex_environ.services.fail("GetHyperparameterTuningJob", code_pb2.PERMISSION_DENIED)
     with pytest.raises(PlatformError, match=r"aiplatform\.hyperparameterTuningJobs\.get"):

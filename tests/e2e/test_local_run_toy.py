@@ -249,7 +249,7 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     output, _ = process.communicate(timeout=20)
     assert process.returncode == code
     assert "Traceback" not in output
-    state = "running" if signum == signal.SIGKILL else "stopped"
+    state = "running" if signum == signal.SIGKILL else "cancelled"
     assert _record(runs)["state"] == state
 
 

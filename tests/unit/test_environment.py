@@ -31,8 +31,8 @@ def test_variables_override_the_file_and_flags_override_both(file: Path) -> None
 
     assert (found.project, found.location, found.pipeline_root) == ("from-file", "us-central1", "gs://b/flag")
     assert found.labels == {"team": "vision"}
-    assert found.parent == "projects/from-file/locations/us-central1"
-    assert found.host == "us-central1-aiplatform.googleapis.com"
+    assert found.platform.parent == "projects/from-file/locations/us-central1"
+    assert found.platform.host == "us-central1-aiplatform.googleapis.com"
     assert found.origins == {
         "project": str(file),
         "labels": str(file),
@@ -45,7 +45,7 @@ def test_labels_come_from_a_variable() -> None:
     variables = {"VERTEX_LABELS": "team=vision, stage=test", "VERTEX_API_ENDPOINT": "vertex.p.googleapis.com"}
     found = load_environment(None, PLACE, variables)
     assert found.labels == {"team": "vision", "stage": "test"}
-    assert found.host == "vertex.p.googleapis.com"
+    assert found.platform.host == "vertex.p.googleapis.com"
 
 
 @pytest.mark.parametrize("name", ["project", "location"])
@@ -95,7 +95,9 @@ def _given(name: str, value: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("project", ["my-project", "123456", "example.com:my-project"])
 def test_projects_of_every_form(project: str) -> None:
-    assert Environment(project=project, location="us-central1").parent.startswith(f"projects/{project}/")
+    assert Environment(project=project, location="us-central1").platform.parent.startswith(
+        f"projects/{project}/"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.run_record import read_outcome
+from shardline.components.run_record import RunRecord, failure_of, observe
 from shardline.components.vertex.causes import Failure, exit_code, explain, in_words
 from shardline.trainer.errors import SettingsError
 
@@ -121,10 +121,13 @@ def write_run(directory: Path, log: str = LOG, **record: object) -> Path:
     return directory
 
 
-def test_a_task_that_was_killed_is_told_from_the_shell_s_last_word(tmp_path: Path) -> None:
-    failure = read_outcome(write_run(tmp_path / "run")).failure
+def failure_in(run: Path) -> Failure:
+    return failure_of(run, RunRecord.read(run))
 
-    assert failure is not None
+
+def test_a_task_that_was_killed_is_told_from_the_shell_s_last_word(tmp_path: Path) -> None:
+    failure = failure_in(write_run(tmp_path / "run"))
+
     assert (failure.task, failure.exit_code) == ("train", 137)
     assert failure.lines == ("worker-0 | about to fail", "Killed")
 
@@ -146,7 +149,7 @@ def test_the_replica_that_failed_first_is_named_and_not_one_that_was_stopped(tmp
     (job / "job.json").write_text(json.dumps({"error": "worker-1 was killed", "replicas": replicas}))
     (job / "worker-1.log").write_text("loading\n\nstep 3\n")
 
-    failure = read_outcome(run).failure
+    failure = failure_in(run)
 
     assert failure == Failure(
         task="train",
@@ -162,9 +165,8 @@ def test_the_replica_that_failed_first_is_named_and_not_one_that_was_stopped(tmp
 def test_a_message_of_our_own_is_the_error(tmp_path: Path) -> None:
     log = LOG.replace("    Killed\n", "train: error: epochs is 0; give 1 or more\n")
 
-    failure = read_outcome(write_run(tmp_path / "run", log)).failure
+    failure = failure_in(write_run(tmp_path / "run", log))
 
-    assert failure is not None
     assert (failure.error, failure.own_words) == ("epochs is 0; give 1 or more", True)
 
 
@@ -179,7 +181,7 @@ def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> N
     }
     (task / "executor_output.json").write_text(json.dumps({"artifacts": artifacts}))
 
-    outcome = read_outcome(run)
+    outcome = observe(run)
 
     assert outcome.headline() == "retrain succeeded: not blessed, accuracy 0.5000"
     assert outcome.links == {"run": str(run), "report": "/x/report", "model": "/x/model"}
@@ -193,9 +195,9 @@ def test_a_run_in_which_nothing_had_changed_says_why(tmp_path: Path) -> None:
     made = {"parameterValues": {"changed": False, "reason": "the same data as on Monday"}}
     (task / "executor_output.json").write_text(json.dumps(made))
 
-    assert read_outcome(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
+    assert observe(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
 
 
 def test_a_directory_that_is_none_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is not the directory of a run"):
-        read_outcome(tmp_path)
+        observe(tmp_path)

@@ -9,8 +9,8 @@ import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
-from shardline.pipelines.remote.client import again, platform_errors
-from shardline.pipelines.remote.refusals import is_busy, is_lost, is_unreached, role_of
+from shardline.components.vertex.client import again, platform_errors
+from shardline.components.vertex.refusals import Kind, kind_of, role_of
 from shardline.trainer.errors import PlatformError
 
 
@@ -65,7 +65,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
         ),
         (
             auth.TransportError("HTTPSConnectionPool(host='oauth2.googleapis.com'): Failed to resolve it"),
-            "oauth2.googleapis.com was not reached: its name is not known",
+            "oauth2.googleapis.com was not reached: its name cannot be resolved",
         ),
         (requests.ConnectTimeout("connect timeout=3"), "Google Cloud was not reached: it does not answer"),
         (api.Unauthenticated("who?"), "not signed in (who?); run 'gcloud auth"),
@@ -87,19 +87,20 @@ def test_a_mistake_of_our_own_is_not_the_platforms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "busy", "lost", "unreached"),
+    ("error", "kind"),
     [
-        (api.ResourceExhausted("x"), True, False, False),
-        (api.ServiceUnavailable("The service is currently unavailable."), False, True, False),
-        (api.ServiceUnavailable("DNS resolution failed for x"), False, True, True),
-        (requests.ConnectionError("Connection aborted."), False, True, False),
-        (requests.exceptions.ChunkedEncodingError("Connection broken"), False, True, False),
-        (api.InvalidArgument("proxy"), False, False, False),  # an answer
-        (api.NotFound("x"), False, False, False),
+        (api.ResourceExhausted("x"), Kind.BUSY),
+        (api.ServiceUnavailable("The service is currently unavailable."), Kind.LOST),
+        (api.ServiceUnavailable("DNS resolution failed for x"), Kind.UNREACHED),
+        (requests.ConnectionError("Connection aborted."), Kind.LOST),
+        (requests.exceptions.ChunkedEncodingError("Connection broken"), Kind.LOST),
+        (api.InvalidArgument("proxy"), Kind.REFUSED),  # an answer
+        (api.NotFound("x"), Kind.MISSING),
+        (http_error(409, "is there"), Kind.CONFLICT),
     ],
 )
-def test_kinds_of_failures(error: Exception, busy: bool, lost: bool, unreached: bool) -> None:
-    assert (is_busy(error), is_lost(error), is_unreached(error)) == (busy, lost, unreached)
+def test_kinds_of_failures(error: Exception, kind: Kind) -> None:
+    assert kind_of(error) is kind
 
 
 def test_a_token_is_replaced_once() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from shardline.components.text import timestamp
 from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.schedules.declared import Declared
 from shardline.pipelines.remote.schedules.plan import Action, Plan, make_plan, run_request, schedule_body
-from shardline.pipelines.remote.schedules.steps import NEW, Existing, quiet_moment, read_existing, timestamp
+from shardline.pipelines.remote.schedules.steps import NEW, Existing, quiet_moment, read_existing
 from tests.helpers.checks import pipeline
 
 NOW = datetime.datetime(2026, 11, 20, 12, 0, 0, tzinfo=datetime.UTC)
@@ -36,7 +37,7 @@ def existing(wanted: Declared | None = None, number: int = 1, content: Any = Non
     found = {
         "startTime": timestamp(begin),
         **schedule_body(wanted, content or request(wanted), begin),
-        "name": f"{ENVIRONMENT.parent}/schedules/{number}",
+        "name": f"{ENVIRONMENT.platform.parent}/schedules/{number}",
         "state": "PAUSED" if wanted.paused else "ACTIVE",
         "createTime": timestamp(begin + datetime.timedelta(minutes=number)),
     }
@@ -71,7 +72,7 @@ def test_a_new_schedule_is_created_and_looked_at() -> None:
     assert made.action is Action.CREATE
     assert calls(made) == ["Create", f"Get {NEW}"]
     schedule = made.steps[0].request["schedule"]
-    assert made.steps[0].request["parent"] == ENVIRONMENT.parent
+    assert made.steps[0].request["parent"] == ENVIRONMENT.platform.parent
     assert {key: schedule[key] for key in schedule if key != "createPipelineJobRequest"} == {
         "displayName": "nightly",
         "cron": "TZ=Europe/Vienna 0 6 * * *",

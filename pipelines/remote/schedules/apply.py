@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardline.pipelines.remote.client import Clients, ask, ask_all, platform_errors
+from shardline.components.vertex.client import Platform, ask, ask_all, platform_errors
 from shardline.pipelines.remote.schedules.plan import Plan, make_plan, same_request
 from shardline.pipelines.remote.schedules.steps import NEW, WAIT, Existing, Step, read_existing
 from shardline.trainer import progress
@@ -21,19 +21,19 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def list_schedules(clients: Clients) -> list[Existing]:
+def list_schedules(platform: Platform) -> list[Existing]:
     """Returns all schedules of pipelines at a location, those of notebooks left out.
 
     Raises:
         PlatformError: When the platform refuses, fails or is not reached.
     """
-    request = {"parent": clients.environment.parent, "filter": "create_pipeline_job_request:*"}
-    found = ask_all("list the schedules", clients.schedules.list_schedules, request)
+    request = {"parent": platform.parent, "filter": "create_pipeline_job_request:*"}
+    found = ask_all("list the schedules", platform.schedules.list_schedules, request)
     return [_read(message) for message in found]
 
 
 def apply_plan(
-    clients: Clients,
+    platform: Platform,
     plan: Plan,
     request: Mapping[str, Any],
     *,
@@ -43,7 +43,7 @@ def apply_plan(
     """Makes a schedule what it is declared to be.
 
     Args:
-        clients: Of the schedule's place.
+        platform: Where the schedule is.
         plan: What has to be done.
         request: CreatePipelineJobRequest of the schedule's runs.
         now: Tells the time.
@@ -64,19 +64,19 @@ def apply_plan(
                 )
                 sleep(seconds)
         elif step.call == "CreateSchedule":
-            created = call(clients, name, step).name
+            created = call(platform, name, step).name
         elif step.call == "GetSchedule":
-            new = _read(call(clients, name, _renamed(step, created)))
+            new = _read(call(platform, name, _renamed(step, created)))
             _verify(new, request)
             # From here on as after an interruption: so that way is taken every time, and with the new time.
             rest = make_plan(plan.declared, request, [*plan.existing, new], now())
-            apply_plan(clients, rest, request, now=now, sleep=sleep)
+            apply_plan(platform, rest, request, now=now, sleep=sleep)
             return
         else:
-            call(clients, name, _renamed(step, created))
+            call(platform, name, _renamed(step, created))
 
 
-def call(clients: Clients, display_name: str, step: Step) -> Any:
+def call(platform: Platform, display_name: str, step: Step) -> Any:
     """Makes one call of ScheduleService, and returns its answer.
 
     Raises:
@@ -86,12 +86,12 @@ def call(clients: Clients, display_name: str, step: Step) -> Any:
     from google.protobuf import json_format
 
     methods: dict[str, Callable[..., Any]] = {
-        "CreateSchedule": clients.schedules.create_schedule,
-        "GetSchedule": clients.schedules.get_schedule,
-        "UpdateSchedule": clients.schedules.update_schedule,
-        "PauseSchedule": clients.schedules.pause_schedule,
-        "ResumeSchedule": clients.schedules.resume_schedule,
-        "DeleteSchedule": clients.schedules.delete_schedule,
+        "CreateSchedule": platform.schedules.create_schedule,
+        "GetSchedule": platform.schedules.get_schedule,
+        "UpdateSchedule": platform.schedules.update_schedule,
+        "PauseSchedule": platform.schedules.pause_schedule,
+        "ResumeSchedule": platform.schedules.resume_schedule,
+        "DeleteSchedule": platform.schedules.delete_schedule,
     }
     kind = getattr(schedule_service, f"{step.call}Request")
     message = kind(json_format.ParseDict(step.request, kind.pb(kind())))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from shardline.components.text import timestamp
 from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.schedules.declared import Declared
 from shardline.pipelines.remote.schedules.steps import (
@@ -25,7 +26,6 @@ from shardline.pipelines.remote.schedules.steps import (
     create_steps,
     delete_steps,
     state_steps,
-    timestamp,
     update_steps,
 )
 from shardline.pipelines.remote.submit import job_request

@@ -22,6 +22,7 @@ from itertools import islice, product
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from shardline.components.text import timestamp
 from shardline.pipelines.check.schedule import Cron, parse, split_zone
 
 #: A cron expression that names a day fires within so many days: 29 February, over a century that has none.
@@ -274,11 +275,6 @@ def quiet_moment(crons: Iterable[str], now: datetime.datetime) -> datetime.datet
         if moment - _SETTLED < near <= moment + _QUIET:
             moment = near + _SETTLED
     return moment
-
-
-def timestamp(moment: datetime.datetime) -> str:
-    """Returns a time as the API writes it."""
-    return moment.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
 def _near(cron: str, now: datetime.datetime) -> list[datetime.datetime]:

@@ -1,6 +1,7 @@
-"""Calls of the platform: clients for one place, tried again where that is safe, failures in one line.
+"""Client of the platform: Google's own clients for one project and region, and one policy of retries.
 
-Google's REST APIs for which a client library would be one package more for one call.
+`ask` calls a method of a client, `Rest` an API for which a client library would be one package more. Google's
+libraries are loaded when the first client is used, and what they raise becomes one line (`refusals`).
 """
 
 from __future__ import annotations
@@ -10,78 +11,117 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from shardline.pipelines.remote.environment import Environment
+from shardline.components.vertex.refusals import Kind, in_short, kind_of, refusal
 from shardline.trainer import progress
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
     from google.auth.transport.requests import AuthorizedSession
-    from google.cloud.aiplatform_v1 import (
-        JobServiceClient,
-        ModelServiceClient,
-        PipelineServiceClient,
-        ScheduleServiceClient,
-    )
+    from google.cloud import aiplatform_v1
+    from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
 
 T = TypeVar("T")
 
-#: Seconds for which one attempt may take.
+#: Seconds that one attempt may take.
 _ATTEMPT_S = 30.0
-#: Seconds for which a service that is busy is asked again.
+#: Seconds during which a service that is busy is asked again.
 _PATIENCE_S = 60.0
-#: Seconds for which a service that was never reached is asked again: the network is not there.
+#: Seconds during which a service that was never reached is asked again: the network is not there.
 _UNREACHED_S = 3.0
 #: Seconds for both of them while a run is watched, which may take days.
 _WATCHING_S = 900.0
 
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
 
 @dataclass(frozen=True)
-class Clients:
-    """Clients of the platform's services in one place, each made when it is first used."""
+class Platform:
+    """The platform's services in one project and region; each client is made when it is first used.
 
-    environment: Environment
+    Attributes:
+        project: Id or number.
+        location: Region.
+        endpoint: Host of the Vertex AI API; "" for the region's.
+    """
+
+    project: str
+    location: str
+    endpoint: str = ""
+
+    @classmethod
+    def of(cls, name: str, *, project: str = "", endpoint: str = "") -> Self:
+        """Returns the place of a resource.
+
+        Args:
+            name: Resource name, projects/P/locations/L/...
+            project: Id to use instead of the name's project, which is often its number.
+            endpoint: Host of the API; "" for the region's.
+        """
+        _, number, _, location, *_ = name.split("/")
+        return cls(project or number, location, endpoint)
+
+    @property
+    def parent(self) -> str:
+        """Resource name of the location."""
+        return f"projects/{self.project}/locations/{self.location}"
+
+    @property
+    def host(self) -> str:
+        """Host of the Vertex AI API."""
+        return self.endpoint or f"{self.location}-aiplatform.googleapis.com"
 
     @cached_property
-    def pipelines(self) -> PipelineServiceClient:
+    def pipelines(self) -> aiplatform_v1.PipelineServiceClient:
         """Runs of pipelines."""
         from google.cloud.aiplatform_v1 import PipelineServiceClient
 
         return self._make(PipelineServiceClient)
 
     @cached_property
-    def schedules(self) -> ScheduleServiceClient:
+    def schedules(self) -> aiplatform_v1.ScheduleServiceClient:
         """Schedules."""
         from google.cloud.aiplatform_v1 import ScheduleServiceClient
 
         return self._make(ScheduleServiceClient)
 
     @cached_property
-    def jobs(self) -> JobServiceClient:
+    def jobs(self) -> aiplatform_v1.JobServiceClient:
         """Custom jobs and hyperparameter tuning jobs."""
         from google.cloud.aiplatform_v1 import JobServiceClient
 
         return self._make(JobServiceClient)
 
     @cached_property
-    def models(self) -> ModelServiceClient:
+    def models(self) -> aiplatform_v1.ModelServiceClient:
         """The Model Registry."""
         from google.cloud.aiplatform_v1 import ModelServiceClient
 
         return self._make(ModelServiceClient)
 
+    @cached_property
+    def endpoints(self) -> aiplatform_v1.EndpointServiceClient:
+        """Endpoints."""
+        from google.cloud.aiplatform_v1 import EndpointServiceClient
+
+        return self._make(EndpointServiceClient)
+
+    @cached_property
+    def logs(self) -> LoggingServiceV2Client:
+        """Cloud Logging."""
+        from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+
+        with platform_errors("sign in to Google Cloud"):
+            return LoggingServiceV2Client()
+
     def _make(self, kind: type[T]) -> T:
         from google.api_core.client_options import ClientOptions
 
+        options = ClientOptions(api_endpoint=self.host)
         with platform_errors("sign in to Google Cloud"):
-            return kind(client_options=ClientOptions(api_endpoint=self.environment.host))  # type: ignore[call-arg]
-
-
-def clients(environment: Environment) -> Clients:
-    """Returns the clients for an environment; nothing is loaded or reached before one is used."""
-    return Clients(environment)
+            return kind(client_options=options)  # type: ignore[call-arg]
 
 
 def ask(
@@ -97,13 +137,13 @@ def ask(
 
     Args:
         doing: What fails if the call does: "submit the pipeline".
-        method: Method of a client: `clients.pipelines.get_pipeline_job`.
+        method: Method of a client: `platform.pipelines.get_pipeline_job`.
         request: Its request, a message or a dictionary.
-        repeatable: Whether the call may have been done already when it is done again. One that may not is
-            tried again only where the platform says that it has done nothing (429, or 401 with an old token).
-        watching: Whether something that takes long is being watched, and no answer is no hurry.
+        repeatable: Whether the call may be made again when it is not known whether it was done. One that may
+            not is tried again only where the platform has done nothing (429, or 401 with an old token).
+        watching: Whether something is watched that takes long, so that a service may be away for a while.
         made: Of a call that creates something under an id of our choice: returns what an earlier attempt has
-            created, of which the answer was lost.
+            created whose answer was lost.
 
     Raises:
         PlatformError: When the platform refuses, fails or is not reached.
@@ -111,7 +151,9 @@ def ask(
     from google.api_core.exceptions import AlreadyExists
     from google.api_core.timeout import ConstantTimeout
 
-    attempts = _Attempts(doing, credentials_of(method), repeatable=repeatable, watching=watching)
+    transport = getattr(getattr(method, "__self__", None), "transport", None)
+    credentials = getattr(transport, "_credentials", None)
+    attempts = _Attempts(doing, credentials, repeatable=repeatable, watching=watching)
     timeout = ConstantTimeout(_ATTEMPT_S)  # type: ignore[no-untyped-call]
     with platform_errors(doing):
         try:
@@ -129,30 +171,22 @@ def ask_all(
 
     Args:
         doing: What fails if the call does.
-        method: Method of a client: `clients.pipelines.list_pipeline_jobs`.
+        method: Method of a client: `platform.pipelines.list_pipeline_jobs`.
         request: Its request.
-        limit: How many items at most; None for all.
+        limit: The largest number of items; None for all.
     """
-    from itertools import islice
-
     with platform_errors(doing):  # the pages after the first one are asked for while they are read
         return list(islice(ask(doing, method, request), limit))
 
 
 def again(doing: str, credentials: Any = None) -> Retry:
-    """Returns api_core's retry for calls of other clients of Google, and of requests, that may be repeated.
+    """Returns api_core's retry for repeatable calls of Google's other clients, and of requests.
 
     Args:
         doing: What fails if the call does.
         credentials: What it signs in with; a token that is refused is then replaced, once.
     """
     return _Attempts(doing, credentials).retry()
-
-
-def credentials_of(method: Callable[..., Any]) -> Any:
-    """Returns what a method of a client signs in with; None when it does not say."""
-    transport = getattr(getattr(method, "__self__", None), "transport", None)
-    return getattr(transport, "_credentials", None)
 
 
 @contextlib.contextmanager
@@ -169,8 +203,6 @@ def platform_errors(doing: str) -> Iterator[None]:
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
 
-    from shardline.pipelines.remote.refusals import refusal
-
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, RequestException) as error:
@@ -178,7 +210,7 @@ def platform_errors(doing: str) -> Iterator[None]:
 
 
 class _Attempts:
-    """Decides whether a call is tried again, and says so."""
+    """The attempts at one call: decides whether there is another, and says so."""
 
     def __init__(
         self, doing: str, credentials: Any, *, repeatable: bool = True, watching: bool = False
@@ -202,33 +234,29 @@ class _Attempts:
         )
 
     def _may_pass(self, error: Exception) -> bool:
-        from shardline.pipelines.remote.refusals import is_busy, is_expired, is_lost, is_unreached
-
-        passing = is_busy(error) or (self._repeatable and is_lost(error))
-        unreached = is_unreached(error)
-        patience_s = _WATCHING_S if self._watching else _UNREACHED_S if unreached else _PATIENCE_S
-        if is_expired(error) and self._credentials is not None:
+        kind = kind_of(error)
+        patience_s = _UNREACHED_S if kind is Kind.UNREACHED else _PATIENCE_S
+        if self._watching:
+            patience_s = _WATCHING_S
+        if kind is Kind.EXPIRED and self._credentials is not None:
             # gRPC renews a token by the clock only, and not when the platform refuses it.
             self._credentials.token, self._credentials = None, None
-        elif not passing or time.monotonic() - self._begin > patience_s:
-            return False
+        else:
+            passing = kind is Kind.BUSY or (self._repeatable and kind in (Kind.LOST, Kind.UNREACHED))
+            if not passing or time.monotonic() - self._begin > patience_s:
+                return False
         self.failed += 1
         return True
 
     def _say(self, error: Exception) -> None:
-        from shardline.pipelines.remote.refusals import in_short, is_unreached
-
-        if self._watching or not is_unreached(error):  # else it is over before it has been read
+        # A service that is not reached is given up before anybody has read the line.
+        if self._watching or kind_of(error) is not Kind.UNREACHED:
             progress.say("vertex", f"cannot {self._doing} yet ({in_short(error)}); trying again")
-
-
-_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Rest:
-    """A session in the name of this process's account.
+    """A session with Google's REST APIs in the name of this process's account.
 
     All methods raise what `platform_errors` turns into one line.
     """
@@ -250,28 +278,14 @@ class Rest:
         try:
             return self.get(api, path)
         except HTTPError as error:
-            if error.response is not None and error.response.status_code == 404:
+            if kind_of(error) is Kind.MISSING:
                 return None
             raise
-
-    def quota(self, project: str, location: str, metric: str) -> int | None:
-        """Returns the limit of a quota in a region, -1 for none, or None where nobody knows it.
-
-        Source: https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics
-        """
-        name = quote(f"aiplatform.googleapis.com/{metric}", safe="")
-        parent = f"v1beta1/projects/{project}/services/aiplatform.googleapis.com"
-        found = self.find("serviceusage", f"{parent}/consumerQuotaMetrics/{name}")
-        for limit in (found or {}).get("consumerQuotaLimits", ()):
-            for bucket in limit.get("quotaBuckets", ()):
-                if bucket.get("dimensions", {}).get("region") == location:
-                    return int(bucket.get("effectiveLimit", 0))
-        return None
 
     def _call(self, verb: str, api: str, path: str, **content: Any) -> dict[str, Any]:
         def call() -> dict[str, Any]:
             url = f"https://{api}.googleapis.com/{path}"
-            response = self.session.request(verb, url, timeout=_TIMEOUT_S, **content)  # type: ignore[no-untyped-call]
+            response = self.session.request(verb, url, timeout=_ATTEMPT_S, **content)  # type: ignore[no-untyped-call]
             response.raise_for_status()
             return dict(response.json())
 
@@ -280,7 +294,7 @@ class Rest:
 
 
 def connect() -> tuple[Rest, str]:
-    """Returns a session, and in whose name it speaks.
+    """Returns a session, and the account in whose name it speaks.
 
     Raises:
         PlatformError: When there are no credentials, or they are refused.

@@ -1,0 +1,200 @@
+"""Refusals of the platform: what Google's clients raise, by kind, and as one line that says what to do."""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any
+
+from shardline.trainer.errors import PlatformError
+
+#: The smallest role that has a permission, by the permission's beginning.
+_ROLES = {
+    "aiplatform.": "roles/aiplatform.user",
+    "storage.buckets.": "roles/storage.legacyBucketReader",
+    "storage.objects.": "roles/storage.objectUser",
+    "artifactregistry.": "roles/artifactregistry.writer",
+    "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
+    "logging.": "roles/logging.viewer",
+    "secretmanager.": "roles/secretmanager.secretAccessor",
+}
+
+_PERMISSION = re.compile(r"[Pp]ermission ['\"]?([a-zA-Z]+(?:\.[a-zA-Z]+)+)")
+_RESOURCE = re.compile(r"(?:on|for) resource:? ['\"]?(?://[\w.-]+/)?([^\s'\"]+)")
+_ACT_AS = re.compile(r"act as (?:the )?service[_ ]account:? ['\"]?([\w.-]+@[\w.-]+\w)")
+_DISABLED = re.compile(r"has not been used in project|is disabled|it is not enabled")
+_API = re.compile(r"\b([a-z]+\.googleapis\.com)")
+_QUOTA = re.compile(r"metric '([^']+)'|\b([a-z]+\.googleapis\.com/[\w.-]+)")
+
+#: Why a server was never spoken to, by what gRPC, requests and google-auth say, in lower case.
+_UNREACHED = {
+    "certificate": "its certificate is not trusted",
+    "proxy": "the proxy did not connect",
+    "lookup failed": "its name cannot be resolved",
+    "resolution": "its name cannot be resolved",
+    "failed to resolve": "its name cannot be resolved",
+    "connection refused": "it refuses connections",
+    "connect timeout": "it does not answer",
+    "failed to connect": "it does not answer",
+    "failed to establish": "it does not answer",
+    "metadata from plugin": "no access token could be obtained",
+}
+_HOST = re.compile(r"\b([a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?:googleapis\.com|pkg\.dev|google\.com))")
+_SIGN_IN = "run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+
+
+class Kind(enum.Enum):
+    """What a failed call means for the next attempt."""
+
+    BUSY = "refused for now, without having done anything (429)"
+    EXPIRED = "the token was refused (401)"
+    MISSING = "there is no such thing (404)"
+    CONFLICT = "it is there already, or was changed meanwhile (409)"
+    UNREACHED = "the service was never spoken to: the network is not there, or not that far"
+    LOST = "done or not done: 5xx, no answer in time, connection lost"
+    REFUSED = "refused for good"
+
+
+def kind_of(error: BaseException | None) -> Kind:
+    """Returns what a failed call means for the next attempt."""
+    from google.api_core import exceptions as api
+    from google.auth.exceptions import TransportError
+    from requests import exceptions as web
+
+    error = _last(error)
+    lost = (
+        *(api.InternalServerError, api.Unknown, api.BadGateway, api.ServiceUnavailable),
+        *(api.GatewayTimeout, api.Aborted, TransportError),
+        *(web.ChunkedEncodingError, web.ConnectionError, web.Timeout),
+    )
+    if isinstance(error, lost):
+        return Kind.UNREACHED if _why_unreached(error) else Kind.LOST
+    kinds = {
+        api.TooManyRequests: Kind.BUSY,
+        api.Unauthorized: Kind.EXPIRED,
+        api.NotFound: Kind.MISSING,
+        api.Conflict: Kind.CONFLICT,
+    }
+    return next((kind for cls, kind in kinds.items() if isinstance(error, cls)), Kind.REFUSED)
+
+
+def refusal(doing: str, error: Exception) -> PlatformError:
+    """Returns the error that says in one line why something could not be done."""
+    return PlatformError(f"cannot {doing}: {' '.join(_reason(_last(error)).split())}")
+
+
+def in_short(error: Exception) -> str:
+    """Returns what happened, in a few words."""
+    if kind_of(error) is Kind.UNREACHED:
+        return "not reached"
+    error = _last(error)
+    code = getattr(error, "code", None)
+    words = re.sub(r"(?<!^)(?=[A-Z])", " ", type(error).__name__).lower().removesuffix(" error")
+    return f"{code} {words}" if code else "the connection was lost"
+
+
+def role_of(permission: str) -> str:
+    """Returns a role that has a permission."""
+    roles = (role for beginning, role in _ROLES.items() if permission.startswith(beginning))
+    return next(roles, "a role that has it")
+
+
+def _last(error: Any) -> Any:
+    """Returns what happened last in a call that was tried several times; HTTP errors as gRPC's have them."""
+    from google.api_core.exceptions import RetryError, from_http_response
+    from requests.exceptions import HTTPError
+
+    if isinstance(error, RetryError) and isinstance(error.cause, Exception):
+        return _last(error.cause)
+    if isinstance(error, HTTPError) and error.response is not None:
+        return from_http_response(error.response)  # type: ignore[no-untyped-call]
+    return error
+
+
+def _why_unreached(error: BaseException) -> str:
+    words = str(error).lower()
+    return next((why for phrase, why in _UNREACHED.items() if phrase in words), "")
+
+
+def _reason(error: Exception) -> str:
+    from google.api_core import exceptions as api
+    from google.auth.exceptions import DefaultCredentialsError, RefreshError
+
+    kind, said = kind_of(error), _short(error)
+    if isinstance(error, DefaultCredentialsError):
+        return f"no credentials of Google Cloud were found; {_SIGN_IN}"
+    if kind is Kind.UNREACHED:
+        host = _first(_HOST, str(error)) or "Google Cloud"
+        why = _why_unreached(error)
+        return f"{host} was not reached: {why}; is this machine connected, and is the location right?"
+    if isinstance(error, RefreshError):
+        return f"the credentials were refused ({said}); {_SIGN_IN}"
+    if isinstance(error, api.Forbidden):
+        return _forbidden(error)
+    if kind is Kind.BUSY:
+        return _exhausted(error)
+    if isinstance(error, api.Aborted):
+        return f"something else has changed it meanwhile: {said}; try again"
+    if isinstance(error, (api.BadRequest, api.FailedPrecondition)):
+        return f"the platform refused it: {said}"
+    words = {
+        Kind.EXPIRED: f"not signed in ({said}); {_SIGN_IN}",
+        Kind.MISSING: f"not found: {said}; look for a mistyped name, project or location",
+        Kind.CONFLICT: f"it is there already: {said}; choose another id, or look at what is there",
+        Kind.LOST: f"the service did not answer as it should ({in_short(error)}: {said}); try again later",
+    }
+    return words.get(kind, said)
+
+
+def _forbidden(error: Any) -> str:
+    text = _message(error)
+    facts = dict(error.metadata or {})
+    if error.reason == "SERVICE_DISABLED" or _DISABLED.search(text):
+        found = _API.search(facts.get("service", "")) or _API.search(text)
+        api = found[1] if found else "aiplatform.googleapis.com"
+        return f"the API {api} is not enabled in this project; run 'gcloud services enable {api}'"
+    if found := _ACT_AS.search(text):
+        return (
+            f"permission iam.serviceAccounts.actAs is missing on {found[1]}; "
+            f"grant {_ROLES['iam.serviceAccounts.actAs']} on it to {_account()}"
+        )
+    permission = facts.get("permission") or _first(_PERMISSION, text)
+    if not permission:
+        return f"permission denied: {_short(error)}; ask for it to be granted to {_account()}"
+    resource = facts.get("resource") or _first(_RESOURCE, text)
+    on = f" on {resource}" if resource else ""
+    return f"permission {permission} is missing{on}; grant {role_of(permission)} to {_account()}"
+
+
+def _exhausted(error: Any) -> str:
+    metric = dict(error.metadata or {}).get("quota_metric") or _first(_QUOTA, _message(error))
+    if metric:
+        return f"the quota {metric} is used up ({_short(error)}); wait, or ask for more of it in the console"
+    return f"too many requests ({_short(error)}); try again later"
+
+
+def _account() -> str:
+    """Returns the account in whose name this process speaks to the platform."""
+    import google.auth
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        credentials, _ = google.auth.default()
+    except GoogleAuthError:
+        return "your account"
+    name = getattr(credentials, "service_account_email", "") or getattr(credentials, "account", "")
+    return name or "your account"
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return next((group for group in found.groups() if group), "") if found else ""
+
+
+def _message(error: Exception) -> str:
+    return str(getattr(error, "message", "") or error)
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(_message(error).split()).rstrip(".")
+    return text if len(text) <= 300 else f"{text[:297]}..."
