@@ -21,6 +21,7 @@ from shardline.pipelines.cli.options import (
     foreground,
     json_option,
     pairs,
+    runs_dir_option,
     show_json,
     show_table,
 )
@@ -33,13 +34,6 @@ if TYPE_CHECKING:
 
 _wait_option = click.option(
     "--wait", "waits", is_flag=True, help="Watch it to its end; exit with 1 when it failed, 4 when cancelled."
-)
-_runs_dir_option = click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where run directories are.",
 )
 
 
@@ -154,7 +148,7 @@ def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> 
 @click.option(
     "--since", default="", metavar="TIME", help="On the platform: 30m, 2h, 1d, or a time (ISO 8601)."
 )
-@_runs_dir_option
+@runs_dir_option
 @environment_flags
 def logs(
     run: str,
@@ -188,7 +182,7 @@ def logs(
 
 @click.command()
 @click.argument("run")
-@_runs_dir_option
+@runs_dir_option
 @json_option
 @environment_flags
 def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
