@@ -32,7 +32,7 @@ _PASTED = {
 }
 #: Placeholders that differ from run to run.
 _NAMES_OF_THE_RUN = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
-_SEVEN_DAYS_S = 604_800.0
+SEVEN_DAYS_S = 604_800.0
 _NO_WAIT = "86400s"
 
 
@@ -144,7 +144,7 @@ class CustomJobSettings:
             if self.max_wait_duration != _NO_WAIT:
                 raise SettingsError(f"max_wait_duration goes with strategy FLEX_START, not {self.strategy}")
             return
-        if timeout > _SEVEN_DAYS_S:
+        if timeout > SEVEN_DAYS_S:
             raise SettingsError(f"timeout is at most 604800s (7 days) with FLEX_START, got {self.timeout}")
         if len({pool.machine for pool in self.cluster.pools if pool}) > 1:
             raise SettingsError(

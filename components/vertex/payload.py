@@ -43,6 +43,12 @@ def known_text(value: Any) -> str:
     return value if isinstance(value, str) and PLACEHOLDER not in value else ""
 
 
+def argv(container: Mapping[str, Any]) -> list[str]:
+    """Returns command and arguments of a container."""
+    parts = [*list_at(container, "command"), *list_at(container, "args")]
+    return [part for part in parts if isinstance(part, str)]
+
+
 def whole(value: Any) -> int | None:
     """Returns a whole number, which may be written 3, 3.0 or "3", and None for everything else.
 
@@ -139,8 +145,7 @@ class PoolSpec:
     @property
     def argv(self) -> list[str]:
         """Command and arguments of a replica."""
-        parts = [*list_at(self.container, "command"), *list_at(self.container, "args")]
-        return [part for part in parts if isinstance(part, str)]
+        return argv(self.container)
 
     @property
     def env(self) -> list[dict[str, Any]]:

@@ -1,12 +1,19 @@
-"""The rules: each is a small pure function from one part of a pipeline to what is wrong with it.
+"""Rules of a check, what they demand, and what they find.
 
-What a check finds.
+A function looks at one kind of part of a pipeline and yields the code of a rule with what it found. It may
+hold several rules; each stands in its docstring:
+
+    SL103 error: What is demanded.
+        Fix: What to do about a finding.
+        Source: Who says so.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +46,25 @@ class Finding:
     fix: str
 
 
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        code: Stable name, never given to another rule: SL101.
+        severity: Of its findings.
+        demand: What it demands, in one line.
+        fix: What to do about a finding.
+        source: Who says so.
+    """
+
+    code: str
+    severity: Severity
+    demand: str
+    fix: str
+    source: str
+
+
 class Subject(Protocol):
     """A part of a pipeline that rules look at."""
 
@@ -48,52 +74,32 @@ class Subject(Protocol):
 
 
 S = TypeVar("S", bound=Subject)
-Check = Callable[[S], Iterable[str]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule.
-
-    Attributes:
-        code: Stable name, never given to another rule: SL101.
-        severity: Of its findings.
-        subject: Class of the parts that it looks at.
-        fix: What to do about a finding.
-        check: Gives one line for each thing that is wrong. The first line of its docstring says what the
-            rule demands; a line that begins with "Source:" says who says so.
-    """
-
-    code: str
-    severity: Severity
-    subject: type[Any]
-    fix: str
-    check: Check[Any]
-
-    @property
-    def demand(self) -> str:
-        """What the rule demands, in one line."""
-        return _docstring(self.check)[0]
-
-    @property
-    def source(self) -> str:
-        """Who says so."""
-        text = " ".join(_docstring(self.check))
-        return text.partition("Source: ")[2]
-
+#: Codes of rules, and what was found.
+Found = Iterator[tuple[str, str]]
+Check = Callable[[S], Found]
 
 #: All rules by code.
 RULES: dict[str, Rule] = {}
+#: The functions that look for what is wrong, by the class of the parts that they look at.
+_CHECKS: list[tuple[type[Any], Check[Any]]] = []
+_RULE = re.compile(
+    r"^(SL\d{3}) (error|warning): (.+?)\n    Fix: (.+?)\n    Source: (.+?)(?=\n\S|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 
 
-def error(code: str, subject: type[S], *, fix: str) -> Callable[[Check[S]], Check[S]]:
-    """Registers a rule whose findings are errors."""
-    return _register(code, Severity.ERROR, subject, fix)
+def rules(subject: type[S]) -> Callable[[Check[S]], Check[S]]:
+    """Registers a function and the rules in its docstring, for the parts of a class."""
 
+    def register(check: Check[S]) -> Check[S]:
+        for code, severity, *texts in _RULE.findall(inspect.getdoc(check) or ""):
+            if code in RULES:
+                raise ValueError(f"two rules are called {code}")
+            RULES[code] = Rule(code, Severity(severity), *(" ".join(text.split()) for text in texts))
+        _CHECKS.append((subject, check))
+        return check
 
-def warning(code: str, subject: type[S], *, fix: str) -> Callable[[Check[S]], Check[S]]:
-    """Registers a rule whose findings are warnings."""
-    return _register(code, Severity.WARNING, subject, fix)
+    return register
 
 
 def apply(subjects: Mapping[type[Any], Sequence[Subject]]) -> Iterator[Finding]:
@@ -102,21 +108,7 @@ def apply(subjects: Mapping[type[Any], Sequence[Subject]]) -> Iterator[Finding]:
     Args:
         subjects: The parts of a pipeline by their class.
     """
-    for rule in RULES.values():
-        for subject in subjects.get(rule.subject, ()):
-            for why in rule.check(subject):
-                yield Finding(rule.code, rule.severity, subject.where, why, rule.fix)
-
-
-def _register(code: str, severity: Severity, subject: type[S], fix: str) -> Callable[[Check[S]], Check[S]]:
-    def decorate(check: Check[S]) -> Check[S]:
-        if code in RULES:
-            raise ValueError(f"two rules are called {code}")
-        RULES[code] = Rule(code, severity, subject, fix, check)
-        return check
-
-    return decorate
-
-
-def _docstring(check: Check[Any]) -> list[str]:
-    return [line.strip() for line in (check.__doc__ or "").strip().splitlines()]
+    for kind, check in _CHECKS:
+        for subject in subjects.get(kind, ()):
+            for code, why in check(subject):
+                yield Finding(code, RULES[code].severity, subject.where, why, RULES[code].fix)

@@ -1,131 +1,87 @@
-"""Rules about who a custom job runs as, what it can reach, and where it writes.
+"""Rules about access: who a custom job runs as, what it can reach, where it writes, and secrets.
 
-Rules about secrets where everybody can read them. A finding never shows the secret.
+A finding never shows the secret.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from shardline.components.vertex.payload import at, known_text, lacks, list_at
+from shardline.components.vertex import forms
+from shardline.components.vertex.payload import argv, at, known_text, lacks, list_at
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Executor, Parameter, Task
-from shardline.pipelines.check.registry import error, warning
-
-_TENSORBOARD = re.compile(r"projects/[^/]+/locations/[^/]+/tensorboards/[^/]+")
-_NETWORK = re.compile(r"projects/\d+/global/networks/[^/]+")
-_KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
-_ACCOUNT = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+from shardline.pipelines.check.registry import Found, rules
 
 
-@error("SL211", Job, fix="set service_account; {{$.pipeline_service_account}} is the pipeline's own")
-def tensorboard_has_an_account(job: Job) -> Iterator[str]:
-    """TensorBoard needs a service account.
+@rules(Job)
+def connections(job: Job) -> Found:
+    """Accounts and networks that a custom job needs for what it uses.
 
-    Source: google.cloud.aiplatform.CustomJob.run: "service_account is required with provided tensorboard".
+    SL211 error: TensorBoard needs a service account.
+        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
+        Source: google.cloud.aiplatform.CustomJob.run: "service_account is required with provided
+            tensorboard".
+    SL212 error: A job has a peered network or Private Service Connect, not both.
+        Fix: leave out network or psc_interface_config
+        Source: docs.cloud.google.com, training/psc-i-egress and general/vpc-peering: one is the alternative
+            to the other.
+    SL213 warning: A job on a persistent resource names its service account.
+        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
+        Source: google.cloud.aiplatform_v1.types.ServiceAccountSpec: a resource with
+            enable_custom_service_account enforces one on every job.
+    SL214 warning: TensorBoard has a directory of logs to read.
+        Fix: set base_output_directory: the trainer writes to AIP_TENSORBOARD_LOG_DIR below it
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: AIP_TENSORBOARD_LOG_DIR is set only with
+            base_output_directory.
+    SL220 warning: Reserved IP ranges belong to a network.
+        Fix: set network, or leave out reserved_ip_ranges
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: ranges "under the VPC network".
     """
-    if job.text("tensorboard") and lacks(job.spec, "service_account"):
-        yield "the job has a tensorboard and no service_account"
+    spec = job.spec
+    if job.text("tensorboard") and lacks(spec, "service_account"):
+        yield "SL211", "the job has a tensorboard and no service_account"
+    if known_text(spec.get("network")) and spec.get("psc_interface_config"):
+        yield "SL212", "the job has both network and psc_interface_config"
+    if known_text(spec.get("persistent_resource_id")) and lacks(spec, "service_account"):
+        yield "SL213", "the job runs on a persistent resource and has no service_account"
+    if job.text("tensorboard") and lacks(spec, "base_output_directory", "output_uri_prefix"):
+        yield "SL214", "the job has a tensorboard and no base_output_directory"
+    if spec.get("reserved_ip_ranges") and lacks(spec, "network"):
+        yield "SL220", "the job has reserved_ip_ranges and no network"
 
 
-@error("SL212", Job, fix="leave out network or psc_interface_config")
-def network_is_one(job: Job) -> Iterator[str]:
-    """A job has a peered network or Private Service Connect, not both.
+@rules(Job)
+def names(job: Job) -> Found:
+    """Names of resources, in full.
 
-    Source: docs.cloud.google.com, training/psc-i-egress and general/vpc-peering: one is the alternative to
-    the other.
+    SL215 error: A TensorBoard is given by its full name.
+        Fix: write projects/PROJECT/locations/LOCATION/tensorboards/ID
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec.
+    SL216 error: A network is given by its full name, with the project's number.
+        Fix: write projects/PROJECT_NUMBER/global/networks/NAME, with the project's number
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: "{project} is a project number".
+    SL217 error: An encryption key is given by its full name.
+        Fix: write projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY
+        Source: google.cloud.aiplatform_v1.types.EncryptionSpec.
+    SL218 error: A service account is given by its e-mail address.
+        Fix: write the account's e-mail address, NAME@PROJECT.iam.gserviceaccount.com
+        Source: docs.cloud.google.com, training/custom-service-account.
+    SL219 error: base_output_directory is a Cloud Storage location.
+        Fix: write gs://BUCKET/PATH
+        Source: google.cloud.aiplatform_v1.types.GcsDestination.
     """
-    if known_text(job.spec.get("network")) and job.spec.get("psc_interface_config"):
-        yield "the job has both network and psc_interface_config"
-
-
-@warning("SL213", Job, fix="set service_account; {{$.pipeline_service_account}} is the pipeline's own")
-def persistent_resource_has_an_account(job: Job) -> Iterator[str]:
-    """A job on a persistent resource names its service account.
-
-    Source: google.cloud.aiplatform_v1.types.ServiceAccountSpec: a resource with enable_custom_service_account
-    enforces one on every job.
-    """
-    if known_text(job.spec.get("persistent_resource_id")) and lacks(job.spec, "service_account"):
-        yield "the job runs on a persistent resource and has no service_account"
-
-
-@warning(
-    "SL214", Job, fix="set base_output_directory: the trainer writes to AIP_TENSORBOARD_LOG_DIR below it"
-)
-def tensorboard_has_logs(job: Job) -> Iterator[str]:
-    """TensorBoard has a directory of logs to read.
-
-    Source: google.cloud.aiplatform_v1.types.CustomJobSpec: AIP_TENSORBOARD_LOG_DIR is set only with
-    base_output_directory.
-    """
-    if job.text("tensorboard") and lacks(job.spec, "base_output_directory", "output_uri_prefix"):
-        yield "the job has a tensorboard and no base_output_directory"
-
-
-@error("SL215", Job, fix="write projects/PROJECT/locations/LOCATION/tensorboards/ID")
-def tensorboard_name_is_full(job: Job) -> Iterator[str]:
-    """A TensorBoard is given by its full name.
-
-    Source: google.cloud.aiplatform_v1.types.CustomJobSpec.
-    """
-    yield from _unless(_TENSORBOARD, "tensorboard", job.text("tensorboard"))
-
-
-@error("SL216", Job, fix="write projects/PROJECT_NUMBER/global/networks/NAME, with the project's number")
-def network_name_is_full(job: Job) -> Iterator[str]:
-    """A network is given by its full name, with the project's number.
-
-    Source: google.cloud.aiplatform_v1.types.CustomJobSpec: "{project} is a project number".
-    """
-    yield from _unless(_NETWORK, "network", job.text("network"))
-
-
-@error("SL217", Job, fix="write projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY")
-def key_name_is_full(job: Job) -> Iterator[str]:
-    """An encryption key is given by its full name.
-
-    Source: google.cloud.aiplatform_v1.types.EncryptionSpec.
-    """
-    found = at(job.content, "encryption_spec").get("kms_key_name")
-    yield from _unless(_KEY, "kms_key_name", known_text(found))
-
-
-@error("SL218", Job, fix="write the account's e-mail address, NAME@PROJECT.iam.gserviceaccount.com")
-def account_is_an_address(job: Job) -> Iterator[str]:
-    """A service account is given by its e-mail address.
-
-    Source: docs.cloud.google.com, training/custom-service-account.
-    """
-    yield from _unless(_ACCOUNT, "service_account", job.text("service_account"))
-
-
-@error("SL219", Job, fix="write gs://BUCKET/PATH")
-def output_is_in_a_bucket(job: Job) -> Iterator[str]:
-    """base_output_directory is a Cloud Storage location.
-
-    Source: google.cloud.aiplatform_v1.types.GcsDestination.
-    """
-    found = known_text(at(job.spec, "base_output_directory").get("output_uri_prefix"))
-    if found and not found.startswith("gs://"):
-        yield f"base_output_directory is {found!r}"
-
-
-@warning("SL220", Job, fix="set network, or leave out reserved_ip_ranges")
-def ip_ranges_have_a_network(job: Job) -> Iterator[str]:
-    """Reserved IP ranges belong to a network.
-
-    Source: google.cloud.aiplatform_v1.types.CustomJobSpec: ranges "under the VPC network".
-    """
-    if job.spec.get("reserved_ip_ranges") and lacks(job.spec, "network"):
-        yield "the job has reserved_ip_ranges and no network"
-
-
-def _unless(pattern: re.Pattern[str], name: str, found: str) -> Iterator[str]:
-    if found and "{{$" not in found and not pattern.fullmatch(found):
-        yield f"{name} is {found!r}"
+    key = at(job.content, "encryption_spec").get("kms_key_name")
+    for code, form, name, value in (
+        ("SL215", forms.TENSORBOARD, "tensorboard", job.spec.get("tensorboard")),
+        ("SL216", forms.NETWORK, "network", job.spec.get("network")),
+        ("SL217", forms.ENCRYPTION_KEY, "kms_key_name", key),
+        ("SL218", forms.SERVICE_ACCOUNT, "service_account", job.spec.get("service_account")),
+        ("SL219", forms.BUCKET_PATH, "base_output_directory", job.base_output_directory),
+    ):
+        if (text := known_text(value)) and not form.fits(text):
+            yield code, f"{name} is {text!r}"
 
 
 #: What keys look like: their makers document a fixed beginning and length.
@@ -144,56 +100,60 @@ _SECRETS = {
 }
 #: Names whose value is a secret when it is given as a plain text.
 _NAMES = re.compile(r"(?i)(^|[_-])(password|passwd|secret_key|api_?key|access_key|private_key|auth_token)$")
-_FIX = "read it from Secret Manager at run time, take it out, and revoke it"
 
 
-@error("SL811", Parameter, fix=_FIX)
-def parameter_holds_no_secret(parameter: Parameter) -> Iterator[str]:
-    """A pipeline's parameter holds no secret.
+@rules(Parameter)
+def secrets_of_parameters(parameter: Parameter) -> Found:
+    """Parameters of the pipeline.
 
-    Source: docs.cloud.google.com, secret-manager/docs/best-practices; parameters are shown in the console.
+    SL811 error: A pipeline's parameter holds no secret.
+        Fix: read it from Secret Manager at run time, take it out, and revoke it
+        Source: docs.cloud.google.com, secret-manager/docs/best-practices; parameters are shown in the
+            console.
     """
-    yield from _found(parameter.name, parameter.pipeline.value(parameter.name))
+    yield from _secrets("SL811", [(parameter.name, parameter.pipeline.value(parameter.name))])
 
 
-@error("SL812", Task, fix=_FIX)
-def constant_holds_no_secret(task: Task) -> Iterator[str]:
-    """A constant that a task is given holds no secret.
+@rules(Task)
+def secrets_of_tasks(task: Task) -> Found:
+    """Constants in the pipeline.
 
-    Source: docs.cloud.google.com, secret-manager/docs/best-practices.
+    SL812 error: A constant that a task is given holds no secret.
+        Fix: read it from Secret Manager at run time, take it out, and revoke it
+        Source: docs.cloud.google.com, secret-manager/docs/best-practices.
     """
-    for name, item in task.inputs("parameters").items():
-        if item and "runtimeValue" in item:
-            yield from _found(name, task.value(name))
+    constants = [name for name, item in task.inputs("parameters").items() if item and "runtimeValue" in item]
+    yield from _secrets("SL812", [(name, task.value(name)) for name in constants])
 
 
-@error("SL813", Pool, fix=_FIX)
-def replica_environment_holds_no_secret(pool: Pool) -> Iterator[str]:
-    """A replica's environment variables hold no secret.
+@rules(Pool)
+def secrets_of_replicas(pool: Pool) -> Found:
+    """Environments of replicas.
 
-    Source: docs.cloud.google.com, secret-manager/docs/best-practices: not in environment variables.
+    SL813 error: A replica's environment variables hold no secret.
+        Fix: read it from Secret Manager at run time, take it out, and revoke it
+        Source: docs.cloud.google.com, secret-manager/docs/best-practices: not in environment variables.
     """
-    for item in pool.env:
-        yield from _found(str(item.get("name", "")), item.get("value"))
+    yield from _secrets("SL813", [(str(item.get("name", "")), item.get("value")) for item in pool.env])
 
 
-@error("SL814", Executor, fix=_FIX)
-def container_holds_no_secret(executor: Executor) -> Iterator[str]:
-    """A container's environment, command and source hold no secret.
+@rules(Executor)
+def secrets_of_containers(executor: Executor) -> Found:
+    """Environments and commands of tasks.
 
-    Source: docs.cloud.google.com, secret-manager/docs/best-practices.
+    SL814 error: A container's environment, command and source hold no secret.
+        Fix: read it from Secret Manager at run time, take it out, and revoke it
+        Source: docs.cloud.google.com, secret-manager/docs/best-practices.
     """
-    container = executor.container
-    for item in list_at(container, "env"):
-        yield from _found(str(item.get("name", "")), item.get("value"))
-    for part in [*list_at(container, "command"), *list_at(container, "args")]:
-        yield from _found("command", part)
+    env = [(str(item.get("name", "")), item.get("value")) for item in list_at(executor.container, "env")]
+    yield from _secrets("SL814", [*env, *(("command", part) for part in argv(executor.container))])
 
 
-def _found(name: str, value: Any) -> Iterator[str]:
-    text = known_text(value) if isinstance(value, str) else str(value)
-    kinds = [kind for kind, pattern in _SECRETS.items() if pattern.search(text)]
-    if not kinds and known_text(value) and _NAMES.search(name):
-        kinds = ["a secret, by its name"]
-    if kinds:
-        yield f"{name} holds {kinds[0]}"
+def _secrets(code: str, values: list[tuple[str, Any]]) -> Found:
+    for name, value in values:
+        text = known_text(value) if isinstance(value, str) else str(value)
+        kinds = [kind for kind, pattern in _SECRETS.items() if pattern.search(text)]
+        if not kinds and known_text(value) and _NAMES.search(name):
+            kinds = ["a secret, by its name"]
+        if kinds:
+            yield code, f"{name} holds {kinds[0]}"

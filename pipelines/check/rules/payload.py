@@ -1,9 +1,4 @@
-"""Rules about the launcher's payload: JSON in which the platform fills in parameters as they are.
-
-Rules about sizes and numbers.
-
-Rules about placeholders, {{$...}}, which the platform fills in.
-"""
+"""Rules about the launcher's payload, sizes, and the placeholders, {{$...}}, that the platform fills in."""
 
 from __future__ import annotations
 
@@ -13,44 +8,50 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardline.components.vertex.payload import at, list_at
+from shardline.components.vertex.forms import LONGEST_NAME
+from shardline.components.vertex.payload import argv, at, list_at
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
-from shardline.pipelines.check.registry import error
+from shardline.pipelines.check.registry import Found, rules
 
 #: Linux: bytes of one argument of a process, with its final NUL.
 ARGUMENT_BYTES = 128 * 1024
 _TASK_BYTES = 131_072
 _ARTIFACTS = 100
-_VARIABLES = 100
 
 
-@error("SL310", Executor, fix="move the source into the image and import it")
-def argument_fits(executor: Executor) -> Iterator[str]:
-    """Each argument of a container, a component's source among them, has less than 128 KiB.
+@rules(Executor)
+def arguments_of_tasks(executor: Executor) -> Found:
+    """Arguments of tasks.
 
-    Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
+    SL310 error: Each argument of a container, a component's source among them, has less than 128 KiB.
+        Fix: move the source into the image and import it
+        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
     """
-    parts = [*list_at(executor.container, "command"), *list_at(executor.container, "args")]
-    yield from _too_long(parts)
+    yield from _too_long("SL310", argv(executor.container))
 
 
-@error("SL311", Pool, fix="move the source into the image and import it")
-def replica_argument_fits(pool: Pool) -> Iterator[str]:
-    """Each argument of a replica has less than 128 KiB.
+@rules(Pool)
+def arguments_of_replicas(pool: Pool) -> Found:
+    """Arguments of replicas.
 
-    Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
+    SL311 error: Each argument of a replica has less than 128 KiB.
+        Fix: move the source into the image and import it
+        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
     """
-    yield from _too_long(pool.argv)
+    yield from _too_long("SL311", pool.argv)
 
 
-@error("SL312", Task, fix="pass files or artifacts instead of long values")
-def task_inputs_fit(task: Task) -> Iterator[str]:
-    """A task's parameters and artifacts have at most 131,072 bytes as JSON.
+@rules(Task)
+def inputs(task: Task) -> Found:
+    """Inputs of tasks; only what is known before the run is counted.
 
-    Only what is known before the run is counted.
-
-    Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+    SL312 error: A task's parameters and artifacts have at most 131,072 bytes as JSON.
+        Fix: pass files or artifacts instead of long values
+        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+    SL313 error: A task has at most 100 input and output artifacts.
+        Fix: gather the artifacts in one directory, or split the task
+        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
     """
     if not task.container:
         return
@@ -58,82 +59,83 @@ def task_inputs_fit(task: Task) -> Iterator[str]:
     size = len(json.dumps(known, default=str).encode())
     if size > _TASK_BYTES:
         longest = max(known, key=lambda name: len(json.dumps(known[name], default=str)))
-        yield f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
-
-
-@error("SL313", Task, fix="gather the artifacts in one directory, or split the task")
-def task_artifacts_are_few(task: Task) -> Iterator[str]:
-    """A task has at most 100 input and output artifacts.
-
-    Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
-    """
+        yield "SL312", f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
     count = len(task.declared("artifacts")) + len(at(task.component, "outputDefinitions", "artifacts"))
-    if task.container and count > _ARTIFACTS:
-        yield f"the task has {count} artifacts"
+    if count > _ARTIFACTS:
+        yield "SL313", f"the task has {count} artifacts"
 
 
-@error("SL314", Pool, fix="pass settings as arguments or in a file")
-def variables_are_few(pool: Pool) -> Iterator[str]:
-    """A container has at most 100 environment variables.
-
-    Source: google.cloud.aiplatform_v1.types.ContainerSpec: env, "Maximum limit is 100".
-    """
-    if len(pool.env) > _VARIABLES:
-        yield f"the pool sets {len(pool.env)} environment variables"
-
-
-def _too_long(parts: list[str]) -> Iterator[str]:
+def _too_long(code: str, parts: list[str]) -> Found:
     for part in parts:
         size = len(part.encode(errors="replace"))
         if size >= ARGUMENT_BYTES:
-            yield f"an argument has {size:,} bytes: {part.strip()[:40]!r}..."
+            yield code, f"an argument has {size:,} bytes: {part.strip()[:40]!r}..."
 
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).
-JOB_PARAMETERS = frozenset(
-    {
-        "base_output_directory",
-        "display_name",
-        "enable_web_access",
-        "encryption_spec_key_name",
-        "labels",
-        "location",
-        "max_wait_duration",
-        "network",
-        "persistent_resource_id",
-        "project",
-        "psc_interface_config",
-        "reserved_ip_ranges",
-        "restart_job_on_worker_restart",
-        "service_account",
-        "strategy",
-        "tensorboard",
-        "timeout",
-        "worker_pool_specs",
-    }
+_JOB = (
+    "base_output_directory display_name enable_web_access encryption_spec_key_name labels location "
+    "max_wait_duration network persistent_resource_id project psc_interface_config reserved_ip_ranges "
+    "restart_job_on_worker_restart service_account strategy tensorboard timeout worker_pool_specs"
 )
+JOB_PARAMETERS = frozenset(_JOB.split())
 _BREAKING = {'"': "a double quote", "\\": "a backslash"}
-_LONGEST_NAME = 128
 
 
-@error("SL301", Job, fix="check what the task's parameters put into the payload")
-def payload_is_json(job: Job) -> Iterator[str]:
-    """The launcher's payload is JSON once the parameters are in it.
+@rules(Job)
+def payload(job: Job) -> Found:
+    """Payload of a custom job. The platform pastes a text between the quotes of its JSON as it is.
 
-    Source: google_cloud_pipeline_components, gcp_launcher/job_remote_runner.py: json.loads(payload).
+    SL301 error: The launcher's payload is JSON once the parameters are in it.
+        Fix: check what the task's parameters put into the payload
+        Source: google_cloud_pipeline_components, gcp_launcher/job_remote_runner.py: json.loads(payload).
+    SL302 error: A text in the payload has neither double quotes nor backslashes.
+        Fix: leave double quotes and backslashes out of it
+        Source: google_cloud_pipeline_components, CustomTrainingJobOp: "display_name": "{{$.inputs...}}".
+    SL303 error: The payload fits into one argument of a process.
+        Fix: move sources and long lists into the image or into files
+        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL; the launcher gets --payload as
+            one.
+    SL304 error: A job's display name has 1 to 128 characters.
+        Fix: give the job a display_name of 1 to 128 characters
+        Source: google.cloud.aiplatform_v1.types.CustomJob: "The name can be up to 128 characters long".
     """
-    if job.fault and not list(texts_keep_the_payload_whole(job)):
-        yield f"the payload is no JSON: {job.fault}"
+    broken = list(_breaking_texts(job))
+    if job.fault and not broken:
+        yield "SL301", f"the payload is no JSON: {job.fault}"
+    for why in broken:
+        yield "SL302", why
+    size = len(job.payload.encode(errors="replace"))
+    if size >= ARGUMENT_BYTES:
+        yield "SL303", f"the payload has {size:,} bytes"
+    name = job.content.get("display_name", "")
+    if not job.fault and not name:
+        yield "SL304", "the job has no display_name"
+    elif isinstance(name, str) and "{{$" not in name and len(name) > LONGEST_NAME:
+        yield "SL304", f"display_name has {len(name)} characters"
 
 
-@error("SL302", Job, fix="leave double quotes and backslashes out of it")
-def texts_keep_the_payload_whole(job: Job) -> Iterator[str]:
-    """A text in the payload has neither double quotes nor backslashes.
+@rules(Job)
+def parameters(job: Job) -> Found:
+    """Names of a component's parameters.
 
-    The platform pastes it between the quotes of the payload's JSON as it is.
-
-    Source: google_cloud_pipeline_components, CustomTrainingJobOp: "display_name": "{{$.inputs...}}".
+    SL305 error: A component's parameter is not called like one of the custom job's own.
+        Fix: rename the component's parameter
+        Source: google_cloud_pipeline_components, v1/custom_job/utils.py: the two sets are merged without a
+            word.
     """
+    for pool in job.pools[:1]:
+        if "--function_to_execute" in pool.argv[:-1]:
+            function = pool.argv[pool.argv.index("--function_to_execute") + 1]
+            names = {name for part in pool.argv for name in _parameters(part, function)}
+            if clashes := sorted(names & JOB_PARAMETERS):
+                yield (
+                    "SL305",
+                    f"the component's parameter {', '.join(clashes)} takes the place of the job's own",
+                )
+
+
+def _breaking_texts(job: Job) -> Iterator[str]:
     for name in sorted({match[1] for match in PARAMETER.finditer(job.template) if not match[2]}):
         value = job.task.value(name)
         # A list or a mapping goes in as JSON, which escapes what is in it.
@@ -142,45 +144,6 @@ def texts_keep_the_payload_whole(job: Job) -> Iterator[str]:
         found = [word for character, word in _BREAKING.items() if character in value]
         if found:
             yield f"{name} has {' and '.join(found)}: {value[:60]!r}"
-
-
-@error("SL303", Job, fix="move sources and long lists into the image or into files")
-def payload_fits_an_argument(job: Job) -> Iterator[str]:
-    """The payload fits into one argument of a process.
-
-    Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL; the launcher gets --payload as one.
-    """
-    size = len(job.payload.encode(errors="replace"))
-    if size >= ARGUMENT_BYTES:
-        yield f"the payload has {size:,} bytes"
-
-
-@error("SL304", Job, fix="give the job a display_name of 1 to 128 characters")
-def display_name_fits(job: Job) -> Iterator[str]:
-    """A job's display name has 1 to 128 characters.
-
-    Source: google.cloud.aiplatform_v1.types.CustomJob: "The name can be up to 128 characters long".
-    """
-    name = job.content.get("display_name", "")
-    if not job.fault and not name:
-        yield "the job has no display_name"
-    elif isinstance(name, str) and "{{$" not in name and len(name) > _LONGEST_NAME:
-        yield f"display_name has {len(name)} characters"
-
-
-@error("SL305", Job, fix="rename the component's parameter")
-def parameters_do_not_replace_fields(job: Job) -> Iterator[str]:
-    """A component's parameter is not called like one of the custom job's own.
-
-    Source: google_cloud_pipeline_components, v1/custom_job/utils.py: the two sets are merged without a word.
-    """
-    for pool in job.pools[:1]:
-        argv = pool.argv
-        if "--function_to_execute" in argv[:-1]:
-            function = argv[argv.index("--function_to_execute") + 1]
-            clashes = sorted({name for part in argv for name in _parameters(part, function)} & JOB_PARAMETERS)
-            if clashes:
-                yield f"the component's parameter {', '.join(clashes)} takes the place of the job's own"
 
 
 def _parameters(source: str, function: str) -> Iterator[str]:
@@ -214,36 +177,31 @@ _KNOWN = re.compile(
 )
 
 
-@error("SL521", Task, fix="use one of kfp.dsl's or of google_cloud_pipeline_components' placeholders")
-def placeholder_exists(task: Task) -> Iterator[str]:
-    """A placeholder is one that the platform fills in.
+@rules(Task)
+def placeholders(task: Task) -> Found:
+    """Placeholders.
 
-    Source: kfp.dsl 2.17, and google_cloud_pipeline_components 2.22, _placeholders.py.
+    SL521 error: A placeholder is one that the platform fills in.
+        Fix: use one of kfp.dsl's or of google_cloud_pipeline_components' placeholders
+        Source: kfp.dsl 2.17, and google_cloud_pipeline_components 2.22, _placeholders.py.
+    SL522 error: A placeholder names an input that is there.
+        Fix: name an input that the component has
+        Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec, "Placeholders".
     """
     for found in sorted({match[0] for text in _texts(task) for match in PLACEHOLDER.finditer(text)}):
         if not _KNOWN.fullmatch(found[3:-2]):
-            yield f"nothing fills in {found}"
-
-
-@error("SL522", Task, fix="name an input that the component has")
-def placeholder_has_an_input(task: Task) -> Iterator[str]:
-    """A placeholder names an input that is there.
-
-    Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec, "Placeholders".
-    """
-    inputs = {**task.declared("parameters"), **task.inputs("parameters")}
-    container = task.container
-    texts = [*list_at(container, "command"), *list_at(container, "args")]
-    for name in sorted({match[1] for text in texts for match in PARAMETER.finditer(text)} - set(inputs)):
-        yield f"a placeholder names the input {name!r}, which component {task.component_name} does not have"
+            yield "SL521", f"nothing fills in {found}"
+    known = {*task.declared("parameters"), *task.inputs("parameters")}
+    named = {match[1] for text in argv(task.container) for match in PARAMETER.finditer(text)}
+    for name in sorted(named - known):
+        component = f"component {task.component_name}"
+        yield "SL522", f"a placeholder names the input {name!r}, which {component} does not have"
 
 
 def _texts(task: Task) -> Iterator[str]:
     """Yields every text of a task that the platform fills in: its container, constants and defaults."""
-    container = task.container
-    yield from list_at(container, "command")
-    yield from list_at(container, "args")
-    for item in list_at(container, "env"):
+    yield from argv(task.container)
+    for item in list_at(task.container, "env"):
         yield str(item.get("value", ""))
     values: list[Any] = [at(item).get("runtimeValue") for item in task.inputs("parameters").values()]
     values += [at(item).get("defaultValue") for item in task.declared("parameters").values()]

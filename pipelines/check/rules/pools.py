@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from itertools import pairwise
 
 from shardline.components.vertex.payload import at, known_text, lacks, list_at, whole
 from shardline.pipelines.check.job import Job, Pool
-from shardline.pipelines.check.registry import error, warning
+from shardline.pipelines.check.registry import Found, rules
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
 
@@ -15,174 +15,138 @@ ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluator
 _STRATEGY_NAMES = ("strategy", "distribution_strategy", "distribute_strategy", "training_strategy")
 
 
-@error("SL101", Job, fix="set replica_count to 1 and put further replicas into the second pool")
-def first_pool_is_one_chief(job: Job) -> Iterator[str]:
-    """Pool 0 has exactly one replica.
-
-    Source: docs.cloud.google.com, training/distributed-training: the primary replica.
-    """
-    chief = job.pool(0)
-    if chief and chief.replica_count not in (1, None):
-        yield f"worker pool 0 has replica_count {chief.replica_count}"
-    elif job.pools and not chief:
-        yield "worker pool 0 is empty"
-
-
-@error("SL102", Job, fix="use at most four pools: " + ", ".join(ROLES))
-def pools_are_four_at_most(job: Job) -> Iterator[str]:
-    """A job has at most four worker pools.
-
-    Source: docs.cloud.google.com, training/distributed-training, the table of task roles.
-    """
-    count = len(list_at(job.spec, "worker_pool_specs"))
-    if count > len(ROLES):
-        yield f"the job has {count} worker pools"
-
-
-@error("SL103", Job, fix='keep the slot with {"replica_count": "0"}, as a text, or fill it')
-def empty_pool_shifts_no_role(job: Job) -> Iterator[str]:
-    """No pool comes after an empty one.
+@rules(Job)
+def slots(job: Job) -> Found:
+    """Slots of worker pools.
 
     The launcher drops empty pools, so that each later pool moves up and gets another role.
 
-    Source: recursive_remove_empty in google_cloud_pipeline_components,
-    container/v1/gcp_launcher/utils/json_util.py.
+    SL101 error: Pool 0 has exactly one replica.
+        Fix: set replica_count to 1 and put further replicas into the second pool
+        Source: docs.cloud.google.com, training/distributed-training: the primary replica.
+    SL102 error: A job has at most four worker pools.
+        Fix: use at most four pools: chief, workers, parameter servers or Reduction Server, evaluators
+        Source: docs.cloud.google.com, training/distributed-training, the table of task roles.
+    SL103 error: No pool comes after an empty one.
+        Fix: keep the slot with {"replica_count": "0"}, as a text, or fill it
+        Source: recursive_remove_empty in google_cloud_pipeline_components,
+            container/v1/gcp_launcher/utils/json_util.py.
+    SL104 error: A job has a worker pool.
+        Fix: give worker_pool_specs with one pool at least
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: worker_pool_specs is required.
     """
-    written = job.written_pools
-    for index, pool in enumerate(written):
-        if not pool and any(written[index + 1 :]):
-            after = next(later for later in range(index + 1, len(written)) if written[later])
-            yield f"pool {index} is empty: pool {after} ({_role(after)}) becomes {index} ({_role(index)})"
-            return
-
-
-@error("SL104", Job, fix="give worker_pool_specs with one pool at least")
-def job_has_a_pool(job: Job) -> Iterator[str]:
-    """A job has a worker pool.
-
-    Source: google.cloud.aiplatform_v1.types.CustomJobSpec: worker_pool_specs is required.
-    """
+    chief = job.pool(0)
+    if chief and chief.replica_count not in (1, None):
+        yield "SL101", f"worker pool 0 has replica_count {chief.replica_count}"
+    elif job.pools and not chief:
+        yield "SL101", "worker pool 0 is empty"
+    count = len(list_at(job.spec, "worker_pool_specs"))
+    if count > len(ROLES):
+        yield "SL102", f"the job has {count} worker pools"
+    kept = [index for index, pool in enumerate(job.written_pools) if pool]
+    for index, after in enumerate(kept):
+        if index != after:
+            moved = f"pool {after} ({_role(after)}) becomes {index} ({_role(index)})"
+            yield "SL103", f"pool {index} is empty: {moved}"
+            break
     if not job.fault and not job.pools and "{{$" not in str(job.spec.get("worker_pool_specs", "")):
-        yield "no worker pool is left after the launcher has dropped the empty ones"
+        yield "SL104", "no worker pool is left after the launcher has dropped the empty ones"
 
 
-@error("SL105", Pool, fix="give the pool a container_spec, or a python_package_spec, and not both")
-def pool_runs_one_thing(pool: Pool) -> Iterator[str]:
-    """A pool runs either a container or a Python package.
+@rules(Pool)
+def contents(pool: Pool) -> Found:
+    """Contents of a worker pool. The launcher drops a count of zero, and the rest of the pool stays.
 
-    Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec: a oneof.
+    SL105 error: A pool runs either a container or a Python package.
+        Fix: give the pool a container_spec, or a python_package_spec, and not both
+        Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec: a oneof.
+    SL106 error: replica_count is a whole number.
+        Fix: give a whole number of replicas, 1 or more; leave the pool out for none
+        Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec; recursive_remove_empty of the launcher.
+    SL131 error: An NFS mount names server, path and mount point.
+        Fix: give server, path and mount_point of every mount
+        Source: google.cloud.aiplatform_v1.types.NfsMount: all three are required.
     """
     found = [key for key in ("container_spec", "python_package_spec") if not lacks(pool.spec, key)]
     if len(found) != 1 and not isinstance(pool.spec, str):
-        yield f"the pool has {' and '.join(found) or 'neither container_spec nor python_package_spec'}"
-
-
-@error("SL106", Pool, fix="give a whole number of replicas, 1 or more; leave the pool out for none")
-def replicas_are_counted(pool: Pool) -> Iterator[str]:
-    """replica_count is a whole number.
-
-    A count of zero is dropped by the launcher, and the rest of the pool stays.
-
-    Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec; recursive_remove_empty of the launcher.
-    """
+        what = " and ".join(found) or "neither container_spec nor python_package_spec"
+        yield "SL105", f"the pool has {what}"
     written = at(pool.spec).get("replica_count")
     if written is None:
         if _was_zero(pool):
-            yield "replica_count is 0: the launcher drops the number and keeps the pool"
+            yield "SL106", "replica_count is 0: the launcher drops the number and keeps the pool"
     elif "{{$" not in str(written) and (whole(written) is None or (pool.replica_count or 0) < 1):
-        yield f"replica_count is {written!r}"
-
-
-@error("SL107", Job, fix="train with the parameter_server strategy, or leave the pool empty")
-def parameter_servers_are_used(job: Job) -> Iterator[str]:
-    """Parameter servers belong to the parameter-server strategy.
-
-    Source: tensorflow.org, tf.distribute.ParameterServerStrategy: no other strategy uses "ps" tasks.
-    """
-    strategy = _training_strategy(job)
-    if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
-        yield f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
-
-
-@error("SL108", Job, fix="put the parameter servers into worker pool 2")
-def parameter_server_strategy_has_servers(job: Job) -> Iterator[str]:
-    """The parameter-server strategy has parameter servers.
-
-    Source: tensorflow.org, tf.distribute.ParameterServerStrategy: variables live on "ps" tasks.
-    """
-    if _training_strategy(job) == "parameter_server" and not job.has_parameter_servers:
-        yield "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
-
-
-@error("SL109", Job, fix="put the Reduction Server into worker pool 2, after chief and workers")
-def reduction_server_is_third(job: Job) -> Iterator[str]:
-    """Reduction Server is worker pool 2.
-
-    Source: docs.cloud.google.com, training/distributed-training, "Reduction Server".
-    """
-    for pool in job.pools:
-        if pool.is_reduction_server and pool.index != 2:
-            yield f"Reduction Server is worker pool {pool.index} ({_role(pool.index)})"
-
-
-@warning("SL110", Job, fix="give chief and workers GPUs, or leave the Reduction Server out")
-def reduction_server_has_gpus(job: Job) -> Iterator[str]:
-    """Reduction Server serves workers with GPUs.
-
-    Source: docs.cloud.google.com, training/distributed-training, "Prerequisites": "You are performing
-    distributed training with GPU workers".
-    """
-    workers = [pool for pool in job.pools if pool.index < 2]
-    if any(pool.is_reduction_server for pool in job.pools) and all(
-        lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers
-    ):
-        yield "there is a Reduction Server, and neither chief nor workers have GPUs"
-
-
-@warning("SL124", Pool, fix="leave the accelerators out: n1-highcpu-16 is what is recommended")
-def reduction_server_has_no_gpus(pool: Pool) -> Iterator[str]:
-    """A Reduction Server's own machines have no GPUs.
-
-    Source: docs.cloud.google.com, training/distributed-training: "You do not use GPUs for the Reduction
-    Server nodes".
-    """
-    if pool.is_reduction_server and pool.accelerator_type:
-        yield f"the Reduction Server's machines have {pool.accelerator_type}"
-
-
-@warning("SL125", Job, fix="set replica_count of the evaluators' pool to 1")
-def evaluator_is_one(job: Job) -> Iterator[str]:
-    """A TensorFlow job has one evaluator at most.
-
-    Source: docs.cloud.google.com, training/distributed-training: "TensorFlow generally expects that you use
-    no more than one evaluator".
-    """
-    evaluators = job.pool(3)
-    if evaluators and (evaluators.replica_count or 1) > 1:
-        yield f"worker pool 3 has {evaluators.replica_count} evaluators"
-
-
-@error("SL130", Job, fix="set network (or psc_interface_config) so that the replicas reach the NFS server")
-def nfs_has_a_network(job: Job) -> Iterator[str]:
-    """NFS mounts have a network to reach the server by.
-
-    Source: docs.cloud.google.com, training/train-nfs-share: set up Private Service Connect or VPC peering.
-    """
-    mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
-    if mounted and lacks(job.spec, "network") and lacks(job.spec, "psc_interface_config"):
-        yield f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
-
-
-@error("SL131", Pool, fix="give server, path and mount_point of every mount")
-def nfs_mount_is_complete(pool: Pool) -> Iterator[str]:
-    """An NFS mount names server, path and mount point.
-
-    Source: google.cloud.aiplatform_v1.types.NfsMount: all three are required.
-    """
+        yield "SL106", f"replica_count is {written!r}"
     for mount in list_at(pool.spec, "nfs_mounts"):
         missing = [key for key in ("server", "path", "mount_point") if not at(mount).get(key)]
         if missing:
-            yield f"an NFS mount has no {', '.join(missing)}"
+            yield "SL131", f"an NFS mount has no {', '.join(missing)}"
+
+
+@rules(Job)
+def parameter_servers(job: Job) -> Found:
+    """Parameter servers and the strategy that uses them.
+
+    SL107 error: Parameter servers belong to the parameter-server strategy.
+        Fix: train with the parameter_server strategy, or leave the pool empty
+        Source: tensorflow.org, tf.distribute.ParameterServerStrategy: no other strategy uses "ps" tasks.
+    SL108 error: The parameter-server strategy has parameter servers.
+        Fix: put the parameter servers into worker pool 2
+        Source: tensorflow.org, tf.distribute.ParameterServerStrategy: variables live on "ps" tasks.
+    """
+    strategy = _training_strategy(job)
+    if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
+        yield "SL107", f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
+    if strategy == "parameter_server" and not job.has_parameter_servers:
+        yield "SL108", "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
+
+
+@rules(Job)
+def roles(job: Job) -> Found:
+    """Reduction Server, evaluators, and NFS.
+
+    SL109 error: Reduction Server is worker pool 2.
+        Fix: put the Reduction Server into worker pool 2, after chief and workers
+        Source: docs.cloud.google.com, training/distributed-training, "Reduction Server".
+    SL110 warning: Reduction Server serves workers with GPUs.
+        Fix: give chief and workers GPUs, or leave the Reduction Server out
+        Source: docs.cloud.google.com, training/distributed-training, "Prerequisites": "You are performing
+            distributed training with GPU workers".
+    SL125 warning: A TensorFlow job has one evaluator at most.
+        Fix: set replica_count of the evaluators' pool to 1
+        Source: docs.cloud.google.com, training/distributed-training: "TensorFlow generally expects that you
+            use no more than one evaluator".
+    SL130 error: NFS mounts have a network to reach the server by.
+        Fix: set network (or psc_interface_config) so that the replicas reach the NFS server
+        Source: docs.cloud.google.com, training/train-nfs-share: set up Private Service Connect or VPC
+            peering.
+    """
+    servers = [pool for pool in job.pools if pool.is_reduction_server]
+    for pool in servers:
+        if pool.index != 2:
+            yield "SL109", f"Reduction Server is worker pool {pool.index} ({_role(pool.index)})"
+    workers = [pool for pool in job.pools if pool.index < 2]
+    if servers and all(lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
+        yield "SL110", "there is a Reduction Server, and neither chief nor workers have GPUs"
+    evaluators = job.pool(3)
+    if evaluators and (evaluators.replica_count or 1) > 1:
+        yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
+    mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
+    if mounted and lacks(job.spec, "network") and lacks(job.spec, "psc_interface_config"):
+        yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
+
+
+@rules(Pool)
+def reduction_server(pool: Pool) -> Found:
+    """Machines of a Reduction Server.
+
+    SL124 warning: A Reduction Server's own machines have no GPUs.
+        Fix: leave the accelerators out: n1-highcpu-16 is what is recommended
+        Source: docs.cloud.google.com, training/distributed-training: "You do not use GPUs for the Reduction
+            Server nodes".
+    """
+    if pool.is_reduction_server and pool.accelerator_type:
+        yield "SL124", f"the Reduction Server's machines have {pool.accelerator_type}"
 
 
 def _role(index: int) -> str:
@@ -203,7 +167,7 @@ def _training_strategy(job: Job) -> str:
         if name in job.task.declared("parameters"):
             return known_text(job.task.value(name))
     for pool in job.pools[:1]:
-        for argument, following in zip(pool.argv, [*pool.argv[1:], ""], strict=False):
+        for argument, following in pairwise([*pool.argv, ""]):
             option = re.fullmatch(r"--([\w-]+)(?:=(.*))?", argument, re.DOTALL)
             if option and option[1].replace("-", "_") in _STRATEGY_NAMES:
                 return known_text(option[2] if option[2] is not None else following)

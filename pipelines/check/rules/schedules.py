@@ -3,119 +3,83 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from shardline.pipelines.check.registry import error, warning
+from shardline.components.vertex.forms import LONGEST_NAME
+from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.check.schedule import Cron, Schedule, parse, split_zone
 
-_CRON = "write five fields (minute hour day month weekday) with a time zone: TZ=Europe/Vienna 0 6 * * 1"
-_LONGEST_NAME = 128
 
-
-@error("SL901", Schedule, fix=_CRON)
-def cron_is_valid(schedule: Schedule) -> Iterator[str]:
-    """A cron expression has five valid fields.
-
-    Source: google.cloud.aiplatform_v1.types.Schedule.cron; en.wikipedia.org/wiki/Cron.
-    """
-    try:
-        parse(split_zone(schedule.cron)[1])
-    except ValueError as fault:
-        yield f"cron {schedule.cron!r}: {fault}"
-
-
-@warning("SL902", Schedule, fix="write the zone in front: TZ=Europe/Vienna 0 6 * * 1, or TZ=UTC")
-def cron_has_a_zone(schedule: Schedule) -> Iterator[str]:
-    """A cron expression says its time zone.
-
-    Source: google.cloud.aiplatform_v1.types.Schedule.cron: prefix "TZ=" or "CRON_TZ=".
-    """
-    if not split_zone(schedule.cron)[0]:
-        yield f"cron {schedule.cron!r} has no time zone"
-
-
-@error(
-    "SL903", Schedule, fix="take a name of the IANA time zone database: Europe/Vienna, America/New_York, UTC"
-)
-def zone_exists(schedule: Schedule) -> Iterator[str]:
-    """A time zone is one of the IANA database.
-
-    Source: google.cloud.aiplatform_v1.types.Schedule.cron: "a valid string from IANA time zone database".
-    """
-    name = split_zone(schedule.cron)[0]
-    if name and _zone(name) is None:
-        yield f"there is no time zone {name!r}"
-
-
-@error("SL904", Schedule, fix="take a day that the month has")
-def cron_fires(schedule: Schedule) -> Iterator[str]:
-    """A cron expression names a day that there is.
-
-    Source: en.wikipedia.org/wiki/Cron; 30 February never comes.
-    """
-    cron = _cron(schedule)
-    if cron and not cron.has_a_day:
-        yield f"cron {schedule.cron!r} names no day of any year"
-
-
-@warning("SL905", Schedule, fix="take an hour after the change of clocks (4 or later), or TZ=UTC")
-def cron_survives_clock_changes(schedule: Schedule) -> Iterator[str]:
-    """A schedule's hour comes once on every day.
+@rules(Schedule)
+def times(schedule: Schedule) -> Found:
+    """Times at which a schedule fires.
 
     When clocks go forward an hour is left out, and a run that falls into it is skipped or moved; when they go
     back an hour comes twice, and so may the run.
 
-    Source: IANA time zone database.
+    SL901 error: A cron expression has five valid fields.
+        Fix: write five fields (minute hour day month weekday) with a time zone: TZ=Europe/Vienna 0 6 * * 1
+        Source: google.cloud.aiplatform_v1.types.Schedule.cron; en.wikipedia.org/wiki/Cron.
+    SL902 warning: A cron expression says its time zone.
+        Fix: write the zone in front: TZ=Europe/Vienna 0 6 * * 1, or TZ=UTC
+        Source: google.cloud.aiplatform_v1.types.Schedule.cron: prefix "TZ=" or "CRON_TZ=".
+    SL903 error: A time zone is one of the IANA database.
+        Fix: take a name of the IANA time zone database: Europe/Vienna, America/New_York, UTC
+        Source: google.cloud.aiplatform_v1.types.Schedule.cron: "a valid string from IANA time zone database".
+    SL904 error: A cron expression names a day that there is.
+        Fix: take a day that the month has
+        Source: en.wikipedia.org/wiki/Cron; 30 February never comes.
+    SL905 warning: A schedule's hour comes once on every day.
+        Fix: take an hour after the change of clocks (4 or later), or TZ=UTC
+        Source: IANA time zone database.
     """
-    cron, zone = _cron(schedule), _zone(split_zone(schedule.cron)[0])
+    name, fields = split_zone(schedule.cron)
+    cron, zone = None, _zone(name)
+    try:
+        cron = parse(fields)
+    except ValueError as fault:
+        yield "SL901", f"cron {schedule.cron!r}: {fault}"
+    if not name:
+        yield "SL902", f"cron {schedule.cron!r} has no time zone"
+    elif zone is None:
+        yield "SL903", f"there is no time zone {name!r}"
+    if cron and not cron.has_a_day:
+        yield "SL904", f"cron {schedule.cron!r} names no day of any year"
     odd = _odd(cron, zone) if cron and zone else None
     if odd:
         words = f"{odd:%H:%M} comes twice" if _exists(odd) else f"there is no {odd:%H:%M}"
-        yield f"cron {schedule.cron!r}: {words} on {odd:%Y-%m-%d}"
+        yield "SL905", f"cron {schedule.cron!r}: {words} on {odd:%Y-%m-%d}"
 
 
-@warning("SL906", Schedule, fix="set max_concurrent_active_run_count to 1, unless runs may overlap")
-def runs_do_not_overlap(schedule: Schedule) -> Iterator[str]:
-    """One run ends before the next one begins.
+@rules(Schedule)
+def counts(schedule: Schedule) -> Found:
+    """Counts and name of a schedule.
 
-    Source: google.cloud.aiplatform_v1.types.Schedule: max_concurrent_run_count limits "starting the scheduled
-    requests and not the execution"; max_concurrent_active_run_count limits the runs.
+    SL906 warning: One run ends before the next one begins.
+        Fix: set max_concurrent_active_run_count to 1, unless runs may overlap
+        Source: google.cloud.aiplatform_v1.types.Schedule: max_concurrent_run_count limits "starting the
+            scheduled requests and not the execution"; max_concurrent_active_run_count limits the runs.
+    SL907 error: A schedule's counts are 1 or more.
+        Fix: give whole numbers of 1 or more
+        Source: google.cloud.aiplatform_v1.types.Schedule: max_concurrent_run_count is required.
+    SL908 error: A schedule's name has at most 128 characters.
+        Fix: shorten the name to 128 characters
+        Source: google.cloud.aiplatform_v1.types.Schedule.display_name.
     """
     active = schedule.max_concurrent_active_run_count
     if active is None:
-        yield "max_concurrent_active_run_count is not set: max_concurrent_run_count limits starts only"
+        yield (
+            "SL906",
+            "max_concurrent_active_run_count is not set: max_concurrent_run_count limits starts only",
+        )
     elif active > 1:
-        yield f"max_concurrent_active_run_count is {active}"
-
-
-@error("SL907", Schedule, fix="give whole numbers of 1 or more")
-def counts_are_positive(schedule: Schedule) -> Iterator[str]:
-    """A schedule's counts are 1 or more.
-
-    Source: google.cloud.aiplatform_v1.types.Schedule: max_concurrent_run_count is required.
-    """
+        yield "SL906", f"max_concurrent_active_run_count is {active}"
     for name in ("max_concurrent_run_count", "max_concurrent_active_run_count", "max_run_count"):
         count = getattr(schedule, name)
         if count is not None and count < 1:
-            yield f"{name} is {count}"
-
-
-@error("SL908", Schedule, fix="shorten the name to 128 characters")
-def schedule_name_fits(schedule: Schedule) -> Iterator[str]:
-    """A schedule's name has at most 128 characters.
-
-    Source: google.cloud.aiplatform_v1.types.Schedule.display_name.
-    """
-    if len(schedule.display_name) > _LONGEST_NAME:
-        yield f"display_name has {len(schedule.display_name)} characters"
-
-
-def _cron(schedule: Schedule) -> Cron | None:
-    try:
-        return parse(split_zone(schedule.cron)[1])
-    except ValueError:
-        return None
+            yield "SL907", f"{name} is {count}"
+    if len(schedule.display_name) > LONGEST_NAME:
+        yield "SL908", f"display_name has {len(schedule.display_name)} characters"
 
 
 def _zone(name: str) -> ZoneInfo | None:
