@@ -73,30 +73,30 @@ class Subject(Protocol):
         """What the part is called in a finding."""
 
 
-S = TypeVar("S", bound=Subject)
 #: Codes of rules, and what was found.
 Found = Iterator[tuple[str, str]]
-Check = Callable[[S], Found]
+Check = Callable[[Any], Found]
+C = TypeVar("C", bound=Check)
 
 #: All rules by code.
 RULES: dict[str, Rule] = {}
 #: The functions that look for what is wrong, by the class of the parts that they look at.
-_CHECKS: list[tuple[type[Any], Check[Any]]] = []
+_CHECKS: list[tuple[type[Any], Check]] = []
 _RULE = re.compile(
     r"^(SL\d{3}) (error|warning): (.+?)\n    Fix: (.+?)\n    Source: (.+?)(?=\n\S|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 
 
-def rules(subject: type[S]) -> Callable[[Check[S]], Check[S]]:
-    """Registers a function and the rules in its docstring, for the parts of a class."""
+def rules(*subjects: type[Subject]) -> Callable[[C], C]:
+    """Registers a function and the rules in its docstring, for the parts of some classes."""
 
-    def register(check: Check[S]) -> Check[S]:
+    def register(check: C) -> C:
         for code, severity, *texts in _RULE.findall(inspect.getdoc(check) or ""):
             if code in RULES:
                 raise ValueError(f"two rules are called {code}")
             RULES[code] = Rule(code, Severity(severity), *(" ".join(text.split()) for text in texts))
-        _CHECKS.append((subject, check))
+        _CHECKS.extend((subject, check) for subject in subjects)
         return check
 
     return register

@@ -17,7 +17,7 @@ from shardline.pipelines.check.registry import Found, rules
 
 @rules(Job)
 def connections(job: Job) -> Found:
-    """Accounts and networks that a custom job needs for what it uses.
+    """Accounts, networks and places of a custom job.
 
     SL211 error: TensorBoard needs a service account.
         Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
@@ -38,24 +38,6 @@ def connections(job: Job) -> Found:
     SL220 warning: Reserved IP ranges belong to a network.
         Fix: set network, or leave out reserved_ip_ranges
         Source: google.cloud.aiplatform_v1.types.CustomJobSpec: ranges "under the VPC network".
-    """
-    spec = job.spec
-    if job.text("tensorboard") and lacks(spec, "service_account"):
-        yield "SL211", "the job has a tensorboard and no service_account"
-    if known_text(spec.get("network")) and spec.get("psc_interface_config"):
-        yield "SL212", "the job has both network and psc_interface_config"
-    if known_text(spec.get("persistent_resource_id")) and lacks(spec, "service_account"):
-        yield "SL213", "the job runs on a persistent resource and has no service_account"
-    if job.text("tensorboard") and lacks(spec, "base_output_directory", "output_uri_prefix"):
-        yield "SL214", "the job has a tensorboard and no base_output_directory"
-    if spec.get("reserved_ip_ranges") and lacks(spec, "network"):
-        yield "SL220", "the job has reserved_ip_ranges and no network"
-
-
-@rules(Job)
-def names(job: Job) -> Found:
-    """Names of resources, in full.
-
     SL215 error: A TensorBoard is given by its full name.
         Fix: write projects/PROJECT/locations/LOCATION/tensorboards/ID
         Source: google.cloud.aiplatform_v1.types.CustomJobSpec.
@@ -72,6 +54,17 @@ def names(job: Job) -> Found:
         Fix: write gs://BUCKET/PATH
         Source: google.cloud.aiplatform_v1.types.GcsDestination.
     """
+    spec = job.spec
+    if job.text("tensorboard") and lacks(spec, "service_account"):
+        yield "SL211", "the job has a tensorboard and no service_account"
+    if known_text(spec.get("network")) and spec.get("psc_interface_config"):
+        yield "SL212", "the job has both network and psc_interface_config"
+    if known_text(spec.get("persistent_resource_id")) and lacks(spec, "service_account"):
+        yield "SL213", "the job runs on a persistent resource and has no service_account"
+    if job.text("tensorboard") and lacks(spec, "base_output_directory", "output_uri_prefix"):
+        yield "SL214", "the job has a tensorboard and no base_output_directory"
+    if spec.get("reserved_ip_ranges") and lacks(spec, "network"):
+        yield "SL220", "the job has reserved_ip_ranges and no network"
     key = at(job.content, "encryption_spec").get("kms_key_name")
     for code, form, name, value in (
         ("SL215", forms.TENSORBOARD, "tensorboard", job.spec.get("tensorboard")),
@@ -102,54 +95,36 @@ _SECRETS = {
 _NAMES = re.compile(r"(?i)(^|[_-])(password|passwd|secret_key|api_?key|access_key|private_key|auth_token)$")
 
 
-@rules(Parameter)
-def secrets_of_parameters(parameter: Parameter) -> Found:
-    """Parameters of the pipeline.
+@rules(Parameter, Task, Pool, Executor)
+def secrets(part: Parameter | Task | Pool | Executor) -> Found:
+    """Secrets where everybody can read them.
 
     SL811 error: A pipeline's parameter holds no secret.
         Fix: read it from Secret Manager at run time, take it out, and revoke it
         Source: docs.cloud.google.com, secret-manager/docs/best-practices; parameters are shown in the
             console.
-    """
-    yield from _secrets("SL811", [(parameter.name, parameter.pipeline.value(parameter.name))])
-
-
-@rules(Task)
-def secrets_of_tasks(task: Task) -> Found:
-    """Constants in the pipeline.
-
     SL812 error: A constant that a task is given holds no secret.
         Fix: read it from Secret Manager at run time, take it out, and revoke it
         Source: docs.cloud.google.com, secret-manager/docs/best-practices.
-    """
-    constants = [name for name, item in task.inputs("parameters").items() if item and "runtimeValue" in item]
-    yield from _secrets("SL812", [(name, task.value(name)) for name in constants])
-
-
-@rules(Pool)
-def secrets_of_replicas(pool: Pool) -> Found:
-    """Environments of replicas.
-
     SL813 error: A replica's environment variables hold no secret.
         Fix: read it from Secret Manager at run time, take it out, and revoke it
         Source: docs.cloud.google.com, secret-manager/docs/best-practices: not in environment variables.
-    """
-    yield from _secrets("SL813", [(str(item.get("name", "")), item.get("value")) for item in pool.env])
-
-
-@rules(Executor)
-def secrets_of_containers(executor: Executor) -> Found:
-    """Environments and commands of tasks.
-
     SL814 error: A container's environment, command and source hold no secret.
         Fix: read it from Secret Manager at run time, take it out, and revoke it
         Source: docs.cloud.google.com, secret-manager/docs/best-practices.
     """
-    env = [(str(item.get("name", "")), item.get("value")) for item in list_at(executor.container, "env")]
-    yield from _secrets("SL814", [*env, *(("command", part) for part in argv(executor.container))])
-
-
-def _secrets(code: str, values: list[tuple[str, Any]]) -> Found:
+    match part:
+        case Parameter():
+            code, values = "SL811", [(part.name, part.pipeline.value(part.name))]
+        case Task():
+            given = part.inputs("parameters").items()
+            constants = [name for name, item in given if item and "runtimeValue" in item]
+            code, values = "SL812", [(name, part.value(name)) for name in constants]
+        case Pool():
+            code, values = "SL813", _variables(part.env)
+        case Executor():
+            commands = [("command", argument) for argument in argv(part.container)]
+            code, values = "SL814", [*_variables(list_at(part.container, "env")), *commands]
     for name, value in values:
         text = known_text(value) if isinstance(value, str) else str(value)
         kinds = [kind for kind, pattern in _SECRETS.items() if pattern.search(text)]
@@ -157,3 +132,7 @@ def _secrets(code: str, values: list[tuple[str, Any]]) -> Found:
             kinds = ["a secret, by its name"]
         if kinds:
             yield code, f"{name} holds {kinds[0]}"
+
+
+def _variables(env: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    return [(str(item.get("name", "")), item.get("value")) for item in env]

@@ -19,6 +19,8 @@ _PREBUILT = re.compile(
 )
 #: Images of Google Cloud Pipeline Components: released once under a version, and named by GCPC itself.
 _RELEASED = re.compile(r"gcr\.io/ml-pipeline/google-cloud-pipeline-components:")
+#: Names of a replica's image, in a container_spec and in a python_package_spec.
+_IMAGE_KEYS = ("image_uri", "executor_image_uri")
 _TENSORFLOW = re.compile(r"/training/tf-(?:cpu|gpu|tpu)\.(\d+)-(\d+)")
 #: End of availability of the prebuilt TensorFlow training images; those before them ended earlier.
 _AVAILABLE_UNTIL = {
@@ -29,53 +31,56 @@ _AVAILABLE_UNTIL = {
 }
 
 
-@rules(Executor)
-def images_of_tasks(executor: Executor) -> Found:
-    """Images of tasks.
+@rules(Executor, Pool)
+def images(part: Executor | Pool) -> Found:
+    """Images of tasks and replicas.
 
     Another image under the same name changes what a pipeline does, and caching does not notice.
 
     SL401 error: A container has an image.
         Fix: set the component's base_image or image
         Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec.image.
+    SL402 error: A worker pool's container has an image.
+        Fix: set container_spec.image_uri
+        Source: google.cloud.aiplatform_v1.types.ContainerSpec: image_uri is required.
     SL403 warning: A task's image is named with a tag or a digest, not with "latest".
         Fix: add a tag that is never reused, or better a digest
         Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
+    SL404 warning: A replica's image is named with a tag or a digest, not with "latest".
+        Fix: add a tag that is never reused, or better a digest
+        Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
     SL405 error: A task's image is not a prebuilt TensorFlow image past its end of availability.
+        Fix: build an image of your own with the TensorFlow that you need
+        Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
+    SL406 error: A replica's image is not a prebuilt TensorFlow image past its end of availability.
         Fix: build an image of your own with the TensorFlow that you need
         Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
     SL407 warning: A task installs no packages when it starts.
         Fix: put the packages into the image, and set install_kfp_package=False
         Source: docs.cloud.google.com, general/vpc-service-controls: "no live installation is required during
             a pipeline run" as the practice for production.
-    """
-    if not executor.container.get("image"):
-        yield "SL401", "the container has no image"
-    image = known_text(executor.container.get("image"))
-    yield from _look(image, argv(executor.container), "SL403", "SL405", "SL407")
-
-
-@rules(Pool)
-def images_of_replicas(pool: Pool) -> Found:
-    """Images of replicas.
-
-    SL402 error: A worker pool's container has an image.
-        Fix: set container_spec.image_uri
-        Source: google.cloud.aiplatform_v1.types.ContainerSpec: image_uri is required.
-    SL404 warning: A replica's image is named with a tag or a digest, not with "latest".
-        Fix: add a tag that is never reused, or better a digest
-        Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
-    SL406 error: A replica's image is not a prebuilt TensorFlow image past its end of availability.
-        Fix: build an image of your own with the TensorFlow that you need
-        Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
     SL408 warning: A replica installs no packages when it starts.
         Fix: put the packages into the image, and set install_kfp_package=False
         Source: docs.cloud.google.com, general/vpc-service-controls: "no live installation is required during
             a pipeline run" as the practice for production.
     """
-    if pool.container and lacks(pool.container, "image_uri") and lacks(pool.container, "executor_image_uri"):
-        yield "SL402", "the pool has no image"
-    yield from _look(pool.image, pool.argv, "SL404", "SL406", "SL408")
+    container = part.container
+    if isinstance(part, Executor):
+        missing, fixed, available, installed = "SL401", "SL403", "SL405", "SL407"
+        what, image = "container", known_text(container.get("image"))
+        is_missing = not container.get("image")
+    else:
+        missing, fixed, available, installed = "SL402", "SL404", "SL406", "SL408"
+        what, image = "pool", part.image
+        is_missing = bool(container) and all(lacks(container, key) for key in _IMAGE_KEYS)
+    if is_missing:
+        yield missing, f"the {what} has no image"
+    if fault := _loose(image):
+        yield fixed, f"the image {image} {fault}"
+    if end := _end_of(image):
+        yield available, f"{image} is not available since {end}"
+    if any("pip install" in argument for argument in argv(container)):
+        yield installed, "pip install runs at every start"
 
 
 @rules(Pipeline)
@@ -129,16 +134,6 @@ def variables(pool: Pool) -> Found:
             yield "SL322", f"the pool sets {name} itself"
         if count > 1:
             yield "SL323", f"the environment variable {name} is set {count} times"
-
-
-def _look(image: str, command: list[str], fixed: str, available: str, installed: str) -> Found:
-    """Yields what is wrong with an image and its command, under these codes."""
-    if fault := _loose(image):
-        yield fixed, f"the image {image} {fault}"
-    if end := _end_of(image):
-        yield available, f"{image} is not available since {end}"
-    if any("pip install" in part for part in command):
-        yield installed, "pip install runs at every start"
 
 
 def _loose(image: str) -> str:

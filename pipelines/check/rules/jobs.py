@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from shardline.components.vertex.forms import DURATION, MOST_LABELS, is_label_key, is_label_value, seconds
 from shardline.components.vertex.job import SEVEN_DAYS_S, STRATEGIES
 from shardline.components.vertex.payload import at, known_text, lacks, whole
@@ -19,7 +16,9 @@ _FLEX_START_GPUS = ("L4", "A100", "H100", "H200", "B200")
 
 @rules(Job)
 def scheduling(job: Job) -> Found:
-    """Scheduling of a custom job.
+    """Scheduling and restarts of a custom job.
+
+    All-reduce cannot go on without a peer: a worker that comes back alone finds nobody.
 
     SL201 error: A timeout and a max_wait_duration are seconds with an "s".
         Fix: write seconds followed by "s", as in "86400s"
@@ -31,6 +30,14 @@ def scheduling(job: Job) -> Found:
     SL203 warning: The scheduling strategy is not deprecated.
         Fix: take STANDARD for ON_DEMAND, and SPOT for LOW_COST
         Source: google.cloud.aiplatform_v1.types.Scheduling.Strategy.
+    SL209 warning: Workers without parameter servers restart together.
+        Fix: set restart_job_on_worker_restart, and resume from checkpoints
+        Source: google.cloud.aiplatform_v1.types.Scheduling: restart_job_on_worker_restart is for "distributed
+            training jobs that are not resilient to workers leaving and joining a job".
+    SL210 warning: disable_retries and restart_job_on_worker_restart are not both set.
+        Fix: leave out disable_retries or restart_job_on_worker_restart
+        Source: google.cloud.aiplatform_v1.types.Scheduling: disable_retries "overrides
+            restart_job_on_worker_restart to false".
     """
     for name in ("timeout", "max_wait_duration"):
         found = known_text(job.scheduling.get(name))
@@ -40,11 +47,16 @@ def scheduling(job: Job) -> Found:
         yield "SL202", f"strategy is {job.strategy!r}"
     if job.strategy in _DEPRECATED:
         yield "SL203", f"strategy {job.strategy} is deprecated"
+    alone = lacks(job.spec, "scheduling", "restart_job_on_worker_restart")
+    if job.pool(1) and not job.has_parameter_servers and alone:
+        yield "SL209", "the job has workers, no parameter servers, and restart_job_on_worker_restart is off"
+    if job.scheduling.get("disable_retries") and job.scheduling.get("restart_job_on_worker_restart"):
+        yield "SL210", "disable_retries switches restart_job_on_worker_restart off"
 
 
 @rules(Job)
-def flex_start(job: Job) -> Found:
-    """Strategy FLEX_START.
+def strategies(job: Job) -> Found:
+    """Strategies FLEX_START and SPOT, and what they need.
 
     SL204 error: FLEX_START has the same machines in all pools.
         Fix: give all worker pools the same machine type and accelerators, or take SPOT or STANDARD
@@ -55,32 +67,6 @@ def flex_start(job: Job) -> Found:
     SL206 error: FLEX_START has a timeout of at most 7 days.
         Fix: give a timeout of at most "604800s"
         Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
-    """
-    if job.strategy != "FLEX_START":
-        return
-    machines = {
-        (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
-        for pool in job.pools
-    }
-    if len(machines) > 1:
-        listing = ", ".join(f"{pool.index}: {pool.machine_type}" for pool in job.pools)
-        yield "SL204", f"FLEX_START has {len(machines)} different machines: {listing}"
-    for pool in job.pools:
-        unknown = "{{$" in str(pool.machine.get("accelerator_type", ""))
-        if not unknown and not any(gpu in pool.accelerator_type.split("_") for gpu in _FLEX_START_GPUS):
-            yield (
-                "SL205",
-                f"FLEX_START, and worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
-            )
-    timeout = known_text(job.scheduling.get("timeout"))
-    if (seconds(timeout) or 0) > SEVEN_DAYS_S:
-        yield "SL206", f"FLEX_START with a timeout of {timeout}"
-
-
-@rules(Job)
-def spot(job: Job) -> Found:
-    """Strategy SPOT.
-
     SL207 warning: A SPOT job has a place for checkpoints.
         Fix: write checkpoints: set base_output_directory, or give the trainer a directory for them
         Source: docs.cloud.google.com, training/use-spot-vms, "Preemption handling".
@@ -88,40 +74,29 @@ def spot(job: Job) -> Found:
         Fix: take STANDARD for TPUs
         Source: docs.cloud.google.com, training/use-spot-vms, "Limitations and requirements".
     """
-    if job.strategy != "SPOT":
-        return
-    if lacks(job.spec, "base_output_directory") and not _has_place(job):
-        yield (
-            "SL207",
-            "SPOT replicas are preempted, and nothing says where checkpoints go: the job starts over",
-        )
+    kinds = {
+        (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
+        for pool in job.pools
+    }
+    timeout = known_text(job.scheduling.get("timeout"))
+    if job.strategy == "FLEX_START" and len(kinds) > 1:
+        listing = ", ".join(f"{pool.index}: {pool.machine_type}" for pool in job.pools)
+        yield "SL204", f"FLEX_START has {len(kinds)} different machines: {listing}"
+    if job.strategy == "FLEX_START" and (seconds(timeout) or 0) > SEVEN_DAYS_S:
+        yield "SL206", f"FLEX_START with a timeout of {timeout}"
+    if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not _has_place(job):
+        lost = "nothing says where checkpoints go: the job starts over"
+        yield "SL207", f"SPOT replicas are preempted, and {lost}"
     for pool in job.pools:
-        count = pool.machine.get("accelerator_count")
-        if is_tpu(pool) and isinstance(count, int | float) and count > 8:
+        count, written = pool.machine.get("accelerator_count"), str(pool.machine.get("accelerator_type", ""))
+        supported = "{{$" in written or set(_FLEX_START_GPUS) & set(pool.accelerator_type.split("_"))
+        if job.strategy == "FLEX_START" and not supported:
+            yield (
+                "SL205",
+                f"FLEX_START, and worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
+            )
+        if job.strategy == "SPOT" and is_tpu(pool) and isinstance(count, int | float) and count > 8:
             yield "SL208", f"worker pool {pool.index} is a TPU pod, and the strategy is SPOT"
-
-
-@rules(Job)
-def restarts(job: Job) -> Found:
-    """Restarts of replicas.
-
-    All-reduce cannot go on without a peer: a worker that comes back alone finds nobody.
-
-    SL209 warning: Workers without parameter servers restart together.
-        Fix: set restart_job_on_worker_restart, and resume from checkpoints
-        Source: google.cloud.aiplatform_v1.types.Scheduling: restart_job_on_worker_restart is for "distributed
-            training jobs that are not resilient to workers leaving and joining a job".
-    SL210 warning: disable_retries and restart_job_on_worker_restart are not both set.
-        Fix: leave out disable_retries or restart_job_on_worker_restart
-        Source: google.cloud.aiplatform_v1.types.Scheduling: disable_retries "overrides
-            restart_job_on_worker_restart to false".
-    """
-    together = job.scheduling.get("restart_job_on_worker_restart")
-    alone = lacks(job.spec, "scheduling", "restart_job_on_worker_restart")
-    if job.pool(1) and not job.has_parameter_servers and alone:
-        yield "SL209", "the job has workers, no parameter servers, and restart_job_on_worker_restart is off"
-    if job.scheduling.get("disable_retries") and together:
-        yield "SL210", "disable_retries switches restart_job_on_worker_restart off"
 
 
 def _has_place(job: Job) -> bool:
@@ -134,21 +109,13 @@ def _has_place(job: Job) -> bool:
 _RESERVED = "vertex-ai-pipelines-run-billing-id"
 
 
-@rules(Job)
-def labels_of_jobs(job: Job) -> Found:
-    """Labels of a custom job.
+@rules(Job, Pipeline)
+def labels(part: Job | Pipeline) -> Found:
+    """Labels of custom jobs and of runs.
 
     SL801 error: A custom job's labels are as the API wants them.
         Fix: use lower-case letters, digits, _ and -, 63 characters at most
         Source: google.cloud.aiplatform_v1.types.CustomJob.labels; goo.gl/xmQnxf.
-    """
-    yield from _labels("SL801", at(job.content, "labels"))
-
-
-@rules(Pipeline)
-def labels_of_runs(pipeline: Pipeline) -> Found:
-    """Labels of a run.
-
     SL802 error: A run's labels are as the API wants them.
         Fix: use lower-case letters, digits, _ and -, 63 characters at most
         Source: google.cloud.aiplatform_v1.types.PipelineJob.labels; goo.gl/xmQnxf.
@@ -156,16 +123,15 @@ def labels_of_runs(pipeline: Pipeline) -> Found:
         Fix: leave it out
         Source: google.cloud.aiplatform_v1.types.PipelineJob.labels: "user set value will get overrided".
     """
-    labels = pipeline.labels or {}
-    yield from _labels("SL802", labels)
-    if _RESERVED in labels:
-        yield "SL803", f"the label {_RESERVED} is overwritten"
-
-
-def _labels(code: str, labels: Mapping[str, Any]) -> Found:
-    if len(labels) > MOST_LABELS:
-        yield code, f"there are {len(labels)} labels, at most {MOST_LABELS} are allowed"
-    for key, value in labels.items():
+    if isinstance(part, Job):
+        code, found = "SL801", at(part.content, "labels")
+    else:
+        code, found = "SL802", dict(part.labels or {})
+        if _RESERVED in found:
+            yield "SL803", f"the label {_RESERVED} is overwritten"
+    if len(found) > MOST_LABELS:
+        yield code, f"there are {len(found)} labels, at most {MOST_LABELS} are allowed"
+    for key, value in found.items():
         if "{{$" in f"{key}{value}":
             continue
         if not isinstance(value, str):

@@ -121,8 +121,8 @@ def is_tpu(pool: Pool) -> bool:
 
 
 @rules(Pool)
-def machine_types(pool: Pool) -> Found:
-    """Machine types.
+def machines(pool: Pool) -> Found:
+    """Machine types, topologies of TPUs, and boot disks.
 
     SL111 error: Every worker pool names its machine type.
         Fix: give the pool a machine_type, for example n1-standard-8
@@ -130,17 +130,35 @@ def machine_types(pool: Pool) -> Found:
     SL112 error: A machine type is one that Vertex AI training has.
         Fix: take a machine type that Vertex AI training has
         Source: docs.cloud.google.com, training/configure-compute, "Machine types".
+    SL120 error: A TPU machine type is given with one of its topologies.
+        Fix: set machine_spec.tpu_topology to a topology of the machine type
+        Source: docs.cloud.google.com, training/configure-compute, "TPU v5e" and "TPU v6e".
+    SL121 error: A boot disk's type is one that the API has.
+        Fix: take pd-ssd, pd-standard or hyperdisk-balanced
+        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
+    SL122 error: A boot disk has 100 to 64,000 GB.
+        Fix: give boot_disk_size_gb from 100 to 64000
+        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
     """
     if lacks(pool.spec, "machine_spec", "machine_type"):
         yield "SL111", "the pool has no machine_type"
-    found = pool.machine_type
-    if found and found not in MACHINE_TYPES and not found.startswith(TPU_FAMILIES):
-        yield "SL112", f"machine_type {found} is not in the list ({TABLE}){_hint(found, MACHINE_TYPES)}"
+    machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
+    if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
+        yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){_hint(machine, MACHINE_TYPES)}"
+    topologies = TPU_TOPOLOGIES.get(machine)
+    if topologies and topology not in topologies and "{{$" not in str(topology):
+        yield "SL120", f"{machine} has the topologies {', '.join(topologies)}, not {topology!r}"
+    disk = at(pool.spec, "disk_spec")
+    kind, size = known_text(disk.get("boot_disk_type")), whole(disk.get("boot_disk_size_gb"))
+    if kind and kind not in BOOT_DISK_TYPES:
+        yield "SL121", f"boot_disk_type {kind!r} does not exist"
+    if size is not None and not 100 <= size <= 64_000:
+        yield "SL122", f"boot_disk_size_gb is {size}"
 
 
 @rules(Pool)
 def accelerators(pool: Pool) -> Found:
-    """Accelerator types and numbers. The launcher drops a count of zero.
+    """Accelerators of a machine. The launcher drops a count of zero.
 
     SL113 error: An accelerator type is one that the API has.
         Fix: take one of the API's accelerator types: NVIDIA_TESLA_T4, NVIDIA_L4, ...
@@ -148,32 +166,6 @@ def accelerators(pool: Pool) -> Found:
     SL114 error: Accelerator type and count go together.
         Fix: give accelerator_type and accelerator_count both, or neither
         Source: google.cloud.aiplatform_v1.types.MachineSpec; the launcher drops a count of zero.
-    SL118 warning: An accelerator has not reached the end of its support.
-        Fix: move to an accelerator that is supported: NVIDIA_TESLA_T4, NVIDIA_L4, ...
-        Source: google.cloud.aiplatform_v1.types.AcceleratorType (K80); docs.cloud.google.com,
-            training/configure-compute: "P100 GPUs reach end of support on September 15, 2026".
-    """
-    written, count, kind = (
-        pool.machine.get("accelerator_type"),
-        pool.machine.get("accelerator_count"),
-        pool.accelerator_type,
-    )
-    if kind and kind not in ACCELERATORS:
-        hint = _hint(kind.upper(), ACCELERATORS)
-        yield "SL113", f"accelerator_type {kind} does not exist{hint}"
-    if count and not written:
-        yield "SL114", f"accelerator_count is {count} and there is no accelerator_type"
-    elif kind and not count:
-        yield "SL114", f"accelerator_type is {kind} and there is no accelerator_count"
-    end = END_OF_SUPPORT.get(kind)
-    if end and datetime.date.today() >= end:
-        yield "SL118", f"{kind} has reached the end of its support"
-
-
-@rules(Pool)
-def accelerators_of_machines(pool: Pool) -> Found:
-    """Accelerators that go with a machine type.
-
     SL115 error: An accelerator can be attached to the machine type.
         Fix: take a machine type of the accelerator's own family, or N1 with a T4, P4 or V100
         Source: docs.cloud.google.com, training/configure-compute, "Valid numbers of GPUs for each machine
@@ -186,25 +178,35 @@ def accelerators_of_machines(pool: Pool) -> Found:
         Fix: add the accelerator_type and accelerator_count that belong to the machine type
         Source: docs.cloud.google.com, training/configure-compute: types with an asterisk "must be used with
             certain GPUs or TPUs".
+    SL118 warning: An accelerator has not reached the end of its support.
+        Fix: move to an accelerator that is supported: NVIDIA_TESLA_T4, NVIDIA_L4, ...
+        Source: google.cloud.aiplatform_v1.types.AcceleratorType (K80); docs.cloud.google.com,
+            training/configure-compute: "P100 GPUs reach end of support on September 15, 2026".
     """
-    machine, kind = pool.machine_type, pool.accelerator_type
+    machine, kind, count = pool.machine_type, pool.accelerator_type, pool.machine.get("accelerator_count")
+    if kind and kind not in ACCELERATORS:
+        yield "SL113", f"accelerator_type {kind} does not exist{_hint(kind.upper(), ACCELERATORS)}"
+    if count and not pool.machine.get("accelerator_type"):
+        yield "SL114", f"accelerator_count is {count} and there is no accelerator_type"
+    elif kind and not count:
+        yield "SL114", f"accelerator_type is {kind} and there is no accelerator_count"
     fitting = allowed(machine)
     if machine in MACHINE_TYPES and kind in ACCELERATORS and kind not in fitting:
         takes = ", ".join(sorted(fitting)) or "no accelerators"
         yield "SL115", f"{kind} cannot be attached to {machine}, which takes {takes} ({TABLE})"
-    numbers = fitting.get(kind)
-    count = whole(pool.machine.get("accelerator_count"))
-    if numbers and count and count not in numbers:
-        listing = " or ".join(map(str, numbers))
-        yield "SL116", f"{machine} takes {listing} {kind}, not {count} ({TABLE})"
+    numbers, number = fitting.get(kind), whole(count)
+    if numbers and number and number not in numbers:
+        yield "SL116", f"{machine} takes {' or '.join(map(str, numbers))} {kind}, not {number} ({TABLE})"
     if machine in BUILT_IN and lacks(pool.machine, "accelerator_type"):
         built_in, number = BUILT_IN[machine]
         yield "SL117", f"{machine} is given without its {number} {built_in}"
+    if datetime.date.today() >= END_OF_SUPPORT.get(kind, datetime.date.max):
+        yield "SL118", f"{kind} has reached the end of its support"
 
 
 @rules(Job)
-def tpu_jobs(job: Job) -> Found:
-    """Jobs on TPUs.
+def tpus(job: Job) -> Found:
+    """Replicas on TPUs.
 
     SL119 error: TPUs have one worker pool with one replica.
         Fix: use one worker pool with one replica, and choose the slice by its topology
@@ -213,32 +215,6 @@ def tpu_jobs(job: Job) -> Found:
     replicas = sum(pool.replica_count or 1 for pool in job.pools)
     if replicas > 1 and any(is_tpu(pool) for pool in job.pools):
         yield "SL119", f"a TPU job has {replicas} replicas in {len(job.pools)} worker pools"
-
-
-@rules(Pool)
-def topologies_and_disks(pool: Pool) -> Found:
-    """Topologies of TPUs, and boot disks.
-
-    SL120 error: A TPU machine type is given with one of its topologies.
-        Fix: set machine_spec.tpu_topology to a topology of the machine type
-        Source: docs.cloud.google.com, training/configure-compute, "TPU v5e" and "TPU v6e".
-    SL121 error: A boot disk's type is one that the API has.
-        Fix: take pd-ssd, pd-standard or hyperdisk-balanced
-        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
-    SL122 error: A boot disk has 100 to 64,000 GB.
-        Fix: give boot_disk_size_gb from 100 to 64000
-        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
-    """
-    topologies = TPU_TOPOLOGIES.get(pool.machine_type)
-    topology = pool.machine.get("tpu_topology")
-    if topologies and topology not in topologies and "{{$" not in str(topology):
-        yield "SL120", f"{pool.machine_type} has the topologies {', '.join(topologies)}, not {topology!r}"
-    disk = at(pool.spec, "disk_spec")
-    kind, size = known_text(disk.get("boot_disk_type")), whole(disk.get("boot_disk_size_gb"))
-    if kind and kind not in BOOT_DISK_TYPES:
-        yield "SL121", f"boot_disk_type {kind!r} does not exist"
-    if size is not None and not 100 <= size <= 64_000:
-        yield "SL122", f"boot_disk_size_gb is {size}"
 
 
 @rules(Executor)

@@ -20,26 +20,22 @@ _TASK_BYTES = 131_072
 _ARTIFACTS = 100
 
 
-@rules(Executor)
-def arguments_of_tasks(executor: Executor) -> Found:
-    """Arguments of tasks.
+@rules(Executor, Pool)
+def arguments(part: Executor | Pool) -> Found:
+    """Arguments of tasks and replicas.
 
     SL310 error: Each argument of a container, a component's source among them, has less than 128 KiB.
         Fix: move the source into the image and import it
         Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
-    """
-    yield from _too_long("SL310", argv(executor.container))
-
-
-@rules(Pool)
-def arguments_of_replicas(pool: Pool) -> Found:
-    """Arguments of replicas.
-
     SL311 error: Each argument of a replica has less than 128 KiB.
         Fix: move the source into the image and import it
         Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
     """
-    yield from _too_long("SL311", pool.argv)
+    for argument in argv(part.container):
+        size = len(argument.encode(errors="replace"))
+        if size >= ARGUMENT_BYTES:
+            code = "SL310" if isinstance(part, Executor) else "SL311"
+            yield code, f"an argument has {size:,} bytes: {argument.strip()[:40]!r}..."
 
 
 @rules(Task)
@@ -63,13 +59,6 @@ def inputs(task: Task) -> Found:
     count = len(task.declared("artifacts")) + len(at(task.component, "outputDefinitions", "artifacts"))
     if count > _ARTIFACTS:
         yield "SL313", f"the task has {count} artifacts"
-
-
-def _too_long(code: str, parts: list[str]) -> Found:
-    for part in parts:
-        size = len(part.encode(errors="replace"))
-        if size >= ARGUMENT_BYTES:
-            yield code, f"an argument has {size:,} bytes: {part.strip()[:40]!r}..."
 
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).
@@ -99,6 +88,10 @@ def payload(job: Job) -> Found:
     SL304 error: A job's display name has 1 to 128 characters.
         Fix: give the job a display_name of 1 to 128 characters
         Source: google.cloud.aiplatform_v1.types.CustomJob: "The name can be up to 128 characters long".
+    SL305 error: A component's parameter is not called like one of the custom job's own.
+        Fix: rename the component's parameter
+        Source: google_cloud_pipeline_components, v1/custom_job/utils.py: the two sets are merged without a
+            word.
     """
     broken = list(_breaking_texts(job))
     if job.fault and not broken:
@@ -113,26 +106,12 @@ def payload(job: Job) -> Found:
         yield "SL304", "the job has no display_name"
     elif isinstance(name, str) and "{{$" not in name and len(name) > LONGEST_NAME:
         yield "SL304", f"display_name has {len(name)} characters"
-
-
-@rules(Job)
-def parameters(job: Job) -> Found:
-    """Names of a component's parameters.
-
-    SL305 error: A component's parameter is not called like one of the custom job's own.
-        Fix: rename the component's parameter
-        Source: google_cloud_pipeline_components, v1/custom_job/utils.py: the two sets are merged without a
-            word.
-    """
-    for pool in job.pools[:1]:
-        if "--function_to_execute" in pool.argv[:-1]:
-            function = pool.argv[pool.argv.index("--function_to_execute") + 1]
-            names = {name for part in pool.argv for name in _parameters(part, function)}
-            if clashes := sorted(names & JOB_PARAMETERS):
-                yield (
-                    "SL305",
-                    f"the component's parameter {', '.join(clashes)} takes the place of the job's own",
-                )
+    parts = job.pools[0].argv if job.pools else []
+    if "--function_to_execute" in parts[:-1]:
+        function = parts[parts.index("--function_to_execute") + 1]
+        names = {name for part in parts for name in _parameters(part, function)}
+        if clashes := sorted(names & JOB_PARAMETERS):
+            yield "SL305", f"the component's parameter {', '.join(clashes)} takes the place of the job's own"
 
 
 def _breaking_texts(job: Job) -> Iterator[str]:

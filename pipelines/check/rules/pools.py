@@ -63,6 +63,10 @@ def contents(pool: Pool) -> Found:
     SL106 error: replica_count is a whole number.
         Fix: give a whole number of replicas, 1 or more; leave the pool out for none
         Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec; recursive_remove_empty of the launcher.
+    SL124 warning: A Reduction Server's own machines have no GPUs.
+        Fix: leave the accelerators out: n1-highcpu-16 is what is recommended
+        Source: docs.cloud.google.com, training/distributed-training: "You do not use GPUs for the Reduction
+            Server nodes".
     SL131 error: An NFS mount names server, path and mount point.
         Fix: give server, path and mount_point of every mount
         Source: google.cloud.aiplatform_v1.types.NfsMount: all three are required.
@@ -75,8 +79,10 @@ def contents(pool: Pool) -> Found:
     if written is None:
         if _was_zero(pool):
             yield "SL106", "replica_count is 0: the launcher drops the number and keeps the pool"
-    elif "{{$" not in str(written) and (whole(written) is None or (pool.replica_count or 0) < 1):
+    elif "{{$" not in str(written) and (whole(written) is None or pool.replicas < 1):
         yield "SL106", f"replica_count is {written!r}"
+    if pool.is_reduction_server and pool.accelerator_type:
+        yield "SL124", f"the Reduction Server's machines have {pool.accelerator_type}"
     for mount in list_at(pool.spec, "nfs_mounts"):
         missing = [key for key in ("server", "path", "mount_point") if not at(mount).get(key)]
         if missing:
@@ -84,8 +90,8 @@ def contents(pool: Pool) -> Found:
 
 
 @rules(Job)
-def parameter_servers(job: Job) -> Found:
-    """Parameter servers and the strategy that uses them.
+def roles(job: Job) -> Found:
+    """Roles of worker pools: parameter servers, Reduction Server, evaluators; and NFS.
 
     SL107 error: Parameter servers belong to the parameter-server strategy.
         Fix: train with the parameter_server strategy, or leave the pool empty
@@ -93,18 +99,6 @@ def parameter_servers(job: Job) -> Found:
     SL108 error: The parameter-server strategy has parameter servers.
         Fix: put the parameter servers into worker pool 2
         Source: tensorflow.org, tf.distribute.ParameterServerStrategy: variables live on "ps" tasks.
-    """
-    strategy = _training_strategy(job)
-    if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
-        yield "SL107", f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
-    if strategy == "parameter_server" and not job.has_parameter_servers:
-        yield "SL108", "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
-
-
-@rules(Job)
-def roles(job: Job) -> Found:
-    """Reduction Server, evaluators, and NFS.
-
     SL109 error: Reduction Server is worker pool 2.
         Fix: put the Reduction Server into worker pool 2, after chief and workers
         Source: docs.cloud.google.com, training/distributed-training, "Reduction Server".
@@ -121,6 +115,11 @@ def roles(job: Job) -> Found:
         Source: docs.cloud.google.com, training/train-nfs-share: set up Private Service Connect or VPC
             peering.
     """
+    strategy = _training_strategy(job)
+    if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
+        yield "SL107", f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
+    if strategy == "parameter_server" and not job.has_parameter_servers:
+        yield "SL108", "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
     servers = [pool for pool in job.pools if pool.is_reduction_server]
     for pool in servers:
         if pool.index != 2:
@@ -129,24 +128,11 @@ def roles(job: Job) -> Found:
     if servers and all(lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
         yield "SL110", "there is a Reduction Server, and neither chief nor workers have GPUs"
     evaluators = job.pool(3)
-    if evaluators and (evaluators.replica_count or 1) > 1:
+    if evaluators and evaluators.replicas > 1:
         yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
     mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
     if mounted and lacks(job.spec, "network") and lacks(job.spec, "psc_interface_config"):
         yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
-
-
-@rules(Pool)
-def reduction_server(pool: Pool) -> Found:
-    """Machines of a Reduction Server.
-
-    SL124 warning: A Reduction Server's own machines have no GPUs.
-        Fix: leave the accelerators out: n1-highcpu-16 is what is recommended
-        Source: docs.cloud.google.com, training/distributed-training: "You do not use GPUs for the Reduction
-            Server nodes".
-    """
-    if pool.is_reduction_server and pool.accelerator_type:
-        yield "SL124", f"the Reduction Server's machines have {pool.accelerator_type}"
 
 
 def _role(index: int) -> str:

@@ -21,8 +21,8 @@ _TIMESTAMP = 15
 
 
 @rules(Pipeline)
-def head(pipeline: Pipeline) -> Found:
-    """Schema, name and root of a pipeline.
+def pipelines(pipeline: Pipeline) -> Found:
+    """Schema, name and root of a pipeline, the order of its tasks, and the parameters that a run gives.
 
     SL501 error: A pipeline spec is of schema 2.
         Fix: compile the pipeline with KFP 2
@@ -31,9 +31,15 @@ def head(pipeline: Pipeline) -> Found:
         Fix: name it with letters, digits and dashes, beginning with a letter; 113 at most
         Source: google.cloud.aiplatform.PipelineJob: the id is "{name}-{timestamp}" and must match
             [a-z][-a-z0-9]{0,127}.
+    SL508 error: No task waits for itself.
+        Fix: break the circle
+        Source: kubeflow/pipelines, pipeline_spec.proto: a DagSpec is acyclic.
     SL509 warning: A pipeline's default root is a Cloud Storage location.
         Fix: write gs://BUCKET/PATH, or leave it out and give pipeline_root to the run
         Source: google.cloud.aiplatform_v1.types.PipelineJob.RuntimeConfig: gcs_output_directory.
+    SL601 error: A run gives only parameters that the pipeline has.
+        Fix: give only parameters that the pipeline has
+        Source: google.cloud.aiplatform, PipelineRuntimeConfigBuilder: it raises on a name it does not know.
     """
     version = str(pipeline.spec.get("schemaVersion") or "")
     if not version.startswith("2."):
@@ -41,25 +47,21 @@ def head(pipeline: Pipeline) -> Found:
     slug = re.sub("[^-0-9a-z]+", "-", pipeline.name.lower()).strip("-")
     if not _JOB_ID.fullmatch(slug + "-" * _TIMESTAMP):
         yield "SL502", f"no job id can be made from the name {pipeline.name[:60]!r}"
-    root = pipeline.spec.get("defaultPipelineRoot")
-    if root and not str(root).startswith("gs://"):
-        yield "SL509", f"defaultPipelineRoot is {root!r}"
-
-
-@rules(Pipeline)
-def order(pipeline: Pipeline) -> Found:
-    """Order of tasks.
-
-    SL508 error: No task waits for itself.
-        Fix: break the circle
-        Source: kubeflow/pipelines, pipeline_spec.proto: a DagSpec is acyclic.
-    """
     for name, component in [("root", pipeline.spec.get("root")), *pipeline.components.items()]:
         tasks = at(component, "dag", "tasks")
         try:
             TopologicalSorter({task: _upstream(at(tasks, task)) for task in tasks}).prepare()
         except CycleError as cycle:
             yield "SL508", f"{name}: {' -> '.join(cycle.args[1])}"
+    root = pipeline.spec.get("defaultPipelineRoot")
+    if root and not str(root).startswith("gs://"):
+        yield "SL509", f"defaultPipelineRoot is {root!r}"
+    known = [parameter.name for parameter in pipeline.parameters]
+    for name in pipeline.given or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            yield "SL601", f"the pipeline has no parameter {name!r}; {hint}"
 
 
 @rules(Task)
@@ -164,40 +166,31 @@ _OWN_PLACEHOLDERS = re.compile(r"\{\{\$\.pipeline_(job|task)_")
 
 
 @rules(Task)
-def retries(task: Task) -> Found:
-    """Retries of a task.
+def policies(task: Task) -> Found:
+    """Retries and conditions of a task.
+
+    A text with an apostrophe makes a condition that cannot be evaluated; kfp.local then takes it for false,
+    and the run succeeds without the tasks behind it.
 
     SL511 error: A task's retries are constants.
         Fix: write numbers: retries are fixed when the pipeline is compiled
         Source: docs.cloud.google.com, pipelines/configure-retries: "These values must be available when you
             compile the pipeline".
+    SL512 warning: A condition compares numbers or booleans, not free text.
+        Fix: let the task before it return a bool or a number, and compare that
+        Source: kfp 2.17, local/orchestrator.
     """
     policy = at(task.spec, "retryPolicy")
-    count = policy.get("maxRetryCount")
+    count, factor = policy.get("maxRetryCount"), policy.get("backoffFactor")
     if count is not None and (whole(count) is None or (whole(count) or 0) < 0):
         yield "SL511", f"the number of retries is {count!r}"
-    factor = policy.get("backoffFactor")
     if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
         yield "SL511", f"the backoff factor is {factor!r}"
     for key in ("backoffDuration", "backoffMaxDuration"):
         found = policy.get(key)
         if found is not None and seconds(str(found)) is None:
             yield "SL511", f"{key} is {found!r}"
-
-
-@rules(Task)
-def conditions(task: Task) -> Found:
-    """Conditions of a task.
-
-    A text with an apostrophe makes it an expression that cannot be evaluated; kfp.local then takes it for
-    false, and the run succeeds without the tasks behind it.
-
-    SL512 warning: A condition compares numbers or booleans, not free text.
-        Fix: let the task before it return a bool or a number, and compare that
-        Source: kfp 2.17, local/orchestrator.
-    """
-    condition = at(task.spec, "triggerPolicy").get("condition") or ""
-    for match in _TEXT_COMPARED.finditer(condition):
+    for match in _TEXT_COMPARED.finditer(at(task.spec, "triggerPolicy").get("condition") or ""):
         name = (match[1] or match[2]).removeprefix("pipelinechannel--")
         yield "SL512", f"the condition compares the text {name}"
 
@@ -253,22 +246,6 @@ def _short(text: str) -> str:
 
 #: Types that a parameter has in IR 2.1; it was `type: STRING` up to 2.0.
 _TYPES = ("STRING", "NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT")
-
-
-@rules(Pipeline)
-def given_parameters(pipeline: Pipeline) -> Found:
-    """Parameters that a run gives.
-
-    SL601 error: A run gives only parameters that the pipeline has.
-        Fix: give only parameters that the pipeline has
-        Source: google.cloud.aiplatform, PipelineRuntimeConfigBuilder: it raises on a name it does not know.
-    """
-    known = [parameter.name for parameter in pipeline.parameters]
-    for name in pipeline.given or ():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            yield "SL601", f"the pipeline has no parameter {name!r}; {hint}"
 
 
 @rules(Parameter)
