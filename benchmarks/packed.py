@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from shardline.components.preprocess.sources import Example
-from shardline.components.preprocess.sources.source import Span
+from shardline.components.preprocess.sources import Example, Span
 
 CLASSES = 5
 

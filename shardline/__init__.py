@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardline.components.preprocess.run import preprocess
     from shardline.components.preprocess.settings import PreprocessSettings
-    from shardline.components.preprocess.sources.source import BadExample, Example, Source, Span
+    from shardline.components.preprocess.sources import BadExample, Example, Source, Span
     from shardline.components.validate.gate import Gate
     from shardline.components.validate.validation import validate
     from shardline.pipelines.compile import compile_pipeline
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 #: Module of each public name.
 _MODULES = {
-    "BadExample": "shardline.components.preprocess.sources.source",
+    "BadExample": "shardline.components.preprocess.sources",
     "DatasetInfo": "shardline.trainer.data.manifest",
-    "Example": "shardline.components.preprocess.sources.source",
+    "Example": "shardline.components.preprocess.sources",
     "Feature": "shardline.trainer.data.manifest",
     "Gate": "shardline.components.validate.gate",
     "Manifest": "shardline.trainer.data.manifest",
     "PreprocessSettings": "shardline.components.preprocess.settings",
     "ShardlineError": "shardline.trainer.errors",
-    "Source": "shardline.components.preprocess.sources.source",
-    "Span": "shardline.components.preprocess.sources.source",
+    "Source": "shardline.components.preprocess.sources",
+    "Span": "shardline.components.preprocess.sources",
     "TrainSettings": "shardline.trainer.settings",
     "compile_pipeline": "shardline.pipelines.compile",
     "preprocess": "shardline.components.preprocess.run",

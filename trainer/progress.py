@@ -154,10 +154,12 @@ class Meter:
         verb: What happens to the records, in the past tense.
         total: Number of records, or 0 where it is not known.
         rejected: Number of examples left out so far.
+        topic: Topic of the reports.
     """
 
-    def __init__(self, verb: str, total: int, *, rejected: int = 0) -> None:
+    def __init__(self, verb: str, total: int, *, rejected: int = 0, topic: str = "preprocess") -> None:
         self._verb = verb
+        self._topic = topic
         self._total = total
         self._done = self._bytes = 0
         self._rejected = rejected
@@ -173,7 +175,7 @@ class Meter:
             self._reported = now
             # A source need not know its length: then there is no total but what has come so far.
             total = max(self._total, self._done)
-            advance("preprocess", self._done, total, "records", self._text(now - self._started))
+            advance(self._topic, self._done, total, "records", self._text(now - self._started))
 
     def _text(self, seconds: float) -> str:
         rate = self._done / max(seconds, 1e-9)

@@ -1,76 +1,19 @@
-"""Dealing of a survey's examples: the rows of every shard, in order, in a file of their own.
-
-Files of hashes, 16 bytes for each example, tell which of many hashes repeat another one; they are looked
-through in parts that each fit into memory.
-"""
+"""Dealing of a survey's examples: the rows of every shard, in order, in a file of their own."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import xxhash
 
 from shardline.components.preprocess import plan, rows
-from shardline.components.preprocess.plan_file import PlannedShard
+from shardline.components.preprocess.duplicates import repeated
+from shardline.components.preprocess.plan import PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.survey import Survey
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SourceError
-
-_BYTES = rows.DIGEST_BYTES
-
-# Hashes that are in memory together (about 16 MB).
-_TOGETHER = 131_072
-
-# More than any hash.
-_END = b"\xff" * (_BYTES + 1)
-
-
-def repeated(paths: Iterable[Path], records: int) -> tuple[int, set[bytes]]:
-    """Returns how many hashes repeat an earlier one, and which do.
-
-    Args:
-        paths: Files of hashes.
-        records: Number of hashes in all of them.
-    """
-    files, parts = list(paths), records // _TOGETHER + 1
-    repeats, found = 0, set()
-    bounds = [*(((part << 16) // parts).to_bytes(2) for part in range(parts)), _END]
-    for least, end in pairwise(bounds):
-        seen: set[bytes] = set()
-        for path in files:
-            for block in _blocks(path):
-                hashes = [each for (each,) in block if least <= each < end]
-                before = len(seen)
-                if not seen.isdisjoint(hashes) or len(set(hashes)) < len(hashes):
-                    for each in hashes:
-                        if each in seen:
-                            found.add(each)
-                        seen.add(each)
-                else:
-                    seen.update(hashes)
-                repeats += len(hashes) - (len(seen) - before)
-    return repeats, found
-
-
-def read(path: Path) -> Iterator[bytes]:
-    """Yields the hashes of one file, in order."""
-    for block in _blocks(path):
-        for (each,) in block:
-            yield each
-
-
-def _blocks(path: Path) -> Iterator[Iterator[tuple[bytes]]]:
-    with path.open("rb") as file:
-        while block := file.read(_BYTES * 4096):
-            yield struct.iter_unpack(f"{_BYTES}s", block)
-
-
-_DIGEST = rows.DIGEST_BYTES
 
 
 def deal_rows(found: Survey, settings: PreprocessSettings, work: WorkDirectory) -> tuple[PlannedShard, ...]:
@@ -127,28 +70,28 @@ def _by_split(block: Sequence[bytes], split_of: Sequence[str]) -> Mapping[str, l
     members: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     appends = [members[split].append for split in split_of]
     for row in block:
-        appends[row[_DIGEST]](row)
-    return {split: rows for split, rows in members.items() if rows}
+        appends[row[rows.DIGEST_BYTES]](row)
+    return {split: found for split, found in members.items() if found}
 
 
 def _refuse_equal_digests(block: Sequence[bytes]) -> None:
     """Refuses keys that occur twice: their rows follow each other."""
-    if len({row[:_DIGEST] for row in block}) == len(block):
+    if len({row[: rows.DIGEST_BYTES] for row in block}) == len(block):
         return
     before = b""
     for row in block:
-        if row[:_DIGEST] == before:
-            raise _occurs_twice(rows.parse(row).name)
-        before = row[:_DIGEST]
+        if row[: rows.DIGEST_BYTES] == before:
+            raise _occurs_twice(rows.fields(row)[0])
+        before = row[: rows.DIGEST_BYTES]
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
     """Refuses keys that occur twice, where the digests are of something else."""
     _, equal = repeated([work.keys], sum(found.codes))
     if equal:
-        named = (rows.parse(row) for block in found.buckets for row in block)
-        raise _occurs_twice(next(row.name for row in named if plan.digest(row.key, 0) in equal))
+        keys = (rows.fields(row)[0] for block in found.buckets for row in block)
+        raise _occurs_twice(next(key for key in keys if plan.digest(key, 0) in equal))
 
 
-def _occurs_twice(key: str) -> SourceError:
-    return SourceError(f"key {key!r} occurs twice; the key of an example must be unique")
+def _occurs_twice(key: bytes) -> SourceError:
+    return SourceError(f"key {rows.key_text(key)!r} occurs twice; the key of an example must be unique")

@@ -1,25 +1,37 @@
-"""Deciding: which example goes to which split, shard and position. Pure arithmetic on digests.
+"""The plan: which example goes to which split, shard and position, and the file that says so.
 
-Everything follows from salted hashes of the keys, so that it depends neither on the order in which a
-source yields its examples nor on the machine, and an example keeps its split when the source grows. The
-first half of a digest is the example's place in the order, the second half chooses its split.
+All of it follows from salted hashes of the keys, so that it depends neither on the order in which a source
+yields its examples nor on the machine, and an example keeps its split when the source grows. The first half
+of a digest is the example's position in the order, the second half chooses its split.
+
+The file is read by every process and task that writes shards.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import xxhash
 
-from shardline.trainer.data.manifest import SPLITS
-from shardline.trainer.errors import SourceError
+from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.places import Place
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer import files
+from shardline.trainer.data.manifest import SPLITS, Feature
+from shardline.trainer.errors import RunError, SourceError
 
 _Item = TypeVar("_Item")
 
 #: Codes below this are indices into `SPLITS`; from here on, the example was in the source's "train".
 _FROM_TRAIN = len(SPLITS)
+
+#: Part of every shard's identity: raised when the same plan is written as other bytes.
+_WRITER_VERSION = 1
 
 
 def digest(key: bytes, seed: int) -> bytes:
@@ -36,8 +48,8 @@ def choose_split(
     but no validation or test split, the missing one takes its share out of the source's training split.
 
     Args:
-        point: What the example's hash says, 0 <= point < 1.
-        own: The split that the source gives to the example, or None.
+        point: Hash of the example as a number, 0 <= point < 1.
+        own: Split that the source gives to the example, or None.
         existing: All splits that the source gives to any example.
         shares: Share of the examples by split.
     """
@@ -63,7 +75,7 @@ class SplitCodes:
         self._shares = shares
         validation, test = shares.get("validation", 0.0), shares.get("test", 0.0)
         self._bounds = [0.0, *sorted({validation, test, validation + test} - {0.0})]
-        self._bounds_as_digest = [_as_digest(bound) for bound in self._bounds]
+        self._bounds_as_digest = [min(round(bound * 2**64), 2**64 - 1).to_bytes(8) for bound in self._bounds]
         self._without_split = [SPLITS.index(choose_split(bound, None, (), shares)) for bound in self._bounds]
         self.count = _FROM_TRAIN + len(self._bounds)
 
@@ -72,7 +84,7 @@ class SplitCodes:
 
         Args:
             point: Second half of the example's digest.
-            own: The split that the source gives to it, or None.
+            own: Split that the source gives to it, or None.
         """
         region = bisect_right(self._bounds_as_digest, point) - 1
         if own is None:
@@ -141,5 +153,95 @@ def refuse_empty_splits(records: Mapping[str, int], shares: Mapping[str, float])
         )
 
 
-def _as_digest(bound: float) -> bytes:
-    return min(round(bound * 2**64), 2**64 - 1).to_bytes(8)
+@dataclass(frozen=True)
+class PlannedShard:
+    """One shard before it is written.
+
+    Attributes:
+        file: Name of the file.
+        split: Name of its split.
+        records: Number of examples.
+        rows: Hash of its rows.
+    """
+
+    file: str
+    split: str
+    records: int
+    rows: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a writer needs beside the rows.
+
+    Attributes:
+        settings: Settings of the dataset.
+        class_names: Name of each class.
+        features: Further features of every example, beside image, label and key.
+        places: Places of the images.
+        surveyed: Start of the survey, in nanoseconds since the epoch.
+        records_in: Number of examples of the source.
+        rejected: Number of examples left out, by reason.
+        shards: All shards of all splits.
+    """
+
+    settings: PreprocessSettings
+    class_names: tuple[str, ...]
+    features: tuple[Feature, ...]
+    places: tuple[Place, ...]
+    surveyed: int
+    records_in: int
+    rejected: Mapping[str, int]
+    shards: tuple[PlannedShard, ...]
+
+    @property
+    def records(self) -> int:
+        """Number of examples that are written."""
+        return sum(shard.records for shard in self.shards)
+
+    def make_codec(self) -> Codec:
+        """Returns the codec of the dataset's images."""
+        names = ("image_size", "resize_mode", "encoding", "max_pixels")
+        return Codec(**{name: getattr(self.settings, name) for name in names})
+
+    def identity(self, shard: PlannedShard) -> str:
+        """Returns a hash of all that shapes the bytes of a shard, but for the content of the images."""
+        names = ("image_size", "resize_mode", "encoding", "compression", "max_pixels")
+        content = [
+            _WRITER_VERSION,
+            shard.file,
+            shard.rows,
+            *(getattr(self.settings, name) for name in names),
+            len(self.class_names),
+            # The spool is made anew by every survey; its rows carry checksums.
+            [asdict(place) for place in self.places],
+        ]
+        return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
+
+    def save(self, path: Path) -> None:
+        """Writes the plan, whole or not at all."""
+        # Paths may have bytes that are not UTF-8: as escapes they survive.
+        files.write_bytes(path, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Reads a plan.
+
+        Raises:
+            RunError: There is none.
+        """
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(
+                f"no plan in {path.parent}: plan the dataset first, or again if it is complete"
+            ) from None
+        features = content.pop("features")
+        return cls(
+            settings=PreprocessSettings(**content.pop("settings")),
+            class_names=tuple(content.pop("class_names")),
+            features=tuple(Feature(**{**item, "shape": tuple(item["shape"])}) for item in features),
+            places=tuple(Place(**item) for item in content.pop("places")),
+            shards=tuple(PlannedShard(**item) for item in content.pop("shards")),
+            **content,
+        )

@@ -2,10 +2,10 @@
 
 A row is a fixed head and the example's key, the path of its image where that does not follow from the key,
 and its further features as entries of a tf.train.Example. It begins with the digest that decides the
-example's place, so that sorting rows as bytes puts them into the order of the dataset.
+example's position, so that sorting rows as bytes puts them into the order of the dataset.
 
-Memory does not grow with the number of rows: beyond a limit they are dealt to bucket files by the first
-byte of the digest, and sorted bucket by bucket.
+Memory does not grow with the number of rows: beyond a limit they are distributed to bucket files by the
+first byte of the digest, and sorted bucket by bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
 
 #: Rows that are held in memory (about 5 MB).
 _ROWS_IN_MEMORY = 32_768
@@ -27,78 +26,55 @@ HEAD = Struct(">16sBIIIIIqqQ")
 
 DIGEST_BYTES = 16
 
-# The lengths alone, which are all that cutting needs; and what a writer needs.
+# The lengths alone, which are all that cutting needs; and the fields that a writer needs.
 _LENGTHS = Struct(">17xIII")
 _FIELDS = Struct(">17xIIIIIqq8x")
 
 _BLOCK = 1 << 18
 
-
-#: Of a row, what a writer needs: key, path, features, label, place, offset, length; see `Row`.
+#: What a writer needs of a row: the key (UTF-8), the path of the image relative to its place (empty where it
+#: is the key), further features, index of the class, number of the place, offset of the image in its file
+#: in bytes, and its length, which is `WHOLE_FILE` for a file of its own.
 Fields = tuple[bytes, bytes, bytes, int, int, int, int]
 
 
-class Row(NamedTuple):
-    """One row, taken apart.
-
-    Attributes:
-        digest: Salted hash of the key (or content): order, and with `code` the split.
-        code: See `plan.split_code`.
-        label: Index of the class.
-        place: Number of the place that the image is in (`places.Places`).
-        offset: Of the image in its file, in bytes.
-        length: Of the image in bytes, or `WHOLE_FILE`.
-        key: UTF-8.
-        path: Of the image relative to its place; empty where it is the key.
-        features: Entries of a tf.train.Example, sorted by name.
-    """
-
-    digest: bytes
-    code: int
-    label: int
-    place: int
-    offset: int
-    length: int
-    key: bytes
-    path: bytes
-    features: bytes
-
-    @property
-    def name(self) -> str:
-        """The key as text, for messages."""
-        return self.key.decode("utf-8", "surrogateescape")
+def fields(row: bytes) -> Fields:
+    """Returns the fields of a row."""
+    keys, paths, _, label, place, offset, length = _FIELDS.unpack_from(row)
+    key, path = HEAD.size + keys, HEAD.size + keys + paths
+    return row[HEAD.size : key], row[key:path], row[path:], label, place, offset, length
 
 
-def parse(row: bytes) -> Row:
-    """Takes one row apart."""
-    digest, code, keys, paths, _, label, place, offset, length, _ = HEAD.unpack_from(row)
-    path, features = HEAD.size + keys, HEAD.size + keys + paths
-    return Row(
-        digest, code, label, place, offset, length, row[HEAD.size : path], row[path:features], row[features:]
-    )
+def key_text(key: bytes) -> str:
+    """Returns a key as text, for messages."""
+    return key.decode("utf-8", "surrogateescape")
 
 
-def cut(blob: bytes) -> tuple[list[bytes], bytes]:
-    """Cuts a piece of a file into its rows, and returns what is left of one that is not whole."""
-    rows, start, end, unpack, head = [], 0, len(blob), _LENGTHS.unpack_from, HEAD.size
-    while start + head <= end:
-        keys, paths, features = unpack(blob, start)
-        stop = start + head + keys + paths + features
-        if stop > end:
-            break
-        rows.append(blob[start:stop])
-        start = stop
-    return rows, blob[start:]
-
-
-def read_fields(path: Path) -> Iterator[list[Fields]]:
-    """Yields what a writer needs of the rows of a file, in lists of bounded length."""
-    unpack, head = _FIELDS.unpack_from, _FIELDS.size
+def read(path: Path) -> Iterator[bytes]:
+    """Yields the rows of a file."""
+    unpack, head = _LENGTHS.unpack_from, HEAD.size
     with path.open("rb") as file:
         blob = b""
         while block := file.read(_BLOCK):
             blob += block
-            fields, start, end = [], 0, len(blob)
+            start, end = 0, len(blob)
+            while start + head <= end:
+                stop = start + head + sum(unpack(blob, start))
+                if stop > end:
+                    break
+                yield blob[start:stop]
+                start = stop
+            blob = blob[start:]
+
+
+def read_fields(path: Path) -> Iterator[list[Fields]]:
+    """Yields the fields of the rows of a file, in lists of bounded length."""
+    unpack, head = _FIELDS.unpack_from, HEAD.size
+    with path.open("rb") as file:
+        blob = b""
+        while block := file.read(_BLOCK):
+            blob += block
+            found, start, end = [], 0, len(blob)
             while start + head <= end:
                 keys, paths, features, label, place, offset, length = unpack(blob, start)
                 key_end = start + head + keys
@@ -107,26 +83,17 @@ def read_fields(path: Path) -> Iterator[list[Fields]]:
                 if stop > end:
                     break
                 key, where, extra = blob[start + head : key_end], blob[key_end:path_end], blob[path_end:stop]
-                fields.append((key, where, extra, label, place, offset, length))
+                found.append((key, where, extra, label, place, offset, length))
                 start = stop
             blob = blob[start:]
-            yield fields
-
-
-def read(path: Path) -> Iterator[bytes]:
-    """Yields the rows of a file."""
-    with path.open("rb") as file:
-        rest = b""
-        while block := file.read(_BLOCK):
-            rows, rest = cut(rest + block)
-            yield from rows
+            yield found
 
 
 class Buckets:
     """Rows in order of their digests, whatever the order in which they come.
 
     Args:
-        directory: Where the bucket files are, and were left by an earlier instance.
+        directory: Directory of the bucket files, also those that an earlier instance left.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -163,5 +130,4 @@ class Buckets:
         if self._pending:
             self.flush()
         for bucket in range(BUCKETS):
-            rows = sorted(read(self.path(bucket)))
-            yield rows
+            yield sorted(read(self.path(bucket)))

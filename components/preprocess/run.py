@@ -2,8 +2,6 @@
 
 `preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run as tasks of
 their own on machines that share the directory. Whatever ends a run, the next one goes on from there.
-
-The first step: the source is surveyed, bad examples are left out, and the plan is written.
 """
 
 from __future__ import annotations
@@ -11,85 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from shardline.components.preprocess import finish as finishing
-from shardline.components.preprocess import plan_file, rows, work_directory
+from shardline.components.preprocess import rows, work_directory
 from shardline.components.preprocess.deal import deal_rows
-from shardline.components.preprocess.plan_file import Plan, PlannedShard
+from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Processes
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.survey import Rejected, Survey, survey
+from shardline.components.preprocess.survey import Rejected, Survey, check_buckets, survey
 from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.write import write_planned
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import BadRecordError, RunError, SettingsError, ShardlineError
 from shardline.trainer.progress import Meter
-
-
-def make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
-    """Surveys the source and writes the plan into the work directory.
-
-    What an earlier run has done stays; what only its survey had made is made anew.
-
-    Raises:
-        SourceError: The source, or one of its examples, cannot be used.
-    """
-    try:
-        return _make_plan(settings, work, processes)
-    except ShardlineError:
-        # Nothing is left of a source that cannot be used, unless there was something before.
-        work.forget_plan()
-        if not work.has_marks():
-            work.remove()
-        raise
-
-
-def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
-    work.forget_plan()
-    surveyed = time.time_ns()
-    rejected = Rejected(settings.on_bad_record, work.rejected)
-    found = survey(open_source(settings), settings, work, rejected)
-    plan = Plan(
-        settings=settings,
-        class_names=found.class_names,
-        features=found.features,
-        places=tuple(found.places),
-        surveyed=surveyed,
-        records_in=sum(found.codes) + found.bad,
-        rejected={},
-        shards=(),
-    )
-    if settings.on_bad_record == "skip":
-        found = _check(found, plan, work, processes, rejected)
-        rejected.check(plan.records_in, settings.max_bad_fraction)
-    plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
-    work.forget_shards({shard.file for shard in plan.shards})
-    plan_file.save(plan, work.plan)
-    return plan
-
-
-def _check(
-    found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
-) -> Survey:
-    """Takes examples whose image cannot be stored out of the buckets."""
-    plan_file.save(plan, work.plan)
-    found.buckets.flush()
-    paths = [found.buckets.path(bucket) for bucket in range(rows.BUCKETS)]
-    meter = Meter("checked", sum(found.codes), rejected=found.bad)
-    processes.do("check", work.out, [path.name for path in paths], meter.advance)
-    codes = list(found.codes)
-    for path in paths:
-        for line in path.with_suffix(".bad").read_text().splitlines():
-            bad = json.loads(line)
-            codes[bad["code"]] -= 1
-            rejected.add(BadRecordError(bad["file"], bad["reason"]))
-    return replace(found, codes=codes)
-
 
 _TOPIC = "preprocess"
 
@@ -111,14 +49,10 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
         RunError: Another run is at work in `out`, or writing failed.
     """
     work_directory.check(out, overwrite=overwrite)
-    with (
-        work_directory.locked(out) as work,
-        _full_disk_is_one_line(out),
-        Processes(settings.processes) as processes,
-    ):
+    with _working(out) as work, _processes(settings) as processes:
         complete = _complete_before(settings, work, overwrite=overwrite)
         if complete is None:
-            plan = make_plan(settings, work, processes)
+            plan = _make_plan(settings, work, processes)
             _write(plan, plan.shards, work, processes)
             complete = _finish(work)
         return complete
@@ -139,13 +73,9 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
         ShardlineError: As `preprocess`.
     """
     work_directory.check(out, overwrite=overwrite)
-    with (
-        work_directory.locked(out) as work,
-        _full_disk_is_one_line(out),
-        Processes(settings.processes) as processes,
-    ):
+    with _working(out) as work, _processes(settings) as processes:
         work.publishing.unlink(missing_ok=True)
-        return list(make_plan(settings, work, processes).shards)
+        return list(_make_plan(settings, work, processes).shards)
 
 
 def write_shards(out: Path, task: int, tasks: int) -> int:
@@ -159,10 +89,10 @@ def write_shards(out: Path, task: int, tasks: int) -> int:
     """
     if not 0 <= task < tasks:
         raise SettingsError(f"task must be 0..{tasks - 1}, not {task}")
-    with work_directory.locked(out, shared=True) as work, _full_disk_is_one_line(out):
-        plan = plan_file.load(work.plan)
+    with _working(out, shared=True) as work:
+        plan = Plan.load(work.plan)
         mine = plan.shards[task::tasks]
-        with Processes(plan.settings.processes) as processes:
+        with _processes(plan.settings) as processes:
             _write(plan, mine, work, processes)
         return sum(shard.records for shard in mine)
 
@@ -173,8 +103,25 @@ def finish(out: Path) -> Manifest:
     Raises:
         RunError: A shard is missing.
     """
-    with work_directory.locked(out) as work, _full_disk_is_one_line(out):
+    with _working(out) as work:
         return _finish(work)
+
+
+@contextlib.contextmanager
+def _working(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
+    """Holds the work directory of `out`; what writing into it raises becomes one line."""
+    with work_directory.locked(out, shared=shared) as work:
+        try:
+            yield work
+        except OSError as error:
+            raise RunError(
+                f"cannot write the dataset {out}: {error.strerror or error}; make room and run again, it "
+                "will go on from there"
+            ) from error
+
+
+def _processes(settings: PreprocessSettings) -> Processes:
+    return Processes(settings.processes, check_buckets, write_planned)
 
 
 def _complete_before(
@@ -193,35 +140,77 @@ def _complete_before(
     return None
 
 
-def _write(plan: Plan, shards: tuple[PlannedShard, ...], work: WorkDirectory, processes: Processes) -> None:
+def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
+    """Surveys the source and writes the plan into the work directory.
+
+    What an earlier run has done stays; what only its survey had made is made anew.
+    """
+    try:
+        work.forget_plan()
+        surveyed = time.time_ns()
+        rejected = Rejected(settings.on_bad_record, work.rejected)
+        found = survey(open_source(settings), settings, work, rejected)
+        plan = Plan(
+            settings=settings,
+            class_names=found.class_names,
+            features=found.features,
+            places=tuple(found.places),
+            surveyed=surveyed,
+            records_in=sum(found.codes) + found.bad,
+            rejected={},
+            shards=(),
+        )
+        if settings.on_bad_record == "skip":
+            found = _check(found, plan, work, processes, rejected)
+            rejected.check(plan.records_in, settings.max_bad_fraction)
+        plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
+        work.forget_shards({shard.file for shard in plan.shards})
+        plan.save(work.plan)
+        return plan
+    except ShardlineError:
+        # Nothing is left of a source that cannot be used, unless there was something before.
+        work.forget_plan()
+        if not work.has_marks():
+            work.remove()
+        raise
+
+
+def _check(
+    found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
+) -> Survey:
+    """Takes examples whose image cannot be stored out of the buckets."""
+    plan.save(work.plan)
+    found.buckets.flush()
+    paths = [found.buckets.path(bucket) for bucket in range(rows.BUCKETS)]
+    meter = Meter("checked", sum(found.codes), rejected=found.bad)
+    processes.do(check_buckets, {"out": str(work.out)}, [path.name for path in paths], meter.advance)
+    codes = list(found.codes)
+    for path in paths:
+        for line in path.with_suffix(".bad").read_text().splitlines():
+            bad = json.loads(line)
+            codes[bad["code"]] -= 1
+            rejected.add(BadRecordError(bad["file"], bad["reason"]))
+    return replace(found, codes=codes)
+
+
+def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> None:
     done = finishing.find_done(plan, work)
     left = [shard for shard in shards if shard.file not in done]
     if len(left) < len(shards):
         progress.say(_TOPIC, f"{len(shards) - len(left)} of {len(shards)} shards already done")
     left.sort(key=lambda shard: -shard.records)
     meter = Meter("written", sum(shard.records for shard in left), rejected=sum(plan.rejected.values()))
-    processes.do("write", work.out, [shard.file for shard in left], meter.advance)
+    processes.do(write_planned, {"out": str(work.out)}, [shard.file for shard in left], meter.advance)
 
 
 def _finish(work: WorkDirectory) -> Manifest:
-    plan = plan_file.load(work.plan)
+    plan = Plan.load(work.plan)
     manifest = finishing.describe(plan, work)
     work_directory.publish(work, [shard.file for shard in plan.shards], manifest.fingerprint)
     manifests.save(manifest, work.out)
     work.remove()
     _report(manifest)
     return manifest
-
-
-@contextlib.contextmanager
-def _full_disk_is_one_line(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write the dataset {out}: {error.strerror or error}; make room and run again, it will go "
-            "on from there"
-        ) from error
 
 
 def _report(manifest: Manifest) -> None:

@@ -3,7 +3,7 @@
 Everything in it can be read by another process or a later run:
 
     lock                flock: one run at a time
-    plan.json           what is to be written (`plan_file`)
+    plan.json           what is to be written (`plan`)
     spool               images of sources that can be read only once
     keys                hashes of the keys, where the rows' digests are of the content
     buckets/            rows of the survey, when they are many

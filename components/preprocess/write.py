@@ -1,10 +1,8 @@
-"""Writing one shard from its rows: the innermost loop of preprocessing.
+"""Shard writer: the innermost loop of preprocessing, and the mark of each shard that is done.
 
-It runs once per example, millions of times: so bare system calls, no objects but bytes, and everything that
-can be known before is known before. Small records are joined before they are written; the bytes of a large
-image are never copied.
-
-The mark of a shard that is done: what the manifest needs to know of it.
+The loop runs once per example, millions of times: so bare system calls, no objects but bytes, and everything
+that can be known before is known before. Small records are joined before they are written; the bytes of a
+large image are never copied.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,115 +22,16 @@ import google_crc32c
 import xxhash
 
 from shardline.components.preprocess import rows
-from shardline.components.preprocess.payload import Payloads, changed
-from shardline.components.preprocess.plan_file import NOWHERE, Plan, PlannedShard
-from shardline.components.preprocess.records.frame import entries, image_start, key_head, mask, record_start
-from shardline.components.preprocess.sources.source import WHOLE_FILE
+from shardline.components.preprocess.example import entries, key_head
+from shardline.components.preprocess.images.codec import Kind
+from shardline.components.preprocess.places import NOWHERE, ImageReader, changed
+from shardline.components.preprocess.plan import Plan, PlannedShard
+from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.tfrecord import image_start, mask, record_start
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
 from shardline.trainer.data.manifest import Feature, Shard
 from shardline.trainer.errors import BadRecordError, RunError
-
-
-@dataclass(frozen=True)
-class Images:
-    """What the stored images of one or more shards have in common.
-
-    Attributes:
-        height: Of all of them in pixels, or None if they differ.
-        width: Likewise.
-        channels: The most that one has; 0 where there are no images.
-        encodings: All that occur, sorted.
-        converted: Number of images by what was done to them.
-    """
-
-    height: int | None = None
-    width: int | None = None
-    channels: int = 0
-    encodings: tuple[str, ...] = ()
-    converted: Mapping[str, int] | None = None
-
-    @classmethod
-    def of(cls, shapes: Mapping[tuple[int, int, int, str, tuple[str, ...]], int]) -> Images:
-        """Returns what images have in common, given how many there are of each kind (see `StoredImage`)."""
-        converted: Counter[str] = Counter()
-        for (_, _, _, _, names), count in shapes.items():
-            converted.update(dict.fromkeys(names, count))
-        return cls(
-            _common(shape[0] for shape in shapes),
-            _common(shape[1] for shape in shapes),
-            max((shape[2] for shape in shapes), default=0),
-            tuple(sorted({shape[3] for shape in shapes})),
-            dict(sorted(converted.items())),
-        )
-
-    @classmethod
-    def merge(cls, parts: Iterable[Images]) -> Images:
-        """Returns what the images of several shards have in common."""
-        parts = list(parts)
-        converted: Counter[str] = Counter()
-        for part in parts:
-            converted.update(part.converted or {})
-        return cls(
-            _common(part.height for part in parts),
-            _common(part.width for part in parts),
-            max((part.channels for part in parts), default=0),
-            tuple(sorted({encoding for part in parts for encoding in part.encodings})),
-            dict(sorted(converted.items())),
-        )
-
-    def feature(self, resize: str) -> Feature:
-        """Returns the feature of the manifest."""
-        encoding = self.encodings[0] if len(self.encodings) == 1 else "image"
-        return Feature("image", "uint8", (self.height, self.width, self.channels), encoding, resize)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What is known of a shard that is done.
-
-    Attributes:
-        identity: `Plan.identity` of the shard; with another one it is not done.
-        surveyed: When the survey of its plan began, in nanoseconds since the epoch.
-        shard: What the manifest says of the file.
-        class_counts: Examples per class.
-        images: What its images have in common.
-    """
-
-    identity: str
-    surveyed: int
-    shard: Shard
-    class_counts: tuple[int, ...]
-    images: Images
-
-
-def save(mark: Mark, path: Path) -> None:
-    """Writes a mark, whole or not at all."""
-    files.write_json(path, asdict(mark))
-
-
-def load(path: Path) -> Mark | None:
-    """Reads a mark; None if there is none that can be read."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        images = content.pop("images")
-        return Mark(
-            shard=Shard(**content.pop("shard")),
-            class_counts=tuple(content.pop("class_counts")),
-            images=Images(**{**images, "encodings": tuple(images["encodings"])}),
-            **content,
-        )
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _common(values: Iterable[int | None]) -> int | None:
-    different = set(values)
-    return different.pop() if len(different) == 1 else None
-
-
-#: Told of progress: records and bytes since the last call.
-Report = Callable[[int, int], None]
 
 # Bytes that are collected before a write: they should not leave the processor's cache.
 _BLOCK = 1 << 18
@@ -143,13 +42,100 @@ _SMALL = 8192
 _GZIP = 31
 
 
+@dataclass(frozen=True)
+class Images:
+    """Properties that the stored images of one or more shards have in common.
+
+    Attributes:
+        height: Height of all of them in pixels, or None if they differ.
+        width: Width likewise.
+        channels: Largest number of channels; 0 where there are no images.
+        encodings: All that occur, sorted.
+        converted: Number of images by what was done to them.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    channels: int = 0
+    encodings: tuple[str, ...] = ()
+    converted: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def merge(cls, parts: Sequence[Images]) -> Images:
+        """Returns the common properties of several groups of images."""
+        converted: Counter[str] = Counter()
+        for part in parts:
+            converted.update(part.converted)
+        heights, widths = {part.height for part in parts}, {part.width for part in parts}
+        return cls(
+            heights.pop() if len(heights) == 1 else None,
+            widths.pop() if len(widths) == 1 else None,
+            max((part.channels for part in parts), default=0),
+            tuple(sorted({encoding for part in parts for encoding in part.encodings})),
+            dict(sorted(converted.items())),
+        )
+
+    @classmethod
+    def of(cls, kinds: Mapping[Kind, int]) -> Images:
+        """Returns the common properties of images, given how many there are of each kind."""
+        return cls.merge(
+            [
+                cls(height, width, channels, (encoding,), dict.fromkeys(converted, count))
+                for (height, width, channels, encoding, converted), count in kinds.items()
+            ]
+        )
+
+    def feature(self, resize: str) -> Feature:
+        """Returns the feature of the manifest."""
+        encoding = self.encodings[0] if len(self.encodings) == 1 else "image"
+        return Feature("image", "uint8", (self.height, self.width, self.channels), encoding, resize)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Facts about a shard that is done.
+
+    Attributes:
+        identity: `Plan.identity` of the shard; with another one it is not done.
+        surveyed: Start of the survey of its plan, in nanoseconds since the epoch.
+        shard: Entry of the manifest.
+        class_counts: Number of examples by class.
+        images: Common properties of its images.
+    """
+
+    identity: str
+    surveyed: int
+    shard: Shard
+    class_counts: tuple[int, ...]
+    images: Images
+
+    def save(self, path: Path) -> None:
+        """Writes the mark, whole or not at all."""
+        files.write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Mark | None:
+        """Reads a mark; None if there is none that can be read."""
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            images = content.pop("images")
+            return cls(
+                shard=Shard(**content.pop("shard")),
+                class_counts=tuple(content.pop("class_counts")),
+                images=Images(**{**images, "encodings": tuple(images["encodings"])}),
+                **content,
+            )
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
 class ShardWriter:
     """Writes shards of one plan. A context manager.
 
     Args:
         plan: The plan.
         work: Its work directory.
-        report: Told of progress.
+        report: Takes the progress.
     """
 
     def __init__(self, plan: Plan, work: WorkDirectory, report: Report) -> None:
@@ -157,14 +143,14 @@ class ShardWriter:
         self._work = work
         self._report = report
         self._codec = plan.make_codec()
-        self._payloads = Payloads(plan.places, work.spool, plan.surveyed)
+        self._images = ImageReader(plan.places, work.spool, plan.surveyed)
         self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
 
     def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._payloads.close()
+        self._images.close()
 
     def write(self, shard: PlannedShard) -> Mark:
         """Writes a shard and its mark: temporary name, fsync, rename, and the mark last.
@@ -178,17 +164,21 @@ class ShardWriter:
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         hashes = temporary.with_name(f"{shard.file}.digests.{os.getpid()}.tmp")
         try:
+            counts, kinds = [0] * len(self._labels), dict[Any, int]()
             with (
                 _no_garbage_collection(),
                 hashes.open("wb") as digests,
                 _opened(temporary, self._plan.settings.compression) as output,
             ):
-                counts, images = self._write_records(shard, output, digests)
+                for block in rows.read_fields(self._work.rows(shard.file)):
+                    digests.write(self._write_block(block, output, counts, kinds))
+            kinds.pop(None, None)
             written = Shard(shard.file, sum(counts), output.size, f"{output.checksum:08x}")
-            mark = Mark(self._plan.identity(shard), self._plan.surveyed, written, tuple(counts), images)
+            identity, surveyed = self._plan.identity(shard), self._plan.surveyed
+            mark = Mark(identity, surveyed, written, tuple(counts), Images.of(kinds))
             hashes.replace(self._work.digests(shard.file))
             temporary.replace(path)
-            save(mark, self._work.mark(shard.file))
+            mark.save(self._work.mark(shard.file))
         except BadRecordError as error:
             if self._plan.settings.on_bad_record == "skip":  # when it was checked, it was good
                 raise changed(error.name, f"became unusable ({error.reason})") from None
@@ -203,36 +193,19 @@ class ShardWriter:
             hashes.unlink(missing_ok=True)
         return mark
 
-    def _write_records(self, shard: PlannedShard, output: _Output, digests: Any) -> tuple[list[int], Images]:
-        counts = [0] * len(self._labels)
-        kinds: dict[Any, int] = {}
-        for block in rows.read_fields(self._work.rows(shard.file)):
-            self._write_block(block, output, counts, kinds, digests)
-        kinds.pop(None, None)
-        return counts, Images.of(kinds)
-
     def _write_block(
-        self,
-        block: list[rows.Fields],
-        output: _Output,
-        counts: list[int],
-        kinds: dict[Any, int],
-        digests: Any,
-    ) -> None:
-        read_file, read_span = self._payloads.read_file, self._payloads.read_span
-        known, store, labels = self._codec.known, self._codec.store, self._labels
+        self, block: list[rows.Fields], output: _Output, counts: list[int], kinds: dict[Any, int]
+    ) -> bytes:
+        """Writes records, counts classes and kinds of images, and returns the hashes of the contents."""
+        known, store, labels, read = self._codec.known, self._codec.store, self._labels, self._images.read
         value, extend, digest_of = google_crc32c.value, google_crc32c.extend, xxhash.xxh3_128_digest
-        prefixes = [os.fsencode(place.path) for place in self._plan.places]
         hashes: list[bytes] = []
         pieces, pending, count = output.pieces, 0, 0
-        open_place = file = -1
         # Small images are often all of one kind: then comparing with the one before is faster than counting.
         kind, alike = None, 0
         for key, path, extra, label, place, offset, length in block:
             counts[label] += 1
-            tail = key_head(len(key)) + key + labels[label]
-            if extra:
-                tail += extra
+            tail = key_head(len(key)) + key + labels[label] + extra
             if place == NOWHERE:
                 frame, start = record_start(len(tail))
                 record = start + tail
@@ -240,15 +213,10 @@ class ShardWriter:
                 pieces += frame, record, mask(value(record))
                 pending += len(record) + 16
             else:
-                if length == WHOLE_FILE:
-                    data = read_file(prefixes[place] + (path or key), key)
-                else:
-                    if place != open_place:
-                        open_place, file = place, self._payloads.file(place)
-                    data = read_span(file, length, offset, key)
+                data = read(place, offset, length, path, key)
                 found = known(data)
                 if found is None:
-                    stored = store(data, key.decode("utf-8", "surrogateescape"))
+                    stored = store(data, rows.key_text(key))
                     data, found = stored.data, stored.kind
                 if found is not kind:
                     kinds[kind] = kinds.get(kind, 0) + alike
@@ -272,7 +240,24 @@ class ShardWriter:
         output.flush()
         self._report(count, pending)
         kinds[kind] = kinds.get(kind, 0) + alike
-        digests.write(b"".join(hashes))
+        return b"".join(hashes)
+
+
+def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+    """Writes planned shards: a job of the process pool.
+
+    Args:
+        given: `out`, the dataset directory.
+        items: Names of shards of its plan.
+        report: Takes the progress.
+    """
+    work = WorkDirectory(Path(given["out"]))
+    plan = Plan.load(work.plan)
+    planned = {shard.file: shard for shard in plan.shards}
+    with ShardWriter(plan, work, report) as writer:
+        for file in items:
+            writer.write(planned[file])
+    return {}
 
 
 class _Output:
@@ -280,8 +265,8 @@ class _Output:
 
     Attributes:
         file: Descriptor of the open file.
-        pieces: What was not written yet.
-        size: Of what was written, in bytes.
+        pieces: Pieces that are not written yet.
+        size: Size of what was written, in bytes.
         checksum: CRC-32C of what was written.
     """
 
@@ -294,8 +279,7 @@ class _Output:
     def flush(self) -> None:
         """Writes the pieces."""
         if self._compressor:
-            compressed = self._compressor.compress(b"".join(self.pieces))
-            self.pieces[:] = [compressed]
+            self.pieces[:] = [self._compressor.compress(b"".join(self.pieces))]
         self._write()
 
     def close(self) -> None:
@@ -335,7 +319,7 @@ def _opened(path: Path, compression: str) -> Iterator[_Output]:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Nothing in the loop makes cycles, and looking for some takes a twentieth of its time."""
+    """Switches the collector off: the loop makes no cycles, and looking takes a twentieth of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

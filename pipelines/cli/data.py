@@ -110,7 +110,7 @@ def show_info(directory: Path, as_json: bool) -> None:
     if as_json:
         show_json(stats.describe(manifest))
     else:
-        click.echo(stats.info_render(manifest))
+        click.echo(stats.render_manifest(manifest))
 
 
 @dataset.command("stats")

@@ -22,10 +22,10 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.inspect import stats
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.components.preprocess.records.example import serialize
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
@@ -378,7 +378,7 @@ def test_info_says_what_the_manifest_says(dataset: Path) -> None:
     assert described["splits"]["train"]["records"] == 60
     assert described["splits"]["test"]["class_counts"] == list(manifest.splits["test"].class_counts)
     assert json.loads(json.dumps(described)) == described
-    shown = stats.info_render(manifest)
+    shown = stats.render_manifest(manifest)
     assert manifest.fingerprint in shown
     assert "image 12 x 12 x 3 png, label int64, key string" in shown
     assert re.search(r"^train +60 +4 ", shown, re.MULTILINE)
@@ -386,7 +386,7 @@ def test_info_says_what_the_manifest_says(dataset: Path) -> None:
 
 def test_info_does_not_let_a_name_move_the_cursor(dataset: Path) -> None:
     manifest = dataclasses.replace(manifests.load(dataset), class_names=("a\x1b[2J", "b\n", "猫"))
-    assert r"3: a\x1b[2J, b\n, 猫" in stats.info_render(manifest)
+    assert r"3: a\x1b[2J, b\n, 猫" in stats.render_manifest(manifest)
 
 
 def test_stats_counts_what_is_in_the_shards(dataset: Path) -> None:
@@ -416,12 +416,12 @@ def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
         "from shardline.components.preprocess.inspect.card import render_card\n"
-        "from shardline.components.preprocess.inspect import info, stats\n"
+        "from shardline.components.preprocess.inspect import stats\n"
         "from shardline.components.preprocess.inspect.verify import verify\n"
         "from shardline.trainer.data import manifest\n"
         f"data = Path({str(dataset)!r})\n"
         "assert not verify(data, deep=True, processes=1).damages\n"
-        "stats.stats(data, processes=1); info.describe(manifest.load(data))\n"
+        "stats.stats(data, processes=1); stats.describe(manifest.load(data))\n"
         "render_card(data, manifest.load(data))\n"
         "print(sorted({'tensorflow', 'keras', 'matplotlib', 'kfp'} & set(sys.modules)))\n"
     )

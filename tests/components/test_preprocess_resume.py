@@ -158,7 +158,7 @@ def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program = f"import os, signal; input(); os.kill(os.getpid(), {signal.SIGKILL.value})"
     with monkeypatch.context() as patched:
         patched.setattr("shardline.components.preprocess.pool._WORKER", (sys.executable, "-c", program))
-        with pytest.raises(RunError, match="a writing process ended with status -9; run again"):
+        with pytest.raises(RunError, match="a worker process ended with status -9; run again"):
             run("digits", tmp_path / "out", processes=2)
     run("digits", tmp_path / "out", processes=2)
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.records.example import serialize
+from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Source, open_source
 from shardline.trainer import files

@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import BadExample, Example, Source, Span, open_source
-from shardline.components.preprocess.sources.source import Seen
+from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
 from tests.helpers.data import payload, real_data

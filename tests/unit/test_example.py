@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.records.example import (
-    Layouts,
-    locate,
-    only_span,
-    only_value,
-    parse,
-    serialize,
-)
+from shardline.components.preprocess.example import Layouts, locate, only_span, only_value, parse, serialize
 
 EXAMPLES: list[dict[str, bytes | int | float | str]] = [
     {"image": b"", "key": b"empty", "label": 0},

@@ -8,7 +8,8 @@ import google_crc32c
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.records.frame import entries, image_start, key_head, mask, varint
+from shardline.components.preprocess.example import entries, key_head, varint
+from shardline.components.preprocess.tfrecord import image_start, mask
 
 # Around every length at which a number takes one more byte.
 LENGTHS = [0, 1, 90, 100, 126, 127, 128, 129, 8192, 16300, 16383, 16384, 16400, 2097100, 2097152]

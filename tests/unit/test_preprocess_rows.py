@@ -9,7 +9,7 @@ import pytest
 
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.rows import HEAD, Buckets
-from shardline.components.preprocess.sources.source import WHOLE_FILE
+from shardline.components.preprocess.sources import WHOLE_FILE
 
 
 def _row(number: int) -> bytes:
@@ -24,9 +24,7 @@ ROWS = [_row(number) for number in range(1000)]
 
 
 def test_a_row_is_taken_apart() -> None:
-    row = rows.parse(ROWS[7])
-    assert (row.label, row.place, row.offset, row.length) == (7, 2, 7, WHOLE_FILE)
-    assert (row.key, row.path, row.features, row.name) == (b"key7", b"p", b"f" * 7, "key7")
+    assert rows.fields(ROWS[7]) == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
 
 
 @pytest.mark.parametrize("in_memory", [1, 64, 333, 999, 1000, 5000])
@@ -47,5 +45,4 @@ def test_rows_are_read_in_blocks(tmp_path: Path, block: int, monkeypatch: pytest
     (tmp_path / "rows").write_bytes(b"".join(ROWS[:300]))
     assert list(rows.read(tmp_path / "rows")) == ROWS[:300]
     fields = [each for some in rows.read_fields(tmp_path / "rows") for each in some]
-    parsed = map(rows.parse, ROWS[:300])
-    assert fields == [(r.key, r.path, r.features, r.label, r.place, r.offset, r.length) for r in parsed]
+    assert fields == list(map(rows.fields, ROWS[:300]))

@@ -1,4 +1,90 @@
-"""Looking at a finished dataset directory: what it says of itself, what is in it, whether it is whole.
+"""Inspection of a finished dataset directory: what it says of itself, what is in it, whether it is whole.
 
 Nothing here loads TensorFlow, and nothing writes.
 """
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardline.components.preprocess.example import parse
+from shardline.components.preprocess.pool import Job, Processes
+from shardline.components.preprocess.tfrecord import read_records
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
+from shardline.trainer.progress import Meter
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: The features of an example by name: the kind ("bytes", "int64", "float") and the values.
+Values = Mapping[str, tuple[str, Sequence[Any]]]
+
+
+def each_shard(
+    job: Job, directory: Path, manifest: Manifest, *, topic: str, processes: int = 0, **given: Any
+) -> dict[str, Any]:
+    """Does a job of the process pool for every shard and returns what it found, by file.
+
+    Args:
+        job: The job. It is given `directory` and the values of `given`; its items are names of shards.
+        directory: The dataset directory.
+        manifest: Its manifest.
+        topic: Topic of the progress.
+        processes: Number of processes; 0 for one per core.
+        given: Further values for the job, as JSON holds them.
+
+    Raises:
+        SettingsError: `processes` is negative.
+    """
+    if processes < 0:
+        raise SettingsError(f"processes must be at least 1, or 0 for one per core, not {processes}")
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    shards.sort(key=lambda shard: -shard.records)
+    meter = Meter("read", sum(shard.records for shard in shards), topic=topic)
+    with Processes(min(processes or len(os.sched_getaffinity(0)), len(shards)), job) as pool:
+        given |= {"directory": str(directory)}
+        return pool.do(job, given, [shard.file for shard in shards], meter.advance)
+
+
+def read_values(path: Path, compression: str) -> Iterator[tuple[int, Values | str]]:
+    """Yields every record of a shard: its size in bytes, and its features or what is wrong with it.
+
+    Raises:
+        SourceError: The rest of the shard cannot be read: it is cut off, or where the next record starts is
+            damaged.
+    """
+    damaged: list[BadRecordError] = []
+
+    def drain() -> Iterator[tuple[int, str]]:
+        while damaged:
+            yield 0, damaged.pop(0).reason
+
+    try:
+        for record in read_records(path, compression=compression, on_damage=damaged.append):
+            yield from drain()
+            try:
+                yield len(record.data), parse(record.data)
+            except ValueError as error:  # UnicodeDecodeError is one too
+                yield len(record.data), str(error)
+    except SourceError:
+        yield from drain()
+        raise
+    yield from drain()
+
+
+@contextlib.contextmanager
+def opened_image(encoded: bytes, formats: tuple[str, ...]) -> Iterator[Image]:
+    """Opens a stored image, of which the header is read; its size was accepted when it was written."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with Image.open(io.BytesIO(encoded), formats=formats) as image:
+            yield image

@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
-from shardline.components.preprocess.inspect.pool import Values, read_values
+from shardline.components.preprocess.inspect import Values, read_values
 from shardline.components.preprocess.inspect.stats import describe_feature, header
 from shardline.components.text import size
 from shardline.trainer.data.manifest import Feature, Manifest, Shard

@@ -1,28 +1,29 @@
-"""What is in the shards: class balance, image sizes, bytes per record, shard sizes.
+"""Statistics: what is in the shards (class balance, sizes of images, records and shards), and the manifest.
 
-What the manifest says, without opening a shard.
+`stats` reads every record; `describe` and `render_manifest` open no shard.
 """
 
 from __future__ import annotations
 
-import io
-import warnings
-from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardline.components import text
-from shardline.components.preprocess.inspect.pool import each_shard, read_values
+from shardline.components.preprocess.inspect import each_shard, opened_image, read_values
+from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Feature, Manifest, Shard
+from shardline.trainer.data.manifest import Feature, Manifest
 from shardline.trainer.errors import DatasetError, SourceError
 
 _MOST_CLASSES = 20
 _MOST_SIZES = 10
+_MOST_NAMED = 10
 _VERIFY = "'shardline dataset verify' lists all damage"
+
+_Size = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -86,30 +87,65 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
         DatasetError: There is no manifest, or a shard is damaged.
     """
     manifest = manifests.load(directory)
-    given = (tuple(f for f in manifest.features if f.encoding), manifest.compression)
-    found = each_shard(_look_at_shard, directory, manifest, given, topic="stats", processes=processes)
-    sizes: Counter[tuple[int, int, int]] = Counter()
-    encodings: Counter[str] = Counter()
-    record_bytes = array("Q")
-    for shard_sizes, shard_encodings, shard_record_bytes in found.values():
-        sizes.update(shard_sizes)
-        encodings.update(shard_encodings)
-        record_bytes.extend(shard_record_bytes)
+    found = each_shard(look_at_shards, directory, manifest, topic="stats", processes=processes)
+    sizes, encodings, record_bytes = Counter[_Size](), Counter[str](), Counter[int]()
+    for look in found.values():
+        for (height, width, channels, encoding), count in look["images"]:
+            sizes[height, width, channels] += count
+            encodings[encoding] += count
+        record_bytes.update(dict(look["record_bytes"]))
     return Stats(
-        records=len(record_bytes),
+        records=record_bytes.total(),
         class_names=manifest.class_names,
         class_counts={name: split.class_counts for name, split in manifest.splits.items()},
         image_sizes=tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),
         encodings=dict(sorted(encodings.items())),
-        record_bytes=spread(record_bytes),
+        record_bytes=spread(list(record_bytes.elements())),
         shard_bytes={
             name: spread([shard.bytes for shard in split.shards]) for name, split in manifest.splits.items()
         },
     )
 
 
+def look_at_shards(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+    """Counts what is in shards: a job of the process pool.
+
+    Args:
+        given: `directory` of the dataset.
+        items: Names of shards.
+        report: Takes the progress.
+
+    Returns:
+        By shard, `images`: pairs of (height, width, channels, encoding) and their number, and `record_bytes`:
+        pairs of the size of a record and their number.
+
+    Raises:
+        DatasetError: A shard is damaged.
+    """
+    directory, found = Path(given["directory"]), {}
+    manifest = manifests.load(directory)
+    features = [feature for feature in manifest.features if feature.encoding]
+    for file in items:
+        images, record_bytes = Counter[Any](), Counter[int]()
+        try:
+            for number, (size, values) in enumerate(read_values(directory / file, manifest.compression)):
+                if isinstance(values, str):
+                    raise SourceError(f"record {number:,}: {values}")
+                record_bytes[size] += 1
+                for feature in features:
+                    if len(values.get(feature.name, ("", ()))[1]) == 0:
+                        raise DatasetError(f"{file}, record {number:,}: has no image; {_VERIFY}")
+                    image_size, encoding = header(values[feature.name][1][0], feature)
+                    images[*image_size, encoding] += 1
+                report(1, size)
+        except (SourceError, OSError) as error:
+            raise DatasetError(f"{file}: {error}; {_VERIFY}") from None
+        found[file] = {"images": list(images.items()), "record_bytes": list(record_bytes.items())}
+    return found
+
+
 def spread(values: Sequence[int]) -> Spread:
-    """Returns how values, at least one, vary."""
+    """Returns the spread of values, at least one."""
     ordered = sorted(values)
 
     def at(share: float) -> int:
@@ -118,7 +154,7 @@ def spread(values: Sequence[int]) -> Spread:
     return Spread(ordered[0], at(0.5), at(0.95), ordered[-1], sum(ordered) / len(ordered))
 
 
-def header(encoded: bytes, feature: Feature) -> tuple[tuple[int, int, int], str]:
+def header(encoded: bytes, feature: Feature) -> tuple[_Size, str]:
     """Returns ((height, width, channels), encoding) of a stored image without decoding it.
 
     Raises:
@@ -127,15 +163,9 @@ def header(encoded: bytes, feature: Feature) -> tuple[tuple[int, int, int], str]
     if feature.encoding == "raw":
         height, width, channels = (side or 0 for side in feature.shape)
         return (height, width, channels), "raw"
-    from PIL import Image
-
     try:
-        with warnings.catch_warnings():
-            # Its size was accepted when it was written.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG")) as image:
-                size = (image.height, image.width, len(image.getbands()))
-                return size, str(image.format).lower()
+        with opened_image(encoded, ("JPEG", "PNG")) as image:
+            return (image.height, image.width, len(image.getbands())), str(image.format).lower()
     except Exception as failure:
         raise SourceError(f"cannot be read as an image: {type(failure).__name__}") from None
 
@@ -194,37 +224,8 @@ def _spread_row(name: str, spread: Spread) -> tuple[str, ...]:
     return name, *(f"{value:,}" for value in values)
 
 
-_Look = tuple[Counter[tuple[int, int, int]], Counter[str], "array[int]"]
-
-
-def _look_at_shard(directory: Path, shard: Shard, given: tuple[tuple[Feature, ...], str]) -> _Look:
-    images, compression = given
-    sizes: Counter[tuple[int, int, int]] = Counter()
-    encodings: Counter[str] = Counter()
-    record_bytes = array("Q")
-    try:
-        for size, values in read_values(directory / shard.file, compression):
-            if isinstance(values, str):
-                raise SourceError(f"record {len(record_bytes):,}: {values}")
-            record_bytes.append(size)
-            for image in images:
-                image_size, encoding = header(values[image.name][1][0], image)
-                sizes[image_size] += 1
-                encodings[encoding] += 1
-    except (KeyError, IndexError):
-        raise DatasetError(
-            f"{shard.file}, record {len(record_bytes) - 1:,}: has no image; {_VERIFY}"
-        ) from None
-    except (SourceError, OSError) as error:
-        raise DatasetError(f"{shard.file}: {error}; {_VERIFY}") from None
-    return sizes, encodings, record_bytes
-
-
-_MOST_NAMED = 10
-
-
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Returns the sum of a dataset for a program: no list in it grows with the data but the class names."""
+    """Returns a summary of the manifest for a program; of its lists only the class names grow with the data."""
     return {
         "source": manifest.source,
         "fingerprint": manifest.fingerprint,
@@ -260,8 +261,8 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def info_render(manifest: Manifest) -> str:
-    """Returns the same for a person."""
+def render_manifest(manifest: Manifest) -> str:
+    """Returns a summary of the manifest for a person."""
     rows = [
         ("source", text.printable(manifest.source)),
         ("fingerprint", manifest.fingerprint),

@@ -1,21 +1,17 @@
-"""Whether a dataset directory is what its manifest says: every file, every record.
-
-One shard compared with what the manifest says of it.
-"""
+"""Verification: whether a dataset directory is what its manifest says, every file and every record."""
 
 from __future__ import annotations
 
-import io
 import json
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 
-from shardline.components.preprocess.inspect.pool import Values, each_shard, read_values
+from shardline.components.preprocess.inspect import Values, each_shard, opened_image, read_values
+from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import printable, size
 from shardline.trainer.data import manifest as manifests
@@ -24,7 +20,7 @@ from shardline.trainer.errors import SourceError
 
 _BLOCK = 1 << 20
 
-#: Of one shard, not more damaged records than these are listed one by one.
+#: Damaged records of one shard that are listed one by one.
 MOST_LISTED = 10
 
 _KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
@@ -32,7 +28,7 @@ _KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "flo
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is not as the manifest says.
+    """One contradiction between a dataset and its manifest.
 
     Attributes:
         file: Name of the file inside the dataset directory.
@@ -50,27 +46,8 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What every shard of a dataset must fulfil.
-
-    Attributes:
-        features: That every example has, one value each.
-        classes: Labels are 0..classes-1.
-        compression: "" or "gzip".
-        deep: Whether images are decoded.
-        names: The manifest's file by size and checksum, to tell an exchanged shard from a damaged one.
-    """
-
-    features: tuple[Feature, ...]
-    classes: int
-    compression: str
-    deep: bool
-    names: Mapping[tuple[int, str], str]
-
-
-@dataclass(frozen=True)
 class ShardCheck:
-    """What was found in a shard.
+    """Result of checking a shard.
 
     Attributes:
         records: Number of sound records.
@@ -81,135 +58,19 @@ class ShardCheck:
 
     records: int
     bytes: int
-    class_counts: tuple[int, ...]
-    damages: tuple[Damage, ...]
-
-
-def check_shard(directory: Path, shard: Shard, expected: Expected) -> ShardCheck:
-    """Reads a shard twice, as bytes and as records, and lists all that is wrong with it."""
-    counts = [0] * expected.classes
-    damages: list[Damage] = []
-    path, size = directory / shard.file, 0
-    try:
-        size = path.stat().st_size
-        damages += _check_file(path, size, shard, expected)
-        damages += _check_records(path, shard, expected, counts)
-    except FileNotFoundError:
-        damages.append(Damage(shard.file, None, "is missing"))
-    except OSError as error:
-        damages.append(Damage(shard.file, None, f"cannot be read: {error.strerror or error}"))
-    return ShardCheck(sum(counts), size, tuple(counts), tuple(damages))
-
-
-def _check_file(path: Path, size: int, shard: Shard, expected: Expected) -> Iterator[Damage]:
-    checksum = f"{_checksum(path):08x}"
-    if (size, checksum) == (shard.bytes, shard.crc32c):
-        return
-    other = expected.names.get((size, checksum))
-    if other:
-        yield Damage(shard.file, None, f"holds the bytes of {other}")
-        return
-    if size != shard.bytes:
-        yield Damage(shard.file, None, f"has {size:,} bytes, the manifest says {shard.bytes:,}")
-    if checksum != shard.crc32c:
-        yield Damage(shard.file, None, f"has the CRC-32C {checksum}, the manifest says {shard.crc32c}")
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            checksum = google_crc32c.extend(checksum, block)
-    return int(checksum)
-
-
-def _check_records(path: Path, shard: Shard, expected: Expected, counts: list[int]) -> Iterator[Damage]:
-    """Yields the damage of single records and counts the labels of the sound ones."""
-    number = listed = unlisted = 0
-    try:
-        for _, values in read_values(path, expected.compression):
-            if isinstance(values, str):
-                problem = values
-            elif not (problem := _problem(values, expected)):
-                counts[values["label"][1][0]] += 1
-                number += 1
-                continue
-            if listed < MOST_LISTED:
-                listed += 1
-                yield Damage(shard.file, number, problem)
-            else:
-                unlisted += 1
-            number += 1
-    except SourceError as error:
-        # Where a record ends is no longer known: the rest of the shard cannot be read.
-        yield Damage(shard.file, number, str(error).rpartition(f"record {number}: ")[2])
-        return
-    if unlisted:
-        yield Damage(shard.file, None, f"has {unlisted:,} more damaged records")
-    if number != shard.records:
-        yield Damage(shard.file, None, f"holds {number:,} records, the manifest says {shard.records:,}")
-
-
-def _problem(values: Values, expected: Expected) -> str:
-    """Returns what is wrong with an example, or ""."""
-    for feature in expected.features:
-        kind, found = values.get(feature.name, ("", ()))
-        if not kind:
-            return f"has no feature {feature.name!r}"
-        if kind != _KINDS[feature.dtype] or len(found) != 1:
-            return f"feature {feature.name!r} holds {len(found)} values of {kind}, not one of {feature.dtype}"
-    extra = values.keys() - {feature.name for feature in expected.features}
-    if extra:
-        return f"has a feature {min(extra)!r} that the manifest does not name"
-    label = values["label"][1][0]
-    if not 0 <= label < expected.classes:
-        return f"label {label} is no class, they are 0..{expected.classes - 1}"
-    if not values["key"][1][0]:
-        return "has an empty key"
-    for feature in expected.features:
-        if feature.encoding and (
-            problem := _image_problem(values[feature.name][1][0], feature, expected.deep)
-        ):
-            return f"{feature.name} {problem}"
-    return ""
-
-
-def _image_problem(encoded: bytes, feature: Feature, deep: bool) -> str:
-    if feature.encoding == "raw":
-        height, width, channels = feature.shape
-        if height and width and channels and len(encoded) != height * width * channels:
-            return f"has {len(encoded):,} bytes, not {height} x {width} x {channels}"
-        return ""
-    return _decoding_problem(encoded, feature) if deep else ""
-
-
-def _decoding_problem(encoded: bytes, feature: Feature) -> str:
-    from PIL import Image
-
-    formats = ("JPEG", "PNG") if feature.encoding == "image" else (feature.encoding.upper(),)
-    try:
-        with warnings.catch_warnings():
-            # Its size was accepted when it was written.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(encoded), formats=formats) as image:
-                image.load()
-                width, height = image.size
-    except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
-        return f"cannot be decoded as {feature.encoding}: {failure}".replace(repr(encoded), "")
-    if feature.shape[0] not in (None, height) or feature.shape[1] not in (None, width):
-        return f"has {height} x {width} pixels, the manifest says {feature.shape[0]} x {feature.shape[1]}"
-    return ""
+    class_counts: Sequence[int]
+    damages: Sequence[Damage]
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found.
+    """Result of checking a dataset.
 
     Attributes:
         shards: Number of shards that the manifest names.
         records: Number of records that were read and are sound.
         bytes: Size of all shards that are there.
-        damages: Everything that is not as the manifest says, by file.
+        damages: All contradictions with the manifest, by file.
     """
 
     shards: int
@@ -251,14 +112,11 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
         DatasetError: There is no manifest that can be read.
     """
     manifest = manifests.load(directory)
-    expected = Expected(
-        features=manifest.features,
-        classes=len(manifest.class_names),
-        compression=manifest.compression,
-        deep=deep,
-        names={(s.bytes, s.crc32c): s.file for split in manifest.splits.values() for s in split.shards},
-    )
-    checks = each_shard(check_shard, directory, manifest, expected, topic="verify", processes=processes)
+    found = each_shard(check_shards, directory, manifest, topic="verify", processes=processes, deep=deep)
+    checks = {
+        file: ShardCheck(**{**check, "damages": [Damage(**damage) for damage in check["damages"]]})
+        for file, check in found.items()
+    }
     damages = list(_check_manifest(manifest))
     for name, split in manifest.splits.items():
         for shard in split.shards:
@@ -275,30 +133,24 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
 
 
 def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
-    """Yields what contradicts itself in the manifest."""
+    """Yields the contradictions within the manifest."""
     written = sum(split.records for split in manifest.splits.values())
     rejected = sum(manifest.rejected.values())
     if manifest.records_in != written + rejected:
-        yield Damage(
-            MANIFEST_FILE,
-            None,
-            f"says {manifest.records_in:,} records went in, {written:,} were written, {rejected:,} rejected",
+        yield _says(
+            f"{manifest.records_in:,} records went in, {written:,} were written, {rejected:,} rejected"
         )
     for name, split in manifest.splits.items():
         sizes = [shard.records for shard in split.shards]
         if sizes and (sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1):
-            yield Damage(
-                MANIFEST_FILE,
-                None,
-                f"says the shards of {name} have {max(sizes):,} to {min(sizes):,} records; "
-                "they must differ by at most one, the longer ones first",
+            yield _says(
+                f"the shards of {name} have {max(sizes):,} to {min(sizes):,} records; "
+                "they must differ by at most one, the longer ones first"
             )
         if len(split.class_counts) != len(manifest.class_names) or sum(split.class_counts) != split.records:
-            yield Damage(
-                MANIFEST_FILE,
-                None,
-                f"says {name} has {split.records:,} records, but {sum(split.class_counts):,} in "
-                f"{len(split.class_counts):,} of {len(manifest.class_names):,} classes",
+            yield _says(
+                f"{name} has {split.records:,} records, but {sum(split.class_counts):,} in "
+                f"{len(split.class_counts):,} of {len(manifest.class_names):,} classes"
             )
 
 
@@ -312,12 +164,12 @@ def _check_classes(
     counts = [sum(column) for column in zip(*(check.class_counts for check in mine), strict=True)]
     for class_name, found, said in zip(class_names, counts, split.class_counts, strict=False):
         if found != said:
-            yield Damage(
-                MANIFEST_FILE,
-                None,
-                f"says class {class_name!r} has {said:,} records in {name}, the shards hold {found:,}",
-            )
+            yield _says(f"class {class_name!r} has {said:,} records in {name}, the shards hold {found:,}")
             return
+
+
+def _says(what: str) -> Damage:
+    return Damage(MANIFEST_FILE, None, f"says {what}")
 
 
 def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
@@ -343,3 +195,131 @@ def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
     for path in sorted(directory.iterdir()):
         if path.name not in named | {MANIFEST_FILE, REJECTED_FILE}:
             yield Damage(path.name, None, "is not named in the manifest")
+
+
+def check_shards(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+    """Checks shards: a job of the process pool.
+
+    Args:
+        given: `directory` of the dataset, and `deep`: whether images are decoded.
+        items: Names of shards.
+        report: Takes the progress.
+
+    Returns:
+        `ShardCheck` by shard, as a dict.
+    """
+    checker = _Checker(Path(given["directory"]), given["deep"], report)
+    return {file: asdict(checker.check(file)) for file in items}
+
+
+class _Checker:
+    """Compares shards of a dataset with its manifest."""
+
+    def __init__(self, directory: Path, deep: bool, report: Report) -> None:
+        manifest = manifests.load(directory)
+        self._directory, self._deep, self._report = directory, deep, report
+        self._features, self._compression = manifest.features, manifest.compression
+        self._classes = len(manifest.class_names)
+        self._shards = {s.file: s for split in manifest.splits.values() for s in split.shards}
+        # To tell an exchanged shard from a damaged one.
+        self._names = {(shard.bytes, shard.crc32c): file for file, shard in self._shards.items()}
+
+    def check(self, file: str) -> ShardCheck:
+        """Reads a shard twice, as bytes and as records, and lists all that is wrong with it."""
+        counts, damages, size = [0] * self._classes, list[Damage](), 0
+        path, shard = self._directory / file, self._shards[file]
+        try:
+            size = path.stat().st_size
+            damages += self._check_file(path, size, shard)
+            damages += self._check_records(path, shard, counts)
+        except FileNotFoundError:
+            damages.append(Damage(file, None, "is missing"))
+        except OSError as error:
+            damages.append(Damage(file, None, f"cannot be read: {error.strerror or error}"))
+        return ShardCheck(sum(counts), size, counts, damages)
+
+    def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
+        crc = 0
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                crc = google_crc32c.extend(crc, block)
+                self._report(0, 0)  # which notices when nobody waits for the result any more
+        checksum = f"{crc:08x}"
+        if (size, checksum) == (shard.bytes, shard.crc32c):
+            return
+        other = self._names.get((size, checksum))
+        if other:
+            yield Damage(shard.file, None, f"holds the bytes of {other}")
+            return
+        if size != shard.bytes:
+            yield Damage(shard.file, None, f"has {size:,} bytes, the manifest says {shard.bytes:,}")
+        if checksum != shard.crc32c:
+            yield Damage(shard.file, None, f"has the CRC-32C {checksum}, the manifest says {shard.crc32c}")
+
+    def _check_records(self, path: Path, shard: Shard, counts: list[int]) -> Iterator[Damage]:
+        """Yields the damage of single records and counts the labels of the sound ones."""
+        number = listed = unlisted = 0
+        try:
+            for size, values in read_values(path, self._compression):
+                problem = values if isinstance(values, str) else self._problem(values)
+                if isinstance(values, str) or problem:
+                    if listed < MOST_LISTED:
+                        listed += 1
+                        yield Damage(shard.file, number, problem)
+                    else:
+                        unlisted += 1
+                else:
+                    counts[values["label"][1][0]] += 1
+                number += 1
+                self._report(1, size)
+        except SourceError as error:
+            # Where a record ends is no longer known: the rest of the shard cannot be read.
+            yield Damage(shard.file, number, str(error).rpartition(f"record {number}: ")[2])
+            return
+        if unlisted:
+            yield Damage(shard.file, None, f"has {unlisted:,} more damaged records")
+        if number != shard.records:
+            yield Damage(shard.file, None, f"holds {number:,} records, the manifest says {shard.records:,}")
+
+    def _problem(self, values: Values) -> str:
+        """Returns what is wrong with an example, or ""."""
+        for feature in self._features:
+            kind, found = values.get(feature.name, ("", ()))
+            if not kind:
+                return f"has no feature {feature.name!r}"
+            if kind != _KINDS[feature.dtype] or len(found) != 1:
+                what = f"{len(found)} values of {kind}, not one of {feature.dtype}"
+                return f"feature {feature.name!r} holds {what}"
+        extra = values.keys() - {feature.name for feature in self._features}
+        if extra:
+            return f"has a feature {min(extra)!r} that the manifest does not name"
+        label = values["label"][1][0]
+        if not 0 <= label < self._classes:
+            return f"label {label} is no class, they are 0..{self._classes - 1}"
+        if not values["key"][1][0]:
+            return "has an empty key"
+        for feature in self._features:
+            problem = feature.encoding and self._image_problem(values[feature.name][1][0], feature)
+            if problem:
+                return f"{feature.name} {problem}"
+        return ""
+
+    def _image_problem(self, encoded: bytes, feature: Feature) -> str:
+        if feature.encoding == "raw":
+            height, width, channels = feature.shape
+            if height and width and channels and len(encoded) != height * width * channels:
+                return f"has {len(encoded):,} bytes, not {height} x {width} x {channels}"
+            return ""
+        if not self._deep:
+            return ""
+        formats = ("JPEG", "PNG") if feature.encoding == "image" else (feature.encoding.upper(),)
+        try:
+            with opened_image(encoded, formats) as image:
+                image.load()
+                found = image.size[::-1]
+        except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
+            return f"cannot be decoded as {feature.encoding}: {failure}".replace(repr(encoded), "")
+        said = feature.shape[:2]
+        if any(side not in (None, side_found) for side, side_found in zip(said, found, strict=True)):
+            return f"has {found[0]} x {found[1]} pixels, the manifest says {said[0]} x {said[1]}"
+        return ""

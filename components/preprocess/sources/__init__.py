@@ -1,21 +1,25 @@
 """Sources: where labelled examples come from. A source string names one (`open_source`).
 
-A user's own source, named by an import string.
+A source is a small Protocol that a user's own class fulfils too, named by an import string.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from shardline.components.preprocess.sources.source import BadExample, Example, Source, Span
 from shardline.trainer import plugins
+from shardline.trainer.data.manifest import Scalar
 from shardline.trainer.errors import SettingsError, ShardlineError, SourceError
 
 if TYPE_CHECKING:
-    from shardline.components.preprocess.settings import PreprocessSettings
+    import numpy as np
+    import numpy.typing as npt
 
-__all__ = ["KNOWN_FORMS", "BadExample", "Example", "Source", "Span", "open_source"]
+    from shardline.components.preprocess.settings import PreprocessSettings
 
 #: The forms of a source string.
 KNOWN_FORMS = (
@@ -27,12 +31,112 @@ KNOWN_FORMS = (
     "pkg.module:Source",
 )
 
+#: Length of a span that is a whole file, of whatever size.
+WHOLE_FILE = -1
+
+#: A label above this is no index of a class, but a damaged or wrong value.
+LARGEST_LABEL = 99_999
+
+
+class Span(NamedTuple):
+    """Bytes inside a local file, which a writer reads for itself when their turn comes.
+
+    Attributes:
+        file: Path of the file.
+        offset: Offset of the first byte.
+        length: Number of bytes, or `WHOLE_FILE`: the same as the file's path, and faster than a Path is made.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+class Example(NamedTuple):
+    """One labelled example of a source.
+
+    Attributes:
+        key: Name that is unique in the source and stays the same when the source grows: the split and
+            the order of the examples follow from it.
+        label: Index into the source's `class_names`.
+        image: An encoded image as bytes, the path of an image file, a span of a file that holds an encoded
+            image, or pixels as a uint8 array of shape (height, width, channels) with 1 or 3 channels, values
+            0..255. None where the source has no images (a table). Paths and spans are read only when they
+            are written: prefer them.
+        split: "train", "validation" or "test" where the source has splits of its own, else None.
+        features: Further values by name, as the source's `features` declare them.
+    """
+
+    key: str
+    label: int
+    image: bytes | Path | Span | npt.NDArray[np.uint8] | None = None
+    split: str | None = None
+    features: Mapping[str, Scalar] = MappingProxyType({})
+
+
+class BadExample(NamedTuple):
+    """An example that cannot be used. A generator cannot go on after an error, so it yields one of these.
+
+    Attributes:
+        name: The example's key, or file and row.
+        reason: Why, without the name: the same words for the same kind of fault.
+    """
+
+    name: str
+    reason: str
+
+
+class Source(Protocol):
+    """Labelled examples, to be read once from the first to the last.
+
+    A source may also have `__len__` (progress then shows how much is left), `features`, a sequence of
+    `trainer.data.manifest.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
+    which returns a text that is another one whenever the examples are (a version, a time of change):
+    without it, a scheduled run cannot know that nothing has changed.
+    """
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """Name of each class, at least two; a label is an index into it."""
+
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        """Yields every example once, in any order; of those that cannot be used, their name and why."""
+
+
+class Seen:
+    """A set of 64-bit hashes in 16 to 32 bytes each, where a set would take a hundred.
+
+    Two of a million different keys are confused once in 30 million runs.
+    """
+
+    def __init__(self) -> None:
+        self._slots = array("Q", bytes(8 << 16))
+        self._free = len(self._slots) // 2
+
+    def add(self, value: int) -> bool:
+        """Adds a hash and returns whether it is new."""
+        value = value or 1  # 0 is an empty slot
+        slots = self._slots
+        slot = value % len(slots)
+        while found := slots[slot]:
+            if found == value:
+                return False
+            slot = (slot + 1) % len(slots)
+        slots[slot] = value
+        self._free -= 1
+        if not self._free:
+            old, self._slots = slots, array("Q", bytes(16 * len(slots)))
+            self._free = len(self._slots) // 2
+            for value in filter(None, old):
+                self.add(value)
+        return True
+
 
 def open_source(settings: PreprocessSettings) -> Source:
     """Returns the source that the settings name.
 
     Args:
-        settings: Of them `source` is "digits" (the 1,797 handwritten digits inside scikit-learn),
+        settings: Settings whose `source` is "digits" (the 1,797 handwritten digits inside scikit-learn),
             "tfds:NAME[:CONFIG]" (an image classification dataset of TensorFlow Datasets), "images:DIR" (a
             folder per class, or `labels`), "tfrecord:GLOB" (files of tf.train.Example), "table:PATH" (CSV,
             JSONL or Parquet), or "pkg.module:Source" (a class or function without arguments of the user's
@@ -55,22 +159,14 @@ def open_source(settings: PreprocessSettings) -> Source:
         return Digits()
     if not form or not rest:
         raise SourceError(f"unknown source {settings.source!r}; known: {', '.join(KNOWN_FORMS)}")
-    return _open(form, rest, settings)
-
-
-def _open(form: str, rest: str, settings: PreprocessSettings) -> Source:
     if form == "tfds":
         from shardline.components.preprocess.sources.tfds import Tfds
 
         return Tfds(rest, data_dir=settings.data_dir)
-    if form == "images" and settings.labels:
-        from shardline.components.preprocess.sources.images import LabelledImages
-
-        return LabelledImages(rest, settings.labels)
     if form == "images":
         from shardline.components.preprocess.sources.images import open_images
 
-        return open_images(rest)
+        return open_images(rest, settings.labels)
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import TfRecords
 
@@ -79,22 +175,12 @@ def _open(form: str, rest: str, settings: PreprocessSettings) -> Source:
         from shardline.components.preprocess.sources.table import Table
 
         return Table(rest, settings.features)
+    return _open_plugin(settings.source)
 
-    return open_plugin(settings.source, known=KNOWN_FORMS)
 
-
-def open_plugin(reference: str, *, known: Sequence[str]) -> Source:
-    """Returns the source that a class or function without arguments gives.
-
-    Args:
-        reference: The import string.
-        known: The known forms of a source string, named when the module does not exist.
-
-    Raises:
-        SourceError: There is no such object, it cannot be called without arguments, or it gives
-            something that is not a source.
-    """
-    make = plugins.load(reference, "source", SourceError, known=known)
+def _open_plugin(reference: str) -> Source:
+    """Returns the source that a user's class or function without arguments gives."""
+    make = plugins.load(reference, "source", SourceError, known=KNOWN_FORMS)
     if not callable(make):
         raise SourceError(f"source {reference!r} is a {type(make).__name__}, not a class or function")
     try:

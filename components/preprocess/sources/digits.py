@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardline.components.preprocess.sources.source import Example
+from shardline.components.preprocess.sources import Example
 from shardline.trainer.errors import SourceError
 
 #: Ink per pixel in scikit-learn's data is 0..16.

@@ -1,8 +1,6 @@
-"""A directory with one folder of image files per class.
+"""Image files: a folder per class, or a CSV file that says of which class each of them is; local or at a URL.
 
-A directory of image files and a CSV file that says of which class each of them is.
-
-Image files behind a URL, fetched many at a time: one by one, each costs a whole round trip.
+Files at a URL are fetched many at a time: one by one, each costs a whole round trip.
 """
 
 from __future__ import annotations
@@ -12,53 +10,42 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import xxhash
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.sources.source import WHOLE_FILE, BadExample, Example, Seen, Source, Span
+from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Seen, Source, Span
 from shardline.trainer.errors import SourceError
 
 _FETCHED_TOGETHER = 64
 
 
-def fetched(root: str, examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
-    """Yields the examples with the content of their images in the place of paths relative to a URL."""
-    examples = iter(examples)
-    while batch := list(islice(examples, _FETCHED_TOGETHER)):
-        paths = [
-            os.fspath(example.image)
-            for example in batch
-            if isinstance(example, Example) and isinstance(example.image, Path)
-        ]
-        content = storage.fetch(root, paths)
-        for example in batch:
-            if isinstance(example, BadExample) or not isinstance(example.image, Path):
-                yield example
-                continue
-            found = content[os.fspath(example.image)]
-            if isinstance(found, bytes):
-                yield example._replace(image=found)
-            else:
-                yield BadExample(example.key, f"cannot be read: {storage.reason(found)}")
+def open_images(directory: str, labels: str) -> Source:
+    """Returns the images of a local directory or of one at a URL.
 
-
-def open_images(directory: str) -> Source:
-    """Returns the images of a local directory or of one behind a URL, with a folder per class.
-
-    The class is the folder directly under the directory, the key the path relative to it. Folders inside a
-    class folder belong to that class. Names that start with a dot are ignored; every other file must be an
-    image (whether it is one is found when it is read).
+    Args:
+        directory: The directory.
+        labels: CSV file of labels (see `LabelledImages`); "" for a folder per class. The class is then the
+            folder directly under the directory, the key the path relative to it. Folders inside a class
+            folder belong to that class. Names that start with a dot are ignored; every other file must be an
+            image (whether it is one is found when it is read).
 
     Raises:
-        SourceError: The directory is missing, has files beside the class folders or an empty class folder.
+        SourceError: The directory or the CSV file cannot be used.
     """
     root = storage.resolve(directory)
+    if labels:
+        return LabelledImages(root, storage.resolve(labels))
     return RemoteImages(root) if storage.is_remote(root) else Images(root)
 
 
 class Images:
-    """Image files of a local directory, listed folder by folder, so that not all names are in memory."""
+    """Image files of a local directory, listed folder by folder, so that not all names are in memory.
+
+    Raises:
+        SourceError: The directory is missing, has files beside the class folders or an empty class folder.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -80,7 +67,11 @@ class Images:
 
 
 class RemoteImages:
-    """Image files behind a URL."""
+    """Image files at a URL, in a folder per class.
+
+    Raises:
+        SourceError: The directory is missing, or has files beside the class folders.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -95,42 +86,8 @@ class RemoteImages:
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
-        return fetched(
-            self._root, (Example(key, labels[key.partition("/")[0]], Path(key)) for key in self._keys)
-        )
-
-
-def _stray(root: str, name: str) -> SourceError:
-    return SourceError(
-        f"{root} has {name!r} beside the class folders; put every image into the folder of its class, or "
-        "give a CSV file of labels"
-    )
-
-
-def _listed(directory: str) -> list[os.DirEntry[str]]:
-    """Returns what is in a directory and not hidden, by name."""
-    try:
-        with os.scandir(directory) as entries:
-            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
-    except OSError as error:
-        raise SourceError(f"cannot read the directory {directory!r}: {error.strerror}") from None
-
-
-def _files_below(directory: str, prefix: str) -> Iterator[tuple[str, str | BadExample]]:
-    """Yields key and path of all files below a directory by name, or why one of them cannot be used."""
-    for entry in _listed(directory):
-        key = f"{prefix}/{entry.name}"
-        try:
-            if entry.is_file():
-                yield key, entry.path
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _files_below(entry.path, key)
-            elif entry.is_dir():
-                raise SourceError(f"{entry.path!r} is a link to a folder; put the folder itself there")
-            else:
-                yield key, BadExample(key, "is neither a file nor a folder")
-        except OSError as error:  # a link to itself
-            yield key, BadExample(key, f"cannot be read: {error.strerror}")
+        examples = (Example(key, labels[key.partition("/")[0]], Path(key)) for key in self._keys)
+        return fetched(self._root, examples)
 
 
 class LabelledImages:
@@ -142,19 +99,19 @@ class LabelledImages:
         SourceError: The directory or the CSV file cannot be read, or a column is missing.
     """
 
-    def __init__(self, directory: str, labels: str) -> None:
-        self._root = storage.resolve(directory)
-        self._is_remote = storage.is_remote(self._root)
-        self._labels = storage.resolve(labels)
-        if not self._is_remote and not os.path.isdir(self._root):
-            raise SourceError(f"cannot read the directory {directory!r}: it is not there")
+    def __init__(self, root: str, labels: str) -> None:
+        self._root = root
+        self._is_remote = storage.is_remote(root)
+        self._labels = labels
+        if not self._is_remote and not os.path.isdir(root):
+            raise SourceError(f"cannot read the directory {root!r}: it is not there")
         self.class_names = tuple(sorted({label for _, _, label in self._rows() if label}))
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         return fetched(self._root, self._examples()) if self._is_remote else self._examples()
 
     def _examples(self) -> Iterator[Example | BadExample]:
-        """Yields the examples; their paths are relative to the directory where that is behind a URL."""
+        """Yields the examples; their paths are relative to the directory where that is at a URL."""
         index = {name: label for label, name in enumerate(self.class_names)}
         root, seen = "" if self._is_remote else self._root, Seen()
         for line, listed, name in self._rows():
@@ -194,6 +151,56 @@ class LabelledImages:
                 ) from None
 
 
+def fetched(root: str, examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
+    """Yields the examples with the content of their images in the place of paths relative to a URL."""
+    examples = iter(examples)
+    while batch := list(islice(examples, _FETCHED_TOGETHER)):
+        paths = [
+            os.fspath(each.image) if isinstance(each, Example) and isinstance(each.image, Path) else ""
+            for each in batch
+        ]
+        content = storage.fetch(root, list(filter(None, paths)))
+        for example, path in zip(batch, paths, strict=True):
+            found = content.get(path)
+            if isinstance(found, Exception):
+                yield BadExample(example[0], f"cannot be read: {storage.reason(found)}")
+            else:
+                yield example if found is None else cast(Example, example)._replace(image=found)
+
+
 def is_outside(path: str) -> bool:
     """Returns whether a normalized path does not stay in the directory that it is relative to."""
     return os.path.isabs(path) or path == ".." or path.startswith("../")
+
+
+def _stray(root: str, name: str) -> SourceError:
+    return SourceError(
+        f"{root} has {name!r} beside the class folders; put every image into the folder of its class, or "
+        "give a CSV file of labels"
+    )
+
+
+def _listed(directory: str) -> list[os.DirEntry[str]]:
+    """Returns what is in a directory and not hidden, by name."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"cannot read the directory {directory!r}: {error.strerror}") from None
+
+
+def _files_below(directory: str, prefix: str) -> Iterator[tuple[str, str | BadExample]]:
+    """Yields key and path of all files below a directory by name, or why one of them cannot be used."""
+    for entry in _listed(directory):
+        key = f"{prefix}/{entry.name}"
+        try:
+            if entry.is_file():
+                yield key, entry.path
+            elif entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path, key)
+            elif entry.is_dir():
+                raise SourceError(f"{entry.path!r} is a link to a folder; put the folder itself there")
+            else:
+                yield key, BadExample(key, "is neither a file nor a folder")
+        except OSError as error:  # a link to itself
+            yield key, BadExample(key, f"cannot be read: {error.strerror}")

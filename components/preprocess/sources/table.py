@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardline.components.preprocess import storage
+from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example
 from shardline.components.preprocess.sources.images import fetched, is_outside
-from shardline.components.preprocess.sources.source import BadExample, Example
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
 
@@ -224,9 +224,6 @@ def _one_line(path: str) -> Iterator[None]:
     except ImportError:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
 
-
-#: A whole number above this is no index of a class.
-LARGEST_LABEL = 99_999
 
 _ROLES = ("label", "image", "key")
 _LARGEST_FLOAT32 = 3.4028235677973366e38

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from shardline.components.preprocess.sources.source import Example
+from shardline.components.preprocess.sources import Example
 from shardline.trainer import progress, tensorflow_internals
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SourceError

@@ -10,14 +10,11 @@ from typing import cast
 import xxhash
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.records.example import Layouts, Value, only_value, parse
-from shardline.components.preprocess.records.reader import Record, detect_compression, read_records
-from shardline.components.preprocess.sources.source import BadExample, Example, Seen, Span
+from shardline.components.preprocess.example import Layouts, Value, only_value, parse
+from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example, Seen, Span
+from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.trainer.data.manifest import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
-
-#: A label above this is no index of a class, but a damaged or wrong value.
-LARGEST_LABEL = 99_999
 
 _ROLES = ("image", "label", "key")
 _DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
@@ -34,7 +31,7 @@ class TfRecords:
     record stands; records that are the same to the byte get #2, #3, ...
 
     Args:
-        pattern: Of the paths of the files, with *, ?, [] and **.
+        pattern: Pattern of the paths of the files, with *, ?, [] and **.
         features: Names of the files' features by ours: image, label, key, and any others of one value each.
 
     Raises:
@@ -47,7 +44,7 @@ class TfRecords:
         names = {"image": "image", "label": "label"} | dict(features)
         self._image = names.pop("image").encode()
         self._names = {ours: theirs.encode() for ours, theirs in names.items()}
-        # Of the features beside the image, by our name: bytes, float or int.
+        # Type of the features beside the image, by our name: bytes, float or int.
         self._types: Mapping[str, type] = {}
         self._types = self._first_types()
         self.features = tuple(

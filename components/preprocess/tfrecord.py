@@ -1,8 +1,8 @@
-"""Reading TFRecord files of any writer: framing, both checksums, plain or gzip.
+"""TFRecord files: the frame of a record that is written, and the records of files of any writer, checked.
 
-The format is that of tensorflow/core/lib/io/record_reader.h: per record its length (uint64), the masked
-CRC-32C of those 8 bytes (uint32), the data, and the masked CRC-32C of the data (uint32), little-endian.
-Records are numbered from 0.
+The format is that of tensorflow/core/lib/io/record_{reader,writer}.h: per record its length (uint64), the
+masked CRC-32C of those 8 bytes (uint32), the data, and the masked CRC-32C of the data (uint32),
+little-endian; the whole file may be compressed with gzip. Records are numbered from 0.
 """
 
 from __future__ import annotations
@@ -12,29 +12,65 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
 from shardline.components.preprocess import storage
+from shardline.components.preprocess.example import varint
 from shardline.trainer.errors import BadRecordError, SourceError
 
+_LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+_HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
+_IMAGE_NAME = b"\x0a\x05image"
+
+# Lengths repeat in small images. In large ones they do not, and then little is lost.
+_KNOWN_LENGTHS = 4096
+
 _BLOCK = 1 << 20
-_HEADER = struct.Struct("<QI")
-_CHECKSUM = struct.Struct("<I")
 _GZIP_MAGIC = b"\x1f\x8b"
 
 #: A protobuf message has at most 2 GiB, and so has a record.
 _LARGEST_RECORD = 1 << 31
 
 
+def mask(crc: int) -> bytes:
+    """Returns a CRC-32C as TFRecord stores it."""
+    return _CHECKSUM.pack(((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@lru_cache(_KNOWN_LENGTHS)
+def record_start(size: int) -> tuple[bytes, bytes]:
+    """Returns the frame before an Example of `size` bytes of features, and the Example's own start."""
+    start = b"\x0a" + varint(size)
+    length = _LENGTH.pack(len(start) + size)
+    return length + mask(google_crc32c.value(length)), start
+
+
+@lru_cache(_KNOWN_LENGTHS)
+def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
+    """Returns the frame before an Example, the Example up to its image, and the length of the whole record.
+
+    Args:
+        image: Length of the image in bytes.
+        tail: Length of the features that follow it.
+    """
+    start, size = b"", image
+    for tag in (b"\x0a", b"\x0a", _IMAGE_NAME + b"\x12", b"\x0a"):  # value, list, feature, entry
+        start = tag + varint(size) + start
+        size = image + len(start)
+    frame, example = record_start(size + tail)
+    return frame, example + start, len(frame) + len(example) + size + tail + _CHECKSUM.size
+
+
 class Record(NamedTuple):
     """One record of a file.
 
     Attributes:
-        offset: Of the data in the uncompressed file, in bytes.
+        offset: Offset of the data in the uncompressed file, in bytes.
         data: A serialized tf.train.Example, if it is one.
-        number: Of the record in the file, from 0.
+        number: Number of the record in the file, from 0.
     """
 
     offset: int
@@ -50,8 +86,8 @@ def detect_compression(path: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(path)
     with storage.one_line(name), storage.open_read(name) as file:
-        start = file.read(_HEADER.size)
-    if not start or (len(start) == _HEADER.size and _is_header(start)):
+        start = file.read(_HEADER_BYTES)
+    if not start or start[8:] == mask(google_crc32c.value(start[:8])):
         return ""
     if start.startswith(_GZIP_MAGIC):
         return "gzip"
@@ -68,7 +104,7 @@ def read_records(
 
     Args:
         path: A local file or a URL.
-        compression: Of the whole file, "" or "gzip".
+        compression: Compression of the whole file, "" or "gzip".
         on_damage: Called with a record whose data do not match their checksum, which is then left out;
             without it the record's error is raised.
 
@@ -89,26 +125,24 @@ def read_records(
 def _records(
     stream: BinaryIO | gzip.GzipFile, name: str, on_damage: Callable[[BadRecordError], None] | None
 ) -> Iterator[Record]:
-    unpack_header, checksum = _HEADER.unpack_from, google_crc32c.value
-    unpack_checksum = _CHECKSUM.unpack_from
+    unpack_length, checksum = _LENGTH.unpack_from, google_crc32c.value
     rest, number, wanted, offset = b"", 0, _BLOCK, 0  # offset: of `buffer` in the file
     while block := stream.read(wanted):
         buffer = rest + block
         size, position, wanted = len(buffer), 0, _BLOCK
-        while size - position >= 12:
-            length, expected = unpack_header(buffer, position)
+        while size - position >= _HEADER_BYTES:
+            (length,) = unpack_length(buffer, position)
+            start = position + _HEADER_BYTES
             crc = checksum(buffer[position : position + 8])
-            if ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF != expected or length > _LARGEST_RECORD:
-                raise SourceError(_damaged(name, number, "its length does not match its checksum"))
-            start = position + 12
+            if buffer[position + 8 : start] != mask(crc) or length > _LARGEST_RECORD:
+                raise _damaged(name, number, "its length does not match its checksum")
             end = start + length
             if end + 4 > size:
                 wanted = max(_BLOCK, end + 4 - size)
                 break
             data = buffer[start:end]
-            crc = checksum(data)
             position = end + 4
-            if ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF == unpack_checksum(buffer, end)[0]:
+            if buffer[end:position] == mask(checksum(data)):
                 yield Record(offset + start, data, number)
             else:
                 damage = BadRecordError(f"{name} record {number}", "the data do not match their checksum")
@@ -119,15 +153,10 @@ def _records(
         rest = buffer[position:]
         offset += position
     if rest:
-        raise SourceError(_damaged(name, number, "the file ends in the middle of it"))
+        raise _damaged(name, number, "the file ends in the middle of it")
 
 
-def _is_header(start: bytes) -> bool:
-    crc = google_crc32c.value(start[:8])
-    return bool((((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF) == _CHECKSUM.unpack_from(start, 8)[0])
-
-
-def _damaged(name: str, number: int, how: str) -> str:
-    return (
+def _damaged(name: str, number: int, how: str) -> SourceError:
+    return SourceError(
         f"{name!r} is damaged at record {number}: {how}; nothing behind it can be read, copy the file again"
     )

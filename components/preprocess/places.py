@@ -1,0 +1,258 @@
+"""Places: the few files and directories that the images of a dataset are in, and the reading of an image."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import xxhash
+
+from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.rows import key_text
+from shardline.components.preprocess.sources import WHOLE_FILE, Span
+from shardline.trainer.errors import BadRecordError, SourceError
+
+#: Number of the place of examples without an image.
+NOWHERE = 0
+
+#: Number of the place of an image, its offset and length, its path if that is not the key, and its checksum.
+Location = tuple[int, int, int, bytes, int]
+
+#: Files that are open at the same time.
+_OPEN_FILES = 128
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where images are.
+
+    Attributes:
+        kind: "directory": each image is a file, whose path is `path` and the one in the row; "file": each
+            image is a span of this file; "spool": the same, of a file of the work directory; "none".
+        path: The beginning of the images' paths, or the file.
+        size: Size of the file when it was surveyed, in bytes.
+        changed: Time of its last change, in nanoseconds since the epoch.
+    """
+
+    kind: str
+    path: str = ""
+    size: int = 0
+    changed: int = 0
+
+
+class ImageReader:
+    """Reads encoded images; files that hold many of them stay open. A context manager.
+
+    Args:
+        places: Places of the dataset.
+        spool: File of the work directory with the images that were copied.
+        surveyed: Start of the survey, in nanoseconds since the epoch.
+
+    Raises:
+        SourceError: A file that holds many images is not what it was.
+    """
+
+    def __init__(self, places: Sequence[Place], spool: Path, surveyed: int) -> None:
+        self._places = places
+        self._spool = spool
+        self._surveyed = surveyed
+        self._files: dict[int, int] = {}
+        self._prefixes: dict[int, bytes] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
+        """Returns an encoded image; the arguments are those of its row.
+
+        Raises:
+            BadRecordError: Its file cannot be read.
+            SourceError: It changed since the survey.
+        """
+        if length == WHOLE_FILE:
+            prefix = self._prefixes.get(place)
+            if prefix is None:
+                prefix = self._prefixes[place] = os.fsencode(self._places[place].path)
+            return self._read_file(prefix + (path or key), key)
+        file = self._files.get(place)
+        if file is None:
+            file = self._open(place)
+        try:
+            data = os.pread(file, length, offset)
+        except OSError as error:
+            raise _unreadable(key, error) from None
+        if len(data) != length:
+            raise changed(key_text(key), "became shorter")
+        return data
+
+    def _open(self, number: int) -> int:
+        """Opens the file of a place that holds many images."""
+        if len(self._files) >= _OPEN_FILES:
+            self.close()
+        place = self._places[number]
+        try:
+            file = os.open(self._spool if place.kind == "spool" else place.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise changed(place.path, f"cannot be read any more ({error.strerror})") from None
+        self._files[number] = file
+        status = os.fstat(file)
+        if place.kind == "file" and (status.st_size, status.st_mtime_ns) != (place.size, place.changed):
+            raise changed(place.path, "changed")
+        return file
+
+    def _read_file(self, path: bytes, key: bytes) -> bytes:
+        """Returns the content of an image file, in bare system calls: this is the hottest part of reading."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                raise BadRecordError(key_text(key), "there is no such file (any more)") from None
+            raise _unreadable(key, error) from None
+        try:
+            status = os.fstat(file)
+            size = status.st_size
+            # One byte more, so that a file that grew is found without another call.
+            data = os.read(file, size + 1)
+            if status.st_ctime_ns <= self._surveyed and len(data) < size:  # a call reads at most 2 GiB
+                with open(file, "rb", closefd=False) as rest:
+                    data += rest.read()
+        except OSError as error:
+            raise _unreadable(key, error) from None
+        finally:
+            os.close(file)
+        if status.st_ctime_ns > self._surveyed or len(data) != size:
+            raise changed(key_text(key), "changed")
+        return data
+
+
+class ImageLocator:
+    """Locates the images of a survey; those that cannot be read again are copied. A context manager.
+
+    Args:
+        spool: File of the work directory that takes the copies.
+        max_pixels: Largest image that is accepted as an array.
+
+    Attributes:
+        places: Places found so far, by number.
+    """
+
+    def __init__(self, spool: Path, max_pixels: int) -> None:
+        self.places = [Place("none")]
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._spool_path = spool
+        self._spool: Any = None
+        self._kept, self._end = b"", 0
+        self._prefix, self._prefix_place = "", -1
+        self._file, self._file_place = "", -1
+        self._codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=max_pixels)
+        self._stack = ExitStack()
+        self._reader = self._stack.enter_context(ImageReader(self.places, spool, sys.maxsize))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def locate(self, image: Any, name: str) -> Location:
+        """Returns where the image of the example `name` is.
+
+        Raises:
+            BadRecordError: An array has not the shape of an image.
+            SourceError: The image is of another type, or a file of many images cannot be read.
+        """
+        kind = type(image)
+        if kind is Span:
+            file, offset, length = image
+            if length == WHOLE_FILE:
+                return self._whole_file(file, name)
+            if file != self._file:
+                self._file, self._file_place = file, self._number("file", file)
+            return self._file_place, offset, length, b"", 0
+        if kind is bytes:
+            return self._keep(image)
+        if image is None:
+            return NOWHERE, 0, 0, b"", 0
+        if isinstance(image, Path):
+            return self._whole_file(str(image), name)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return self._keep(bytes(image))
+        if hasattr(image, "dtype"):
+            return self._keep(self._codec.from_pixels(image, name))
+        raise SourceError(
+            f"image {name!r} is a {kind.__name__}; expected bytes, a Path, a Span or a uint8 array"
+        )
+
+    def content(self, where: Location, key: bytes) -> bytes:
+        """Returns the encoded bytes of the image that was located last, b"" where there is none.
+
+        Raises:
+            BadRecordError: It cannot be read.
+        """
+        place, offset, length, path, _ = where
+        if place == NOWHERE:
+            return b""
+        if self.places[place].kind == "spool":
+            return self._kept
+        return self._reader.read(place, offset, length, path, key)
+
+    def size(self, length: int, path: bytes, place: int) -> int:
+        """Returns the size of an image in bytes, or 0 if it cannot be found."""
+        if length != WHOLE_FILE:
+            return length
+        try:
+            return os.stat(os.fsencode(self.places[place].path) + path).st_size
+        except OSError:
+            return 0
+
+    def _whole_file(self, path: str, name: str) -> Location:
+        # Nearly always a path is a directory and the key, and the directory that of the example before.
+        prefix, rest = (path[: -len(name)], b"") if path.endswith(name) else ("", os.fsencode(path))
+        if prefix != self._prefix or self._prefix_place < 0:
+            self._prefix, self._prefix_place = prefix, self._number("directory", prefix)
+        return self._prefix_place, 0, WHOLE_FILE, rest, 0
+
+    def _keep(self, data: bytes) -> Location:
+        if self._spool is None:
+            self._spool = self._stack.enter_context(self._spool_path.open("wb"))
+            self._spool_place = self._number("spool", "")
+        self._kept, offset, length = data, self._end, len(data)
+        self._spool.write(data)
+        self._end += length
+        return self._spool_place, offset, length, b"", xxhash.xxh3_64_intdigest(data)
+
+    def _number(self, kind: str, path: str) -> int:
+        """Returns the number of a place: places are numbered in the order in which they come."""
+        known = self._numbers.setdefault((kind, path), len(self.places))
+        if known == len(self.places):
+            size = changed = 0
+            if kind == "file" and "://" not in path:
+                try:
+                    status = os.stat(path)
+                except OSError as error:
+                    raise SourceError(f"cannot read {path!r}: {error.strerror}") from None
+                size, changed = status.st_size, status.st_mtime_ns
+            self.places.append(Place(kind, path, size, changed))
+        return known
+
+
+def changed(name: str, how: str) -> SourceError:
+    """Returns the error of a source that changed between the survey and the writing."""
+    return SourceError(f"{name!r} {how} while it was read; run again when nothing writes to the source")
+
+
+def _unreadable(key: bytes, error: OSError | ValueError) -> BadRecordError:
+    return BadRecordError(key_text(key), f"cannot be read ({getattr(error, 'strerror', None) or error})")

@@ -1,1 +1,0 @@
-"""The bytes of examples: tf.train.Example and TFRecord, written and read without TensorFlow."""
