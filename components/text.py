@@ -1,6 +1,6 @@
-"""Tables and amounts as a person reads them at a terminal.
+"""Text for people at a terminal: tables, sizes, times and durations.
 
-The table at the end of a run.
+Not tabulate: it takes 30 ms to load, trims cells and widens columns, and saves six lines.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
+
+Rows = Sequence[tuple[str, str]]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "lr") -> str:
@@ -27,10 +29,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "lr")
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> str:
+def facts(rows: Rows) -> str:
     """Returns lines of names and their values."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+    return table(rows[0], rows[1:], align="l")
 
 
 def size(count: float) -> str:
@@ -47,28 +48,23 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-Rows = Sequence[tuple[str, str]]
-
-
 def show(rows: Rows, stream: TextIO) -> None:
     """Prints names and values in two columns, the names in bold on a terminal.
 
     Values are never folded, since a path or a checksum must stay whole to be copied; a path below the
     current directory is shown from there.
     """
-    width = max(len(name) for name, _ in rows)
-    lines = [(name.ljust(width), value.removeprefix(f"{Path.cwd()}/")) for name, value in rows]
+    lines = [(name, value.removeprefix(f"{Path.cwd()}/")) for name, value in rows]
     print(file=stream)
     if not stream.isatty():
-        for name, value in lines:
-            print(f"{name}  {value}", file=stream, flush=True)
+        print(facts(lines), file=stream, flush=True)
         return
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=stream, highlight=False)
+    console, width = Console(file=stream, highlight=False), max(len(name) for name, _ in rows)
     for name, value in lines:
-        console.print(Text.assemble((name, "bold"), "  ", value), soft_wrap=True)
+        console.print(Text.assemble((name.ljust(width), "bold"), "  ", value), soft_wrap=True)
 
 
 def timestamp(moment: datetime.datetime) -> str:

@@ -225,7 +225,7 @@ def _spread_row(name: str, spread: Spread) -> tuple[str, ...]:
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Returns a summary of the manifest for a program; of its lists only the class names grow with the data."""
+    """Returns a summary of the manifest for a program; the class names are its only long list."""
     return {
         "source": manifest.source,
         "fingerprint": manifest.fingerprint,
