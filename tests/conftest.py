@@ -61,7 +61,7 @@ os.environ.setdefault("NO_GCE_CHECK", "true")
 
 
 # Tests run beside each other, and many start several processes: one thread each is fastest for all.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
     os.environ.setdefault(_name, "1")
 
 #: Directories under tests/ in the order in which they run.

@@ -25,6 +25,7 @@ from PIL import Image
 
 from tests.contract.fake.pipelines import LocalRuns
 from tests.contract.fake.vertex import BUCKET, FakeVertex, fake_vertex
+from tests.helpers import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,7 +109,7 @@ class Week:
         """
         self._say(f"$ {command}")
         program = [sys.executable, "-c", "from shardline.pipelines.cli.main import main; main()"]
-        done = subprocess.run(
+        done = programs.run(
             [*program, *shlex.split(command)[1:]],
             cwd=self.directory,
             env={**self.vertex.environment, "PYTHONPATH": str(ROOT), "SHARDLINE_GCS_ROOT": str(self.bucket)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 from shardline.components.model_store import publish
 from shardline.pipelines.preflight import check_run
 from shardline.pipelines.spec import load_pipeline
+from tests.helpers import programs
 from tests.helpers.images import encoded, scene
 from tests.helpers.markdown import ROOT, Command, commands, shown_files
 
@@ -64,7 +64,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shardline(root: Path, *words: str, codes: tuple[int, ...] = (0,)) -> None:
-    done = subprocess.run([_SHARDLINE, *words], cwd=root, capture_output=True, text=True)
+    done = programs.run([_SHARDLINE, *words], cwd=root, capture_output=True, text=True)
 
     assert done.returncode in codes, f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}"
 

@@ -1,4 +1,4 @@
-"""Starts the replicas of a cluster as real processes."""
+"""Starts the replicas of a cluster as processes of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests.helpers import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,13 +37,13 @@ def tf_configs(replicas: int, *, chief: bool = True) -> list[dict[str, object]]:
 
 def start(
     arguments: Sequence[str], replicas: int, *, chief: bool = True, environ: Mapping[str, str] | None = None
-) -> list[subprocess.Popen[str]]:
+) -> list[programs.Popen]:
     """Starts `python ARGUMENTS` once per replica; one replica gets no TF_CONFIG."""
     processes = []
     for config in tf_configs(replicas, chief=chief):
         extra = {"TF_CONFIG": json.dumps(config)} if replicas > 1 else {}
         processes.append(
-            subprocess.Popen(
+            programs.Popen(
                 [sys.executable, *arguments],
                 env={**os.environ, "PYTHONPATH": str(ROOT), **extra, **(environ or {})},
                 stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.settings import TrainSettings
+from tests.helpers import programs
 from tests.helpers.replicas import ROOT, free_ports
 
 pytestmark = pytest.mark.multiworker
@@ -204,7 +205,7 @@ class Job:
 
     def start(self, kind, index, **environ):
         task = {"type": kind, "index": index}
-        self.processes[kind, index] = subprocess.Popen(
+        self.processes[kind, index] = programs.Popen(
             [sys.executable, "-m", "tests.multiworker.test_parameter_server", *self._arguments],
             env={
                 **os.environ,

@@ -1,12 +1,12 @@
 """Jobs that lose each kind of replica on the way, as a user rehearses it: every example once all the same."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from shardline.trainer.callbacks import read_history
+from tests.helpers import programs
 from tests.helpers.datasets import write_dataset
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
@@ -24,7 +24,7 @@ def dataset(tmp_path_factory):
 def train(dataset, out, *options):
     command = [SHARDLINE, "train", dataset, out, "--model", "tests.helpers.models:restless"]
     command += ["--steps-per-execution", 4, "--checkpoint-steps", 8, "--epochs", 8, *options]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=200)
+    done = programs.run([*map(str, command)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

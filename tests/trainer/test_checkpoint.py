@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -13,6 +12,7 @@ from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
+from tests.helpers import programs
 from tests.helpers.replicas import ROOT
 
 DATA = ".data-00000-of-00001"
@@ -66,7 +66,7 @@ def in_a_child(script, directory):
         "from shardline.trainer.checkpoint import store as checkpoint\n"
         "directory = Path(sys.argv[1])\n"
     )
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-c", head + script, str(directory)],
         cwd=ROOT,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},

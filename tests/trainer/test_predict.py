@@ -1,7 +1,6 @@
 """A trained model's answers, computed on one device or on several."""
 
 import csv
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
+from tests.helpers import programs
 from tests.helpers.datasets import write_dataset
 from tests.helpers.replicas import ROOT
 
@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
 def predict(trained, name, *options):
     """Runs the command in a process of its own: a CPU can be divided only once."""
     command = [sys.executable, "-m", "shardline.trainer.predict", trained / "model.keras", trained / "data"]
-    done = subprocess.run(
+    done = programs.run(
         [*map(str, command), str(trained / name), *options], cwd=ROOT, capture_output=True, text=True
     )
     return done, trained / name

@@ -104,8 +104,7 @@ def test_afterwards_the_signal_does_what_it_did():
 
 
 def test_threads_of_tensorflow_leave_the_signal_alone(monkeypatch):
-    for pool in ("INTRA", "INTER"):
-        monkeypatch.delenv(f"TF_NUM_{pool}OP_THREADS")  # as many threads as TensorFlow likes
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")  # as many threads as TensorFlow likes
     body = """
 with Preemption(0.2) as preemption:
     from shardline.trainer import tensorflow_internals

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from google.rpc import code_pb2
 
 from shardline.trainer.errors import EXIT_BAD_INPUT
 from tests.contract.fake.api import Outcome
+from tests.helpers import programs
 
 #: What the replicas must not see: to them there is no fake, and no network.
 _CLIENTS_ONLY = ("proxy", "ssl_roots", "ca_bundle", "credentials", "emulator")
@@ -27,7 +27,7 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
         # The runner reads a payload as the launcher does; text, since it is an int64, survives that.
         pool.setdefault("replica_count", "0")
     directory.mkdir(parents=True)
-    done = subprocess.run(
+    done = programs.run(
         [
             *(sys.executable, "-m", "shardline.pipelines.local.custom_job", "--executor_input", "{}"),
             *("--payload", json.dumps(content), "--gcp_resources", str(directory / "gcp_resources")),

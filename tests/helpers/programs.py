@@ -1,0 +1,202 @@
+"""Python programs forked from a process that has loaded what they import.
+
+`run` and `Popen` take what subprocess's take, for a command that is `python -m MODULE`, `python -c CODE` or
+`shardline`. Importing TensorFlow and the clients of Google Cloud costs a new Python five seconds, and a
+program of a test often less than one. Each process of pytest has one that is loaded, from its first such
+program on; a test whose subject is what is loaded, or what has started a process, takes subprocess itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+#: Modules that are imported before a program is forked, where they are installed.
+PRELOADED = (
+    "tensorflow",
+    "keras",
+    "kfp.compiler",
+    "google.cloud.aiplatform",
+    "google.cloud.aiplatform_v1",
+    "google_cloud_pipeline_components.container.v1.custom_job.launcher",
+    "matplotlib.figure",
+    "sklearn.metrics",
+    "shardline.pipelines.cli.main",
+)
+_LOADED = "tests.helpers.programs_loaded"
+
+
+class Popen(subprocess.Popen[str]):
+    """A `subprocess.Popen` whose child is forked from the process that is loaded."""
+
+    _process: multiprocessing.process.BaseProcess
+
+    # Everything but the start and the end of a child is subprocess's own.
+    def _execute_child(  # type: ignore[override]  # of CPython 3.11 and 3.12
+        self,
+        args: Sequence[Any],
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        startupinfo: Any,
+        creationflags: Any,
+        shell: Any,
+        p2cread: int,
+        p2cwrite: int,
+        c2pread: int,
+        c2pwrite: int,
+        errread: int,
+        errwrite: int,
+        *rest: Any,
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([_LOADED])
+        devnull = os.open(os.devnull, os.O_RDWR)
+        wanted = {0: p2cread, 1: c2pwrite, 2: errwrite}
+        wanted = {number: devnull if fd == -1 else fd for number, fd in wanted.items()}
+        files = {number: Connection(os.dup(fd), readable=True) for number, fd in wanted.items()}
+        given = list(map(str, args))
+        self._process = context.Process(
+            target=_run,
+            args=(given, dict(os.environ if env is None else env), str(cwd or Path.cwd()), files),
+            daemon=True,
+        )
+        try:
+            self._process.start()
+        finally:
+            for file in files.values():
+                file.close()
+            for descriptor in {devnull, p2cread, c2pwrite, errwrite} - {-1}:
+                os.close(descriptor)
+        self._child_created = True
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def _internal_poll(self, _deadstate: Any = None) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._process.exitcode
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            self._process.join(timeout)
+            if self._process.exitcode is None:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = self._process.exitcode
+        return self.returncode
+
+
+def run(
+    args: Sequence[Any],
+    *,
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    input: str | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Does what `subprocess.run` does."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    with Popen(args, **options) as process:
+        try:
+            output, errors = process.communicate(input, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(args, process.returncode, output, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def preload() -> None:
+    """Imports what programs need; in a process that is only ever forked."""
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OPENBLAS_NUM_THREADS": "1"}
+    errors, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)  # notices of C++ that come before their logging can be told
+    for name in PRELOADED:
+        importlib.import_module(name)
+    os.dup2(errors, 2)
+    os.close(errors)
+    os.close(nowhere)
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+
+
+def _run(command: list[str], env: Mapping[str, str], cwd: str, files: Mapping[int, Connection]) -> None:
+    """Becomes a command in a forked process."""
+    for number, file in files.items():
+        os.dup2(file.fileno(), number)
+        file.close()
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.path[:0] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    # To the program this is the main process: it may start others.
+    main: Any = multiprocessing.current_process()
+    main._config["daemon"], main._identity, main.name = False, (), "MainProcess"
+    import numpy as np
+
+    np.random.seed()
+    code = _exit_code(command)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _exit_code(command: list[str]) -> int:
+    """Runs a command and returns the status with which its process would end."""
+    try:
+        _execute(*command)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _execute(program: str, *arguments: str) -> None:
+    name = Path(program).name
+    if name == "shardline":
+        from shardline.pipelines.cli.main import main
+
+        sys.argv = [program, *arguments]
+        main()
+        return
+    assert name.startswith("python"), program
+    options = [one for one in arguments if one != "-u"]
+    kind, what, *sys.argv[1:] = options[0], options[1], *options[2:]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        return
+    assert kind == "-c", options
+    sys.argv[0] = "-c"
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(what, "<string>", "exec"), module.__dict__)
