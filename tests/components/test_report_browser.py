@@ -1,4 +1,4 @@
-"""The report in a real browser: opened from disk, and framed as the console's artifact viewer does it."""
+"""The report and the model card in a real browser: from disk, and framed as the console's artifact viewer does it."""
 
 import html
 import io
@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from shardline.components.validate.evaluation import Mistake
-from tests.helpers.reports import make_evaluation, make_report, with_champion
+from shardline.components.validate.model_card import make_card
+from tests.helpers.reports import EXPORT, TRAINING, make_evaluation, make_manifest, make_report, with_champion
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -81,13 +82,23 @@ def report():
     return make_report(with_champion(make_evaluation(names, mistakes=mistakes)))
 
 
-def test_it_opens_from_disk_without_a_word_on_the_console(report, tmp_path):
-    (tmp_path / "report.html").write_text(report, encoding="utf-8")
+@pytest.fixture(scope="module")
+def card():
+    names = [f"a class with the long name {i}" for i in range(60)]
+    card = make_card(make_manifest(names), EXPORT, TRAINING, make_evaluation(names), "Blessed: accuracy")
+    return card.to_html()
 
-    content, console = browse(tmp_path / "report.html", tmp_path)
+
+@pytest.mark.parametrize(
+    ("page", "words"), [("report", "✗ Not blessed"), ("card", "Blessed: accuracy")], ids=["report", "card"]
+)
+def test_it_opens_from_disk_without_a_word_on_the_console(page, words, request, tmp_path):
+    (tmp_path / "page.html").write_text(request.getfixturevalue(page), encoding="utf-8")
+
+    content, console = browse(tmp_path / "page.html", tmp_path)
 
     assert console == []
-    assert "✗ Not blessed" in content
+    assert words in content
 
 
 def test_the_console_would_tell_of_what_is_missing(report, tmp_path):
