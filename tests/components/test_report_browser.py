@@ -1,4 +1,4 @@
-"""The report and the model card in a real browser: from disk, and framed as the console's artifact viewer does it."""
+"""The report and the model card in a browser: from disk, and framed as the console's artifact viewer does."""
 
 import html
 import io
