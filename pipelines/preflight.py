@@ -8,18 +8,13 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from shardline.components.preprocess.artifact import make_settings
+from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, open_source
-from shardline.components.train.replica import check_options
-from shardline.components.tune.plan import check_tuned
-from shardline.components.tune.study import parse_study, read_study
-from shardline.components.validate.gate import Gate, check_min_accuracy
-from shardline.components.validate.rules import parse_rules
+from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.pipelines.check.checks import refuse_errors
 from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.check.schedule import Schedule
@@ -27,12 +22,9 @@ from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.models import import_string
-from shardline.trainer.settings import TrainSettings
 
 #: Names of the pipelines whose parameters are known here.
 OURS = (RETRAIN, TUNE)
-
-_TRAINING = ("epochs", "per_replica_batch_size", "learning_rate", "seed")
 
 
 def check_run(
@@ -99,25 +91,17 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
         SourceError: When there is no such source.
         ModelError: When there is no such model.
     """
-    check_min_accuracy(parameters["min_accuracy"])
-    Gate(parse_rules(parameters["rules"]), first_run=parameters["first_run"])
-    known = {field.name for field in fields(PreprocessSettings)}
-    settings = make_settings(
-        {name: value for name, value in parameters.items() if name in known}
-        | {"processes": parameters["preprocess_processes"]}
-    )
-    own = {name: parameters[name] for name in _TRAINING}
-    if own["per_replica_batch_size"] == 0:  # chosen when the data is known
-        del own["per_replica_batch_size"]
-    options = check_options(parameters["train_options"], taken=_TRAINING)
-    TrainSettings(dataset="", model=parameters["model"], **own, **options)
-    import_string(parameters["model"])
+    values = {**parameters, "processes": parameters["preprocess_processes"]}
+    data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
+    training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
+    read(GateSettings, own_fields(GateSettings, values), "gate")
+    import_string(training.model)
     source = parameters["source"]
     # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
     elsewhere = not here or "{date" in source or "://" in source or source.startswith("images:/gcs/")
     unknown = ":" not in source and source not in KNOWN_FORMS
     if unknown or (not elsewhere and (source.startswith("images:") or ":" not in source)):
-        open_source(settings)
+        open_source(data)
 
 
 def load_study(path: Path) -> str:

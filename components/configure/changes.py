@@ -12,7 +12,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from shardline.components.configure import history as last_run
 from shardline.components.configure.fingerprint import DIGEST, Fingerprint, code_versions, fingerprint
 from shardline.components.configure.history import Run, State
 from shardline.components.model_store import VERSIONS, champion_directory
-from shardline.components.preprocess.artifact import make_settings
+from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
@@ -115,13 +115,16 @@ _TOPIC = "changes"
 
 
 class Found(NamedTuple):
-    """Outputs of the first step, as `look_for_changes` describes them."""
+    """Outputs of the first step, as `configure` describes them."""
 
     changed: bool
     source: str
     fingerprint: str
     reason: str
     state: str
+    data: dict[str, Any]
+    training: dict[str, Any]
+    gate: dict[str, Any]
 
 
 def look(
@@ -132,7 +135,7 @@ def look(
     scheduled: str,
     created: str,
     job_name: str,
-    settings: Mapping[str, Any],
+    **settings: Any,
 ) -> Found:
     """Compares data, settings and code with those of the last run that is remembered.
 
@@ -143,7 +146,7 @@ def look(
         scheduled: Time for which the run was scheduled, RFC 3339; anything else where it was not.
         created: Time at which the run was created, RFC 3339.
         job_name: Name of the run.
-        settings: Parameters of the pipeline that a result depends on, by name.
+        **settings: Parameters of the pipeline that a result depends on.
 
     Raises:
         SettingsError: When a setting is out of range, or the history cannot be reached or written.
@@ -152,25 +155,28 @@ def look(
     source = fill_in_date(settings["source"], run_time(scheduled, created))
     if source != settings["source"]:
         say(_TOPIC, f"the source is {source}")
+    kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
+    objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in kinds.items()}
+    data = read(PreprocessSettings, objects["data"], "data")
+    training = read(TrainingSettings, objects["training"], "training")
+    read(GateSettings, objects["gate"], "gate")
+
+    def found(changed: bool, fingerprint: str, reason: str, state: str = "") -> Found:
+        return Found(changed, source, fingerprint, reason, state, **objects)
+
     if not history_uri:
-        return Found(True, source, _unique(), "history_uri is empty: no run is remembered", "")
+        return found(True, _unique(), "history_uri is empty: no run is remembered")
     history = champion_directory(history_uri)
     last_run.make_directory(history)
-    data = fingerprint(_preprocess_settings(settings, source), deep=deep)
-    state = State(data=asdict(data), settings=settings, code=code_versions(settings["model"], source))
+    content = fingerprint(data, deep=deep)
+    state = State(data=asdict(content), settings=settings, code=code_versions(settings["model"], source))
     last, reason = _compare(history, state, force)
     if last and not reason:
-        return _unchanged(history, last, data, job_name, source)
+        return found(False, "", _say_unchanged(history, last, content, job_name))
     say(_TOPIC, f"training: {reason}")
-    # Weights to start from are not looked at; after a cached dataset, a model on older ones may be cached.
-    known = data.known_by and not force and not settings["train_options"].get("warm_start")
-    return Found(True, source, _key(state) if known else _unique(), reason, state.to_text())
-
-
-def _preprocess_settings(settings: Mapping[str, Any], source: str) -> PreprocessSettings:
-    known = {field.name for field in fields(PreprocessSettings)}
-    own = {name: value for name, value in settings.items() if name in known}
-    return make_settings({**own, "source": source})
+    # Weights to start from are not looked at: a model that began with older ones must not come from a cache.
+    known = content.known_by and not force and not training.train_options.get("initial_model")
+    return found(True, _key(state) if known else _unique(), reason, state.to_text())
 
 
 def _compare(history: Path, state: State, force: bool) -> tuple[Run | None, str]:
@@ -186,9 +192,9 @@ def _compare(history: Path, state: State, force: bool) -> tuple[Run | None, str]
     return last, "; ".join(differences(last.state, state))
 
 
-def _unchanged(history: Path, last: Run, data: Fingerprint, job_name: str, source: str) -> Found:
-    """Ends the run with the result of the last one."""
-    reason = f"data ({data.text}), settings and code are those of {last.run}"
+def _say_unchanged(history: Path, last: Run, content: Fingerprint, job_name: str) -> str:
+    """Ends the run with the result of the last one, and returns why."""
+    reason = f"data ({content.text}), settings and code are those of {last.run}"
     now = datetime.now(UTC).isoformat(timespec="seconds")
     again = replace(last, run=job_name, outcome="unchanged", reason=reason, finished=now, same_as=last.run)
     last_run.write_run(history, again)
@@ -199,7 +205,7 @@ def _unchanged(history: Path, last: Run, data: Fingerprint, job_name: str, sourc
     if last.champion:
         published = champion_directory(last.state.settings["champion_uri"]) / VERSIONS / last.champion
         fact("champion", str(published), f"{published} (of {last.run})")
-    return Found(False, source, "", reason, "")
+    return reason
 
 
 def _key(state: State) -> str:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kfp import dsl
 
 
-def look_for_changes(  # noqa: D417  # the settings are explained by the steps that use them
+def configure(  # noqa: D417  # the settings are explained where their objects are defined
     history_uri: str,
     force: bool,
     deep: bool,
@@ -40,11 +40,22 @@ def look_for_changes(  # noqa: D417  # the settings are explained by the steps t
     champion_uri: str,
     worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
 ) -> NamedTuple(  # type: ignore[valid-type]
-    "Outputs", [("changed", bool), ("source", str), ("fingerprint", str), ("reason", str), ("state", str)]
+    "Outputs",
+    [
+        ("changed", bool),
+        ("source", str),
+        ("fingerprint", str),
+        ("reason", str),
+        ("state", str),
+        ("data", dict),
+        ("training", dict),
+        ("gate", dict),
+    ],
 ):
-    """Finds out whether data, settings or code have changed since the last run that is remembered.
+    """Makes three objects of a run's parameters, and finds out whether there is anything to do.
 
-    Everything from `source` on is a setting of the run, as the other steps have it: a result depends on it.
+    There is when data, settings or code have changed since the last run that is remembered. Everything from
+    `source` on is a setting: a result depends on it.
 
     Args:
         history_uri: Directory or gs:// that remembers; "" remembers nothing, and everything is new.
@@ -60,49 +71,17 @@ def look_for_changes(  # noqa: D417  # the settings are explained by the steps t
         fingerprint: Of data and code: a cached dataset of the same fingerprint is the same dataset.
         reason: Why there is something to do or not, in one line.
         state: What was found, for `record_run`.
+        data: Fields of `shardline.components.preprocess.settings.PreprocessSettings`.
+        training: Fields of `shardline.components.parameters.TrainingSettings`.
+        gate: Fields of `shardline.components.parameters.GateSettings`.
     """
+    given = dict(locals())
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
         from shardline.components.configure.changes import look
 
-        return look(
-            history_uri=history_uri,
-            force=force,
-            deep=deep,
-            scheduled=scheduled,
-            created=created,
-            job_name=job_name,
-            settings={
-                "source": source,
-                "data_dir": data_dir,
-                "labels": labels,
-                "features": features,
-                "image_size": image_size,
-                "resize_mode": resize_mode,
-                "encoding": encoding,
-                "split": split,
-                "key": key,
-                "seed": seed,
-                "readers": readers,
-                "shards": shards,
-                "shard_size": shard_size,
-                "compression": compression,
-                "on_bad_record": on_bad_record,
-                "max_bad_fraction": max_bad_fraction,
-                "model": model,
-                "hparams": hparams,
-                "epochs": epochs,
-                "per_replica_batch_size": per_replica_batch_size,
-                "learning_rate": learning_rate,
-                "train_options": train_options,
-                "min_accuracy": min_accuracy,
-                "rules": rules,
-                "first_run": first_run,
-                "champion_uri": champion_uri,
-                "worker_pool_specs": worker_pool_specs,
-            },
-        )
+        return look(**given)
 
 
 def record_run(
@@ -117,7 +96,7 @@ def record_run(
 
     Args:
         exported: SavedModel with its evaluation and verdict.
-        state: What `look_for_changes` found.
+        state: What `configure` found.
         reason: Why it found something to do.
         history_uri: Directory or gs:// that remembers; "" remembers nothing.
         champion_uri: Where a blessed model was published; "" published nothing.

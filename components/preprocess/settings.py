@@ -1,4 +1,4 @@
-"""How a source becomes a dataset: one frozen, checked value."""
+"""The object `data` of a run: how a source becomes a dataset, one frozen, checked value."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shardline.components.parameters import check_types
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SettingsError
 
@@ -17,33 +18,34 @@ KEYS = ("path", "content")
 
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
+_USUAL_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessSettings:
-    """How a source becomes shards.
+    """The object `data`: what is read, and how it becomes shards.
 
     Attributes:
-        source: The source string (see `shardline.components.preprocess.sources.open_source`).
-        data_dir: Directory with prepared TensorFlow Datasets; "" for their default directory.
-        labels: For images:DIR, a CSV file with the columns path and label; "" for a folder per class.
-        features: For tfrecord:GLOB, names of the source's features by ours: {"image": "image/encoded"}.
-        image_size: Side of the stored square images in pixels, 4..4096; 0 stores images as they are.
-        resize_mode: With image_size, one of `RESIZE_MODES`.
-        encoding: "keep" passes encoded bytes through (with image_size: JPEG stays JPEG, everything else
-            becomes PNG), else what every image is stored as.
-        split: Share of the examples by split, for examples that have no split of their own.
-        key: "path": an example is known by its name; "content": by its bytes, so that exact duplicates fall
-            into the same split.
-        seed: Salt of the hashes that choose the split and the order of the examples.
+        source: digits, tfds:NAME, images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source; {date} in a
+            pipeline's becomes the day for which the run is scheduled, {date:%Y/%m} any part of it.
+        data_dir: Where tfds finds prepared datasets; empty for its own default.
+        labels: For images:DIR, a CSV file with the columns path and label; empty for a folder per class.
+        features: For tfrecord and table, names of the source's features by ours: {"image": "image/encoded"}.
+        image_size: Side of the stored square images in pixels, 4..4096; 0 keeps them as they are.
+        resize_mode: crop, pad or stretch.
+        encoding: How images are stored: keep, jpeg, png or raw. keep passes encoded bytes through; with
+            image_size, JPEG stays JPEG and everything else becomes PNG.
+        split: Share of the examples by split, where they have no split of their own; {} for 0.8 train,
+            0.1 validation, 0.1 test.
+        key: path, or content to keep exact duplicates in one split.
+        seed: Seed of the split, the weights and the shuffling, from 0.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
-        shards: About how many shards the training split gets; smaller splits get fewer. 0 follows from
-            shard_size.
-        shard_size: About how large a shard is, in MiB; used where shards is 0.
-        compression: Of whole shards, one of `COMPRESSIONS`.
-        processes: How many processes write. It has no effect on the bytes.
-        on_bad_record: "fail" stops at the first example that cannot be used, "skip" leaves it out.
-        max_bad_fraction: With "skip", the share of bad examples above which the run fails, 0..1.
+        shards: About how many shards the training split gets; 0 follows from shard_size.
+        shard_size: About how large a shard is, in MiB, where shards is 0.
+        compression: Of whole shards, none or gzip.
+        processes: How many processes write; it has no effect on the bytes.
+        on_bad_record: fail, or skip to leave bad examples out.
+        max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
         max_pixels: An image with more pixels is refused (decompression bombs).
 
     Raises:
@@ -57,7 +59,7 @@ class PreprocessSettings:
     image_size: int = 0
     resize_mode: str = "crop"
     encoding: str = "keep"
-    split: Mapping[str, float] = field(default_factory=lambda: {"train": 0.8, "validation": 0.1, "test": 0.1})
+    split: Mapping[str, float] = field(default_factory=dict)
     key: str = "path"
     seed: int = 0
     readers: int = 1
@@ -70,7 +72,8 @@ class PreprocessSettings:
     max_pixels: int = 100_000_000
 
     def __post_init__(self) -> None:
-        _check_text(self, "source", "data_dir", "labels")
+        check_types(self)
+        object.__setattr__(self, "split", self.split or _USUAL_SPLIT)
         _check_whole(self, 0, "seed", "shards", "image_size")
         _check_whole(self, 1, "readers", "shard_size", "processes", "max_pixels")
         _check_choice(self, "resize_mode", RESIZE_MODES)
@@ -88,19 +91,10 @@ class PreprocessSettings:
         _check_split(self.split)
 
 
-def _check_text(settings: PreprocessSettings, *names: str) -> None:
-    for name in names:
-        if not isinstance(getattr(settings, name), str):
-            raise SettingsError(f"{name} must be text, not {getattr(settings, name)!r}")
-
-
 def _check_whole(settings: PreprocessSettings, least: int, *names: str) -> None:
     for name in names:
-        value = getattr(settings, name)
-        if type(value) is not int:
-            raise SettingsError(f"{name} must be a whole number, not {value!r}")
-        if value < least:
-            raise SettingsError(f"{name} must be at least {least}, not {value}")
+        if getattr(settings, name) < least:
+            raise SettingsError(f"{name} must be at least {least}, not {getattr(settings, name)}")
 
 
 def _check_choice(settings: PreprocessSettings, name: str, choices: tuple[str, ...]) -> None:

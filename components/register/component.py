@@ -8,21 +8,22 @@ from google_cloud_pipeline_components.types.artifact_types import (
 from kfp import dsl
 
 
-def register(exported: dsl.Input[dsl.Model], accuracy: float, champion_uri: str) -> None:
+def register(exported: dsl.Input[dsl.Model], accuracy: float, gate: dict) -> None:  # type: ignore[type-arg]  # KFP reads it
     """Publishes a blessed model as the champion.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         accuracy: On the test split, 0..1.
-        champion_uri: Directory or gs://; "" publishes nothing.
+        gate: Where it is published: the fields of `shardline.components.parameters.GateSettings`.
     """
     from pathlib import Path
 
+    from shardline.components.parameters import GateSettings, read
     from shardline.components.register.publish import register_model
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
-        register_model(Path(exported.path), accuracy, champion_uri)
+        register_model(Path(exported.path), accuracy, read(GateSettings, gate, "gate").champion_uri)
 
 
 def serving_model(

@@ -1,7 +1,4 @@
-"""From a component to a custom job that runs it on every replica of a cluster.
-
-A training job whose worker pools are a pipeline parameter.
-"""
+"""Custom jobs: a component on every replica of a cluster that the compiler knows, or only the run."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -60,8 +57,7 @@ def custom_job(
 
     def task(**inputs: Any) -> dsl.PipelineTask:
         made = job(**inputs)
-        if settings.num_retries:
-            made.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
+        _retry(made, settings)
         return made
 
     return task
@@ -111,7 +107,7 @@ def custom_job_at_run_time(
         `check_worker_pools` should have checked in a task at the start of the run.
 
     Raises:
-        SettingsError: When a label is none.
+        SettingsError: When a label is not allowed.
     """
     plan_op = component(plan_training)
     all_labels = {"component": "train", **(labels or {}), **settings.labels}
@@ -124,27 +120,10 @@ def custom_job_at_run_time(
     def train_at_run_time(
         worker_pool_specs: list,  # type: ignore[type-arg]
         dataset: dsl.Input[dsl.Dataset],
-        model_function: str,
-        hparams: dict,  # type: ignore[type-arg]
-        epochs: int,
-        per_replica_batch_size: int,
-        learning_rate: float,
-        seed: int,
-        train_options: dict,  # type: ignore[type-arg]
+        training: dict,  # type: ignore[type-arg]
     ) -> dsl.Model:
         """Trains on the machines of a parameter."""
-        plan = plan_op(
-            worker_pool_specs=worker_pool_specs,
-            image=image,
-            dataset=dataset,
-            model_function=model_function,
-            hparams=hparams,
-            epochs=epochs,
-            per_replica_batch_size=per_replica_batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            train_options=train_options,
-        )
+        plan = plan_op(worker_pool_specs=worker_pool_specs, image=image, dataset=dataset, training=training)
         # A plan that is cached names the model of an earlier run.
         plan.set_caching_options(False)
         restart = {"restart_job_on_worker_restart": plan.outputs["restart"]}
@@ -154,8 +133,12 @@ def custom_job_at_run_time(
             labels=all_labels,
             **{**restart, **arguments},
         )
-        if settings.num_retries:
-            job.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
+        _retry(job, settings)
         return plan.outputs["model"]
 
     return train_at_run_time
+
+
+def _retry(job: dsl.PipelineTask, settings: CustomJobSettings) -> None:
+    if settings.num_retries:
+        job.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)

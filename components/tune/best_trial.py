@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from shardline.components.html import render
-from shardline.components.train.replica import restore_integers
-from shardline.components.tune.study import read_value, with_parameters
+from shardline.components.parameters import TrainingSettings, read
+from shardline.components.tune.study import read_value
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer import files
 from shardline.trainer.errors import PlatformError, RunError
@@ -23,16 +23,11 @@ TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"
 
 
 class Best(NamedTuple):
-    """The best trial, and the training's arguments with its parameters in them."""
+    """The best trial, its metric, and the object `training` with its parameters in it."""
 
     trial: str
     value: float
-    hparams: dict[str, Any]
-    epochs: int
-    per_replica_batch_size: int
-    learning_rate: float
-    seed: int
-    train_options: dict[str, Any]
+    training: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +53,14 @@ class Trial:
     reason: str = ""
 
 
-def finish(gcp_resources: str, output: Path, report: Path, **arguments: Any) -> Best:
+def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str, Any]) -> Best:
     """Finds the best trial, shows all of them, and writes them down.
 
     Args:
-        gcp_resources: Of the tuning job's task.
+        gcp_resources: Output of the tuning job's task that names the job.
         output: Directory that gets trials.json and trials.html.
         report: File that gets the table too.
-        **arguments: The training's, without the parameters that were tuned.
+        training: Fields of `TrainingSettings`, without the parameters that were tuned.
 
     Raises:
         PlatformError: When the job cannot be read.
@@ -84,17 +79,8 @@ def finish(gcp_resources: str, output: Path, report: Path, **arguments: Any) -> 
         say("tune", line)
     fact("best trial", best.id, f"{best.id}: {metric['metricId']} {best.value:.4f}  {_words(best)}")
     fact("trials", str(output / REPORT_FILE))
-    merged = with_parameters(arguments, best.parameters)
-    return Best(
-        best.id,
-        float(best.value or 0),
-        restore_integers(merged["hparams"]),
-        int(merged["epochs"]),
-        int(merged["per_replica_batch_size"]),
-        float(merged["learning_rate"]),
-        int(merged["seed"]),
-        restore_integers(merged["options"]),
-    )
+    tuned = read(TrainingSettings, training, "training").with_tuned(best.parameters)
+    return Best(best.id, float(best.value or 0), vars(tuned))
 
 
 def read_job(gcp_resources: str) -> dict[str, Any]:

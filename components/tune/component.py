@@ -1,8 +1,19 @@
-"""The steps before and after a tuning job. KFP embeds the source text of a function alone."""
+"""The steps around a tuning job, and the task that creates it and waits for it.
 
-from typing import NamedTuple
+KFP embeds the source text of a Python component alone, so these import inside.
+"""
 
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
+
+_LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
+#: GCPC's own image, of the version that is installed.
+_IMAGE = str(CustomTrainingJobOp.component_spec.implementation.container.image)
+_SCHEDULING = ("timeout", "restart_job_on_worker_restart", "strategy", "max_wait_duration")
 
 
 def plan_study(
@@ -11,16 +22,10 @@ def plan_study(
     trial_epochs: int,
     worker_pool_specs: list,  # type: ignore[type-arg]
     image: str,
-    job_labels: dict,  # type: ignore[type-arg]
+    job_labels: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
     dataset: dsl.Input[dsl.Dataset],
     trials: dsl.Output[dsl.Artifact],
-    model_function: str,
-    hparams: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    epochs: int,
-    per_replica_batch_size: int,
-    learning_rate: float,
-    seed: int,
-    train_options: dict,  # type: ignore[type-arg]
+    training: dict,  # type: ignore[type-arg]
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Outputs",
     [
@@ -33,29 +38,23 @@ def plan_study(
         ("labels", str),
     ],
 ):
-    """Says what a tuning job searches and what the replicas of its trials run.
+    """Plans a tuning job: what it searches, and what the replicas of its trials run.
 
     Args:
         study: Metric, goal, parameters and search as JSON; see `shardline.components.tune.study`.
-        max_trial_count: In the place of the study's own unless 0.
-        trial_epochs: Passes over the training split in each trial; 0 for as many as epochs.
+        max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
+        trial_epochs: Passes over the training split in each trial; 0 for as many as the training has.
         worker_pool_specs: Machines of one trial, without their program.
         image: Container image of replicas that name none.
         job_labels: Labels of the tuning job, to which the seed is added.
         dataset: Dataset directory with its manifest.
         trials: Gets a directory for each trial.
-        model_function: As for the training component, and so are all that follow.
-        hparams: Further keyword arguments of the model function.
-        epochs: Passes over the training split.
-        per_replica_batch_size: Examples per replica and step.
-        learning_rate: Given to the model function; 0 keeps the model's own.
-        seed: Of weights, dropout and shuffling.
-        train_options: Any further option of the trainer by name.
+        training: What is trained, and how: the fields of `shardline.components.parameters.TrainingSettings`.
 
     Returns:
         The tuning job's fields, whatever is no number as text: JSON that no step on the way can change.
     """
-    from shardline.components.tune.plan import plan
+    from shardline.components.tune.trial import plan
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):
@@ -63,17 +62,11 @@ def plan_study(
             study,
             worker_pool_specs,
             image,
+            dataset=dataset.path,
+            training={**training, "epochs": trial_epochs} if trial_epochs else training,
             base_output_directory=trials.uri,
             labels=job_labels,
             max_trial_count=max_trial_count,
-            dataset=dataset.path,
-            model_function=model_function,
-            hparams=hparams,
-            epochs=trial_epochs or epochs,
-            per_replica_batch_size=per_replica_batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            options=train_options,
         )
 
 
@@ -81,40 +74,18 @@ def best_trial(
     gcp_resources: str,
     trials: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
-    hparams: dict,  # type: ignore[type-arg]
-    epochs: int,
-    per_replica_batch_size: int,
-    learning_rate: float,
-    seed: int,
-    train_options: dict,  # type: ignore[type-arg]
-) -> NamedTuple(  # type: ignore[valid-type]
-    "Outputs",
-    [
-        ("trial", str),
-        ("value", float),
-        ("hparams", dict),
-        ("epochs", int),
-        ("per_replica_batch_size", int),
-        ("learning_rate", float),
-        ("seed", int),
-        ("train_options", dict),
-    ],
-):
+    training: dict,  # type: ignore[type-arg]
+) -> NamedTuple("Outputs", [("trial", str), ("value", float), ("training", dict)]):  # type: ignore[valid-type]
     """Finds the best trial of a tuning job that has succeeded.
 
     Args:
-        gcp_resources: Of the job's task; names the job.
+        gcp_resources: Output of the job's task that names the job.
         trials: Gets trials.json, the job and its trials as the API has them, and trials.html.
         report: Gets a table of the trials.
-        hparams: What the trials did not tune, and so are all that follow.
-        epochs: Passes over the training split in the training that follows.
-        per_replica_batch_size: Examples per replica and step.
-        learning_rate: Given to the model function; 0 keeps the model's own.
-        seed: Of weights, dropout and shuffling.
-        train_options: Any further option of the trainer by name.
+        training: What is trained, and how, without the parameters that were tuned.
 
     Returns:
-        The best trial and its metric, and the arguments of the training with its parameters in them.
+        The best trial and its metric, and the object `training` with its parameters in it.
     """
     from pathlib import Path
 
@@ -122,14 +93,56 @@ def best_trial(
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):
-        return finish(
-            gcp_resources,
-            Path(trials.path),
-            Path(report.path),
-            hparams=hparams,
-            epochs=epochs,
-            per_replica_batch_size=per_replica_batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            options=train_options,
+        return finish(gcp_resources, Path(trials.path), Path(report.path), training)
+
+
+def tuning_job(display_name: str, arguments: Mapping[str, Any]) -> Any:
+    """Makes GCPC's HyperparameterTuningJobRunOp, with the same launcher, and with what that op leaves out.
+
+    It has no field for early stopping, nor for the restart of a trial whose worker was lost, timeout,
+    scheduling strategy, TensorBoard, persistent resource and labels; and importing it imports
+    google.cloud.aiplatform, which takes seconds, whenever a pipeline is compiled.
+
+    Args:
+        display_name: Name of the job.
+        arguments: Fields of the trials' CustomJobSpec and its scheduling, and encryption_spec_key_name; an
+            empty text is left out of the request. max_wait_duration must be empty unless strategy is
+            FLEX_START: the API refuses it, and unlike the launcher of custom jobs, this one keeps it.
+    """
+    trial = {name: value for name, value in arguments.items() if name not in _SCHEDULING}
+    fixed = {
+        "display_name": display_name,
+        "encryption_spec": {"kms_key_name": trial.pop("encryption_spec_key_name")},
+    }
+    trial["scheduling"] = {name: arguments[name] for name in _SCHEDULING}
+
+    @dsl.container_component  # type: ignore[untyped-decorator]
+    def hyperparameter_tuning_job(
+        gcp_resources: dsl.OutputPath(str),  # type: ignore[valid-type]
+        study_spec: str,
+        max_trial_count: int,
+        parallel_trial_count: int,
+        max_failed_trial_count: int,
+        worker_pool_specs: str,
+        base_output_directory: str,
+        labels: str,
+        project: str = "{{$.pipeline_google_cloud_project_id}}",
+        location: str = "{{$.pipeline_google_cloud_location}}",
+    ) -> dsl.ContainerSpec:
+        payload = [
+            *(json.dumps(fixed)[:-1], ', "study_spec": ', study_spec),
+            *(', "max_trial_count": ', max_trial_count),
+            *(', "parallel_trial_count": ', parallel_trial_count),
+            *(', "max_failed_trial_count": ', max_failed_trial_count),
+            *(', "labels": ', labels),
+            *(', "trial_job_spec": ', json.dumps(trial)[:-1], ', "worker_pool_specs": ', worker_pool_specs),
+            *(', "base_output_directory": {"output_uri_prefix": "', base_output_directory, '"}}}'),
+        ]
+        options = ("--project", project, "--location", location, "--gcp_resources", gcp_resources)
+        return dsl.ContainerSpec(
+            image=_IMAGE,
+            command=["python3", "-u", "-m", _LAUNCHER],
+            args=["--type", "HyperparameterTuningJob", "--payload", dsl.ConcatPlaceholder(payload), *options],
         )
+
+    return hyperparameter_tuning_job

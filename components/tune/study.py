@@ -1,9 +1,4 @@
-"""A study: the metric to optimize, the parameters to search, and how the search goes.
-
-One tuned parameter: the values it may take, and how the platform writes them.
-
-The trainer's arguments with the parameters of a trial in them.
-"""
+"""Studies: the metric to optimize, the parameters to search, and how the search goes."""
 
 from __future__ import annotations
 
@@ -13,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from shardline.components.parameters import TRAINER, TUNABLE, check_options
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.settings import TrainSettings
+
+#: The trainer's option that has a metric reported; its value is the study's.
+METRIC_OPTION = "tuning_metric"
 
 TYPES = ("double", "integer", "discrete", "categorical")
 #: Scales, and what StudySpec.ParameterSpec.ScaleType calls them.
@@ -295,22 +293,17 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
     return Study(parameters=tuple(read_parameter(table) for table in tables), **values)
 
 
-#: Settings that the training component takes one by one; the others are its options.
-_OWN = ("epochs", "per_replica_batch_size", "learning_rate", "seed")
-_OPTIONS = {field.name for field in fields(TrainSettings)}
-
-
-def with_parameters(arguments: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `components.train.replica.run` with the parameters of a trial put in.
+def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    """Checks that each parameter can be tuned.
 
     Args:
-        arguments: With hparams and options; they stay as they are.
-        chosen: By name. A setting of the trainer is one there; everything else goes to the model function.
+        types: Types of the parameters by name.
+        options: Options of the trainer beside them.
+
+    Raises:
+        SettingsError: When a setting belongs to the component or to the study.
     """
-    merged = {**arguments, "hparams": dict(arguments["hparams"]), "options": dict(arguments["options"])}
-    for name, value in chosen.items():
-        if name in _OWN:
-            merged[name] = value
-        else:
-            merged["options" if name in _OPTIONS else "hparams"][name] = value
-    return merged
+    if METRIC_OPTION in (*types, *options):
+        raise SettingsError(f"{METRIC_OPTION} is the study's metric; leave it out")
+    check_options(options)
+    check_options([name for name in types if name in TRAINER and name not in TUNABLE])

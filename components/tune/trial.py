@@ -1,8 +1,9 @@
-"""One replica's program in a trial: `python -m shardline.components.tune.trial JSON --NAME=VALUE ...`.
+"""Trials of a tuning job: what their replicas run, planned by one step and run by the job.
 
-The JSON object holds the path of the dataset, the other arguments of `components.train.replica.run`, and the
-types of the parameters. The platform adds a flag for each parameter to the arguments of every replica. The
-model goes to AIP_MODEL_DIR, which is another directory for each trial.
+`python -m shardline.components.tune.trial JSON --NAME=VALUE ...` is one replica's program. The JSON object
+holds the path of the dataset, the object `training`, and the types of the parameters. The platform adds a
+flag for each parameter to the arguments of every replica. The model goes to AIP_MODEL_DIR, which is another
+directory for each trial.
 """
 
 from __future__ import annotations
@@ -10,34 +11,97 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp import dsl
 
-from shardline.components.train.replica import run
-from shardline.components.tune.study import read_value, with_parameters
+from shardline.components.parameters import TrainingSettings, read
+from shardline.components.train.replica import program, run
+from shardline.components.tune.study import check_tuned, parse_study, read_study, read_value
+from shardline.components.vertex.pools import read_specs
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.progress import errors_end_the_process
+from shardline.trainer.progress import errors_end_the_process, say
+
+
+class Plan(NamedTuple):
+    """Fields of a HyperparameterTuningJob; study, pools and labels as JSON."""
+
+    study_spec: str
+    worker_pool_specs: str
+    max_trial_count: int
+    parallel_trial_count: int
+    max_failed_trial_count: int
+    base_output_directory: str
+    labels: str
+
+
+def plan(
+    study: str,
+    worker_pool_specs: Sequence[Any],
+    image: str,
+    *,
+    dataset: str,
+    training: Mapping[str, Any],
+    base_output_directory: str,
+    labels: Mapping[str, str],
+    max_trial_count: int,
+) -> Plan:
+    """Returns the fields of a tuning job.
+
+    Args:
+        study: A study file as JSON.
+        worker_pool_specs: Machines of one trial, as `read_specs` takes them.
+        image: Container image of replicas that name none.
+        dataset: Dataset directory.
+        training: Fields of `TrainingSettings`.
+        base_output_directory: Gets a directory for each trial.
+        labels: Labels of the job, to which the seed is added.
+        max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
+
+    Raises:
+        SettingsError: When study, pools or training are wrong, or a parameter cannot be tuned.
+    """
+    searched = read_study(parse_study(study), max_trial_count=max_trial_count)
+    settings = read(TrainingSettings, training, "training")
+    check_tuned(searched.types, settings.train_options)
+    reporting = settings.with_tuned({"tuning_metric": searched.metric})
+    container = program(
+        image, module=__name__, dataset=dataset, training=vars(reporting), parameters=searched.types
+    )
+    say(
+        "tune",
+        f"up to {searched.max_trial_count} trials {searched.goal} {searched.metric} "
+        f"over {', '.join(searched.types)}",
+    )
+    return Plan(
+        json.dumps(searched.spec),
+        json.dumps(read_specs(worker_pool_specs).specs(container), ensure_ascii=False),
+        searched.max_trial_count,
+        searched.parallel_trial_count,
+        searched.max_failed_trial_count,
+        base_output_directory,
+        json.dumps({**labels, "seed": str(settings.seed)}),
+    )
 
 
 def main(argument: str, flags: Sequence[str]) -> None:
     """Trains with the parameters of this trial."""
-    values = json.loads(argument)
+    given = json.loads(argument)
     with errors_end_the_process("train"):
-        chosen = read_flags(flags, values.pop("parameters"))
-    dataset, model = dsl.Dataset(uri=values.pop("dataset")), dsl.Model(uri="")
-    run(dataset=dataset, model=model, **with_parameters(values, chosen))
+        tuned = read_flags(flags, given["parameters"])
+    dataset, model = dsl.Dataset(uri=given["dataset"]), dsl.Model(uri="")
+    run(dataset=dataset, model=model, training=given["training"], tuned=tuned)
 
 
 def read_flags(flags: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the parameters by name.
+    """Returns the parameters of a trial by name.
 
     Args:
         flags: --NAME=VALUE for each parameter.
         types: The types of the parameters.
 
     Raises:
-        SettingsError: When a parameter is unknown, missing or no number.
+        SettingsError: When a parameter is unknown or missing, or is not the number that it should be.
     """
     chosen = {}
     for flag in flags:

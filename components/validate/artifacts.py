@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
+from shardline.components.parameters import GateSettings, read
 from shardline.components.validate.evaluation import Curve, Evaluation
-from shardline.components.validate.gate import accuracy_gate
 from shardline.components.validate.validation import run
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
@@ -21,18 +20,15 @@ _POINTS = 30
 
 
 def validate_artifacts(
-    *,
     dataset: Any,
     model: Any,
     exported: Any,
+    gate: Mapping[str, Any],
+    *,
     metrics: Any,
     confusion: Any,
     sliced: Any,
     report: Any,
-    min_accuracy: float,
-    rules: Sequence[str] = (),
-    champion_uri: str = "",
-    first_run: str = "block",
 ) -> tuple[bool, float]:
     """Validates the model of one task for the next.
 
@@ -40,15 +36,12 @@ def validate_artifacts(
         dataset: Input artifact, a dataset directory.
         model: Input artifact, a directory with model.keras.
         exported: Output artifact: gets the whole output directory of `run`.
+        gate: Fields of `GateSettings`.
         metrics: Output artifact: gets every metric and the number of examples.
         confusion: Output artifact: gets the confusion matrix, if it is small enough for a task's metadata,
             and of two classes the ROC curve of the second.
         sliced: Output artifact: gets the ROC curve of each class against the others.
         report: Output artifact: gets the HTML page.
-        min_accuracy: Smallest accuracy that is good enough, 0..1.
-        rules: Further rules that the model must pass, "worst_slice(accuracy) >= 0.8".
-        champion_uri: Where champions are published, a directory or gs://; "" compares with none.
-        first_run: What becomes of rules about a champion that cannot be measured: "bless" or "block".
 
     Returns:
         Whether the model is blessed, and its accuracy.
@@ -57,9 +50,9 @@ def validate_artifacts(
         ShardlineError: As `validate` does.
     """
     out = Path(exported.path)
-    gate = replace(accuracy_gate(min_accuracy).with_rules(rules), first_run=first_run)
+    judge = read(GateSettings, gate, "gate")
     model_file = Path(model.path) / "model.keras"
-    outcome = run(model_file, Path(dataset.path), out, gate=gate, champion_uri=champion_uri)
+    outcome = run(model_file, Path(dataset.path), out, gate=judge.gate, champion_uri=judge.champion_uri)
     evaluation, blessed = outcome.evaluation, outcome.blessing.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(
@@ -68,7 +61,8 @@ def validate_artifacts(
     _log(evaluation, metrics, confusion)
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
     sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
-    shutil.copyfile(out / model_store.REPORT_FILE, _parent_made(Path(report.path)))
+    Path(report.path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(out / model_store.REPORT_FILE, report.path)
     return blessed, evaluation.accuracy
 
 
@@ -96,8 +90,3 @@ def _slice(curve: Curve) -> dict[str, Any]:
         "slice": f"class={curve.name}",
         "sliceClassificationMetrics": {"confidenceMetrics": readings},
     }
-
-
-def _parent_made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path

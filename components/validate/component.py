@@ -13,10 +13,7 @@ def export_validate(
     confusion: dsl.Output[dsl.ClassificationMetrics],
     sliced: dsl.Output[dsl.SlicedClassificationMetrics],
     report: dsl.Output[dsl.HTML],
-    min_accuracy: float,
-    rules: list[str] = [],  # noqa: B006  # KFP hands in a new list every time
-    champion_uri: str = "",
-    first_run: str = "block",
+    gate: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
 ) -> NamedTuple("Outputs", [("blessed", bool), ("accuracy", float)]):  # type: ignore[valid-type]
     """Exports a model and judges the export on the test split.
 
@@ -28,10 +25,7 @@ def export_validate(
         confusion: Confusion matrix, and of two classes the ROC curve.
         sliced: ROC curve of each class against the others, up to twelve classes.
         report: HTML page for a person.
-        min_accuracy: The model is blessed from this test accuracy on, 0..1.
-        rules: Further rules that it must pass, "worst_slice(accuracy) >= 0.8".
-        champion_uri: Where champions are published; "" compares with none.
-        first_run: What becomes of rules about a champion that cannot be measured: "bless" or "block".
+        gate: When the model is good enough: the fields of `shardline.components.parameters.GateSettings`.
 
     Returns:
         Whether the model is blessed, and its test accuracy.
@@ -42,15 +36,5 @@ def export_validate(
         from shardline.components.validate.artifacts import validate_artifacts
 
         return validate_artifacts(
-            dataset=dataset,
-            model=model,
-            exported=exported,
-            metrics=metrics,
-            confusion=confusion,
-            sliced=sliced,
-            report=report,
-            min_accuracy=min_accuracy,
-            rules=rules,
-            champion_uri=champion_uri,
-            first_run=first_run,
+            dataset, model, exported, gate, metrics=metrics, confusion=confusion, sliced=sliced, report=report
         )

@@ -77,7 +77,7 @@ def test_settings_reach_the_worker_pools():
         for name, task in tasks
         if "readers" in task.get("inputs", {}).get("parameters", {})
     }
-    assert readers == {"look-for-changes": 4, "preprocess": 4, "plan-shards": 4}
+    assert readers == {"configure": 4}
 
 
 def test_no_task_installs_packages(spec):

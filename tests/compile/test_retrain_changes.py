@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardline.components.configure.component import look_for_changes
+from shardline.components.configure.component import configure
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.compile import compile_pipeline
@@ -56,8 +56,8 @@ def test_the_steps_and_their_order(spec):
     """One task preprocesses unless more are asked for; what follows is the same pipeline."""
     assert graph(spec["root"]) == {"exit-handler-1": [], "conclude": ["exit-handler-1"]}
     run = inside(spec, "exit-handler-1")
-    (changed,) = set(graph(run)) - {"look-for-changes"}
-    assert graph(run) == {"look-for-changes": [], changed: ["look-for-changes"]}
+    (changed,) = set(graph(run)) - {"configure"}
+    assert graph(run) == {"configure": [], changed: ["configure"]}
     (branches,) = graph(inside(spec, "exit-handler-1", changed))
     both = inside(spec, "exit-handler-1", changed, branches)
     one, many = (titled(spec, both, title) for title in ("one-task", "many-tasks"))
@@ -87,10 +87,10 @@ def test_what_is_conditional_compares_booleans_and_numbers(spec):
     """kfp.local cannot evaluate a condition on a text with an apostrophe."""
     run = inside(spec, "exit-handler-1")
     (policy,) = [task["triggerPolicy"] for task in run["dag"]["tasks"].values() if "triggerPolicy" in task]
-    channel = "pipelinechannel--look-for-changes-changed"
+    channel = "pipelinechannel--configure-changed"
 
     assert policy == {"condition": f"inputs.parameter_values['{channel}'] == true"}
-    outputs = spec["components"]["comp-look-for-changes"]["outputDefinitions"]["parameters"]
+    outputs = spec["components"]["comp-configure"]["outputDefinitions"]["parameters"]
     assert outputs["changed"]["parameterType"] == "BOOLEAN"
 
 
@@ -118,17 +118,17 @@ def test_a_cached_dataset_is_one_of_the_same_data(spec):
 
     assert task["cachingOptions"] == {"enableCache": True}
     assert task["inputs"]["parameters"]["fingerprint"] == {
-        "componentInputParameter": "pipelinechannel--look-for-changes-fingerprint"
+        "componentInputParameter": "pipelinechannel--configure-fingerprint"
     }
-    assert task["inputs"]["parameters"]["source"] == {
-        "componentInputParameter": "pipelinechannel--look-for-changes-source"
+    assert task["inputs"]["parameters"]["data"] == {
+        "componentInputParameter": "pipelinechannel--configure-data"
     }
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "look-for-changes",  # reads the history and the source
+        "configure",  # reads the history and the source
         "plan-shards",  # share a directory, which another run may be filling
         "write-shards",
         "finish-dataset",
@@ -146,7 +146,7 @@ def test_what_depends_on_more_than_its_inputs_is_not_cached(name, spec):
 
 def test_every_parameter_is_looked_at_but_those_without_effect_on_the_result(spec):
     parameters = set(spec["root"]["inputDefinitions"]["parameters"])
-    (task,) = tasks_of(spec, "look-for-changes")
+    (task,) = tasks_of(spec, "configure")
     looked = {
         value["componentInputParameter"].removeprefix("pipelinechannel--")
         for value in task["inputs"]["parameters"].values()
@@ -155,14 +155,14 @@ def test_every_parameter_is_looked_at_but_those_without_effect_on_the_result(spe
 
     assert parameters - looked == {"preprocess_processes", "preprocess_tasks"}
     # Each under its own name.
-    names = {name for name in look_for_changes.__annotations__ if name != "return"}
+    names = {name for name in configure.__annotations__ if name != "return"}
     assert looked <= names
     assert names - looked == {"scheduled", "created", "job_name", "readers", "worker_pool_specs"}
 
 
 def test_machines_that_are_a_parameter_are_looked_at():
     at_run_time = yaml.safe_load(compile_pipeline(replace(LOCAL, pools_at_run_time=True)))
-    (task,) = tasks_of(at_run_time, "look-for-changes")
+    (task,) = tasks_of(at_run_time, "configure")
 
     assert task["inputs"]["parameters"]["worker_pool_specs"] == {
         "componentInputParameter": "pipelinechannel--worker_pool_specs"

@@ -13,6 +13,9 @@ from click.testing import CliRunner
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check_pipeline
+from shardline.pipelines.check.ir import UNKNOWN_TEXT
+from shardline.pipelines.check.job import jobs
+from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.preflight import load_study
@@ -62,6 +65,7 @@ def test_the_best_trial_parametrizes_the_final_training():
     steps = tasks(compiled(settings.load(LOCAL)))
 
     assert set(steps) == {
+        "configure",
         "preprocess",
         "plan-study",
         "hyperparameter-tuning-job",
@@ -74,8 +78,7 @@ def test_the_best_trial_parametrizes_the_final_training():
         for name, item in final.items()
         if "taskOutputParameter" in item
     }
-    tuned = ("epochs", "hparams", "learning_rate", "per_replica_batch_size", "seed", "train_options")
-    assert producers == dict.fromkeys(tuned, "best-trial")
+    assert producers == {"training": "best-trial", "gate": "configure"}
     # A plan that is cached names the directory of an earlier run.
     assert not steps["plan-study"]["cachingOptions"].get("enableCache")
 
@@ -92,25 +95,24 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
         base_output_directory="gs://bucket/{{$.pipeline_job_name}}",
         labels={"team": "vision"},
     )
-    steps = tasks(compiled(replace(local, train=train)))
+    spec = compiled(replace(local, train=train))
 
-    job = constants(steps["hyperparameter-tuning-job"])
-    assert job["display_name"] == "digits"
-    assert job["restart_job_on_worker_restart"] is True
-    assert (job["strategy"], job["max_wait_duration"]) == ("FLEX_START", "3600s")
-    assert job["service_account"] == "{{$.pipeline_service_account}}"
+    (job,) = jobs(Pipeline(spec))
+    assert job.content["display_name"] == "digits"
+    assert job.scheduling["restart_job_on_worker_restart"] is True
+    assert (job.strategy, job.scheduling["max_wait_duration"]) == ("FLEX_START", "3600s")
+    assert job.spec["service_account"] == "{{$.pipeline_service_account}}"
     # The directory is the run's own.
-    assert "base_output_directory" not in job
-    plan = constants(steps["plan-study"])
+    assert job.spec["base_output_directory"] == {"output_uri_prefix": UNKNOWN_TEXT}
+    plan = constants(tasks(spec)["plan-study"])
     assert plan["job_labels"] == {"component": "tune", "pipeline": "tune", "team": "vision"}
     assert [pool["replica_count"] for pool in plan["worker_pool_specs"]] == [1, 1]
 
 
 def test_a_duration_that_only_one_strategy_takes_is_left_out():
-    assert (
-        constants(tasks(compiled(settings.load(LOCAL)))["hyperparameter-tuning-job"])["max_wait_duration"]
-        == ""
-    )
+    (job,) = jobs(Pipeline(compiled(settings.load(LOCAL))))
+    assert "max_wait_duration" not in job.scheduling
+    assert '"max_wait_duration": ""' in job.payload
 
 
 def test_machines_that_are_a_parameter_are_refused():

@@ -15,7 +15,7 @@ from kfp import dsl
 
 from shardline.components import model_store
 from shardline.components.configure.changes import differences, fill_in_date, run_time
-from shardline.components.configure.component import look_for_changes, record_run
+from shardline.components.configure.component import configure, record_run
 from shardline.components.configure.history import State
 from shardline.components.model_store import publish
 from shardline.trainer import progress
@@ -77,7 +77,7 @@ def events():
 
 def look(history, source, job="run-2", **settings):
     of_the_run = {"force": False, "deep": False, "scheduled": "", "created": "2026-11-20T06:00:00Z"}
-    return look_for_changes(
+    return configure(
         **{
             "history_uri": str(history),
             "job_name": job,
@@ -230,7 +230,7 @@ def test_force_trains_and_takes_nothing_from_a_cache(photos, history, tmp_path):
 
 def test_a_warm_start_takes_nothing_from_a_cache(photos, history):
     """The champion that it starts from may be another one; the option's text is the same."""
-    options = {"train_options": {"warm_start": "champion"}}
+    options = {"train_options": {"initial_model": "champion"}}
 
     found = [look(history, f"images:{photos}", **options) for _ in range(2)]
 

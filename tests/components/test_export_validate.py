@@ -706,7 +706,7 @@ def test_the_component_fills_its_artifacts(dataset, tmp_path, events):
     save(sometimes_wrong(), tmp_path / "model")
     given = artifacts(dataset, tmp_path / "model", tmp_path / "out")
 
-    blessed, accuracy = export_validate(**given, min_accuracy=0.95)
+    blessed, accuracy = export_validate(**given, gate={"min_accuracy": 0.95})
 
     assert blessed is False
     assert given["metrics"].metadata["accuracy"] == accuracy
@@ -727,7 +727,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(dataset, tmp_path, eve
     given = artifacts(dataset, tmp_path / "no model", tmp_path / "out")
 
     with pytest.raises(SystemExit) as ended:
-        export_validate(**given, min_accuracy=0.95)
+        export_validate(**given, gate={"min_accuracy": 0.95})
 
     assert ended.value.code == 2
     assert [event.kind for event in events] == ["error"]

@@ -42,10 +42,10 @@ def _check(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
 
 def test_the_component(tmp_path: Path) -> None:
     artifacts = _artifacts(tmp_path)
-    component.preprocess(*artifacts, source="digits", readers=2)
+    component.preprocess(*artifacts, data={"source": "digits", "readers": 2.0})
     _check(*artifacts)
     # A task that is tried again finds the whole dataset of the first try.
-    component.preprocess(*artifacts, source="digits", readers=2)
+    component.preprocess(*artifacts, data={"source": "digits", "readers": 2.0})
     run("digits", tmp_path / "command", readers=2)
     assert contents(tmp_path / "dataset") == contents(tmp_path / "command")
 
@@ -54,7 +54,7 @@ def test_the_component(tmp_path: Path) -> None:
 def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
     images = write_images(tmp_path / "images", each=60)
     planned = dsl.Dataset(uri=str(tmp_path / "shared"))
-    numbers = component.plan_shards(planned, tasks, source=f"images:{images}", shards=4)
+    numbers = component.plan_shards(planned, tasks, data={"source": f"images:{images}", "shards": 4})
     assert numbers == list(range(min(tasks, 6)))
     for task in reversed(numbers):
         component.write_shards(planned, task, tasks)
@@ -72,6 +72,8 @@ def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
         ({"source": "digit"}, "unknown source 'digit'"),
         ({"readers": 0}, "readers must be at least 1"),
         ({"split": {"test": 1.0}}, "split must give shares of train"),
+        ({"shard": 3}, "unknown key data.shard; did you mean data.shards?"),
+        ({"shards": "3"}, "shards must be a whole number, got '3'"),
     ],
 )
 @pytest.mark.parametrize("function", [component.preprocess, component.plan_shards])
@@ -85,7 +87,7 @@ def test_the_component_ends_with_one_line(
     dataset, metrics, card = _artifacts(tmp_path)
     arguments = (dataset, metrics, card) if function is component.preprocess else (dataset, 2)
     with pytest.raises(SystemExit) as ended:
-        function(*arguments, **({"source": "digits"} | changes))
+        function(*arguments, data={"source": "digits"} | changes)
     assert ended.value.code == ShardlineError.exit_code
     assert [(event.kind, event.topic) for event in events] == [("error", "preprocess")]
     assert message in events[0].text

@@ -219,9 +219,9 @@ def test_a_bucket_that_is_not_mounted_is_refused():
 
 
 def test_the_component_publishes(exported, champion, events):
-    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, champion_uri=str(champion))
+    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, gate={"champion_uri": str(champion)})
     first = current(champion)
-    register(exported=dsl.Model(uri=str(exported)), accuracy=0.98, champion_uri=str(champion))
+    register(exported=dsl.Model(uri=str(exported)), accuracy=0.98, gate={"champion_uri": str(champion)})
     second = current(champion)
 
     facts = [(event.topic, event.value) for event in events if event.kind == "fact"]
@@ -233,7 +233,7 @@ def test_the_component_publishes(exported, champion, events):
 def test_without_a_place_nothing_is_published(exported, tmp_path, events):
     before = sorted(tmp_path.rglob("*"))
 
-    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, champion_uri="")
+    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, gate={"champion_uri": ""})
 
     assert [event.text for event in events] == ["champion_uri is empty: the blessed model is not published"]
     assert sorted(tmp_path.rglob("*")) == before
@@ -243,7 +243,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, ev
     weak = write_export(tmp_path / "weak", blessed=False)
 
     with pytest.raises(SystemExit) as ended:
-        register(exported=dsl.Model(uri=str(weak)), accuracy=0.9, champion_uri=str(champion))
+        register(exported=dsl.Model(uri=str(weak)), accuracy=0.9, gate={"champion_uri": str(champion)})
 
     assert ended.value.code == 2
     assert [event.kind for event in events] == ["error"]

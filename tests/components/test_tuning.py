@@ -110,16 +110,15 @@ def test_the_steps_output_and_page(tmp_path: Path) -> None:
     program = "report.add('score', -float(flags['rate']), 7)"
     last = {"measurement_selection_type": "LAST_MEASUREMENT"}
     _, resources = launch(payload(_TRIAL + program, tmp_path, trials=2, **last), tmp_path)
-    arguments = {"epochs": 3, "per_replica_batch_size": 0, "learning_rate": 0.0, "seed": 1}
+    training = {"model": "mlp", "epochs": 3.0, "seed": 1.0, "hparams": {"units": 8.0}}
 
-    found = finish(
-        resources, tmp_path / "trials", tmp_path / "report", hparams={"units": 8.0}, options={}, **arguments
-    )
+    found = finish(resources, tmp_path / "trials", tmp_path / "report", training)
 
     best = trials_of(read_job(resources))[int(found.trial) - 1]
     assert found.value == best.value == -best.parameters["rate"]
-    assert found.hparams == {"units": 8, **best.parameters}
-    assert (found.epochs, found.seed, found.train_options) == (3, 1, {})
+    tuned = found.training
+    assert tuned["hparams"] == {"units": 8, **best.parameters}
+    assert (tuned["epochs"], tuned["seed"], tuned["train_options"]) == (3, 1, {})
     page = (tmp_path / "report").read_text()
     assert page == (tmp_path / "trials" / "trials.html").read_text()
     assert f"Trial {best.id} of 2: score {best.value:.4f}" in page

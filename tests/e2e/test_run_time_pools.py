@@ -56,13 +56,12 @@ def run(tmp_path, pools):
         trained = train(
             worker_pool_specs=checked.output,
             dataset=data.outputs["dataset"],
-            model_function="tests.helpers.models:dropout",
-            hparams={"rate": 0.5},
-            epochs=1,
-            per_replica_batch_size=8,
-            learning_rate=0.0,
-            seed=0,
-            train_options={},
+            training={
+                "model": "tests.helpers.models:dropout",
+                "hparams": {"rate": 0.5},
+                "epochs": 1,
+                "per_replica_batch_size": 8,
+            },
         )
         judge(model=trained.output)
 

@@ -190,7 +190,7 @@ def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> N
 
 def test_a_run_in_which_nothing_had_changed_says_why(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", state="succeeded", error=None)
-    task = run / "outputs" / "retrain-1" / "look-for-changes"
+    task = run / "outputs" / "retrain-1" / "configure"
     task.mkdir(parents=True)
     made = {"parameterValues": {"changed": False, "reason": "the same data as on Monday"}}
     (task / "executor_output.json").write_text(json.dumps(made))

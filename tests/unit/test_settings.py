@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.train.replica import restore_integers
+from shardline.components.parameters import restore_integers
 from shardline.pipelines import settings as environments
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.settings import TrainSettings, output_dirs

@@ -12,16 +12,15 @@ from google.cloud.aiplatform_v1.types import StudySpec
 from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 
-from shardline.components.tune.plan import plan
+from shardline.components.parameters import TrainingSettings, read
 from shardline.components.tune.study import (
     STOPPING,
     Parameter,
     parse_study,
     read_study,
     read_value,
-    with_parameters,
 )
-from shardline.components.tune.trial import read_flags
+from shardline.components.tune.trial import plan, read_flags
 from shardline.pipelines.preflight import load_study
 from shardline.trainer.errors import SettingsError, ShardlineError
 from shardline.trainer.measurements import Measurements, read_measurements
@@ -104,7 +103,7 @@ def test_the_example_is_a_study_and_a_broken_file_is_named(tmp_path: Path) -> No
         load_study(tmp_path / "none.toml")
 
 
-def planned(**changes: Any) -> Any:
+def planned(training: dict[str, Any] | None = None, **changes: Any) -> Any:
     values: dict[str, Any] = {
         "study": json.dumps(study()),
         "worker_pool_specs": [{"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1.0}],
@@ -113,13 +112,14 @@ def planned(**changes: Any) -> Any:
         "labels": {"team": "vision"},
         "max_trial_count": 0,
         "dataset": "/gcs/bucket/data",
-        "model_function": "mlp",
-        "hparams": {"note": 'a "quote" {{ x }}', "units": 8},
-        "epochs": 2,
-        "per_replica_batch_size": 0,
-        "learning_rate": 0.0,
-        "seed": 7,
-        "options": {"early_stopping": "val_loss"},
+        "training": {
+            "model": "mlp",
+            "hparams": {"note": 'a "quote" {{ x }}', "units": 8},
+            "epochs": 2,
+            "seed": 7,
+            "train_options": {"early_stopping": "val_loss"},
+            **(training or {}),
+        },
     }
     return plan(**{**values, **changes})
 
@@ -132,12 +132,13 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     assert pool["container_spec"]["command"] == ["python3", "-m", "shardline.components.tune.trial"]
     # As the platform adds them, in whatever form it writes numbers.
     flags = ["--learning_rate=0.001", "--units=3", "--per_replica_batch_size=16.0", "--kind=true"]
-    merged = with_parameters(argument, read_flags(flags, argument["parameters"]))
-    assert merged["learning_rate"] == 0.001
-    assert merged["per_replica_batch_size"] == 16
-    assert type(merged["per_replica_batch_size"]) is int
-    assert merged["hparams"] == {"note": 'a "quote" {{ x }}', "units": 3, "kind": True}
-    assert merged["options"] == {"early_stopping": "val_loss", "tuning_metric": "val_accuracy"}
+    training = read(TrainingSettings, argument["training"], "training")
+    merged = training.with_tuned(read_flags(flags, argument["parameters"]))
+    assert merged.learning_rate == 0.001
+    assert merged.per_replica_batch_size == 16
+    assert type(merged.per_replica_batch_size) is int
+    assert merged.hparams == {"note": 'a "quote" {{ x }}', "units": 3, "kind": True}
+    assert merged.train_options == {"early_stopping": "val_loss", "tuning_metric": "val_accuracy"}
     assert json.loads(made.labels) == {"team": "vision", "seed": "7"}
 
 
@@ -152,11 +153,14 @@ def test_a_trial_reads_back_what_was_planned() -> None:
             {"study": json.dumps(study(parameter=[{**RATE, "name": "tuning_metric"}]))},
             "tuning_metric is the study's",
         ),
-        ({"options": {"tuning_metric": "loss"}}, "tuning_metric is the study's metric; leave it out"),
+        (
+            {"training": {"train_options": {"tuning_metric": "loss"}}},
+            "tuning_metric is the study's metric; leave it out",
+        ),
         ({"study": "{"}, "study is not JSON"),
         ({"study": "[]"}, "study must be a JSON object"),
-        ({"options": {"epochs": 3}}, "has no 'epochs' to set"),
-        ({"hparams": {"x": "{{$.inputs}}"}}, "begins a placeholder"),
+        ({"training": {"train_options": {"epochs": 3}}}, "has no 'epochs' to set"),
+        ({"training": {"hparams": {"x": "{{$.inputs}}"}}}, "begins a placeholder"),
         ({"worker_pool_specs": []}, "must be a list of 1 to 4 pools"),
     ],
 )

@@ -1,0 +1,243 @@
+"""Parameters of a run as three objects: data, training and gate.
+
+The first task of a pipeline (`shardline.components.configure`) makes them of the pipeline's own parameters
+and puts each out as a STRUCT; every later task takes the one that concerns it, and so does whoever uses a
+component alone. A dict that a task puts out keeps its numbers and quotes. One that the pipeline builds of its
+parameters does not: KFP pastes the numbers as text, and a quote breaks the JSON.
+
+`data` is `shardline.components.preprocess.settings.PreprocessSettings`; the other two are here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from shardline.components.validate.gate import Gate
+
+_T = TypeVar("_T")
+
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Mapping[str, Any]: "a JSON object",
+    Mapping[str, str]: "a JSON object of texts",
+    Mapping[str, float]: "a JSON object of numbers",
+    tuple[str, ...]: "a JSON array of texts",
+}
+
+
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    """Returns the types of a dataclass's fields by name."""
+    return typing.get_type_hints(kind)
+
+
+def read(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
+    """Reads one of the objects from JSON, with the integers that a STRUCT has made floats.
+
+    Args:
+        kind: Dataclass of the object.
+        values: Its fields by name; those with a default may be missing.
+        name: What the object is called in a message: "data", "training" or "gate".
+
+    Raises:
+        SettingsError: When a key is unknown or missing, or a value is of the wrong type or out of range.
+    """
+    types = field_types(kind)
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{name} must be a JSON object with {', '.join(types)}, got {values!r}")
+    for key in values:
+        if key not in types:
+            near = difflib.get_close_matches(key, types, n=1)
+            hint = f"did you mean {name}.{near[0]}?" if near else f"there are {', '.join(types)}"
+            raise SettingsError(f"unknown key {name}.{key}; {hint}")
+    for item in fields(kind):  # type: ignore[arg-type]  # a dataclass
+        if item.name not in values and item.default is item.default_factory is MISSING:
+            raise SettingsError(f"{name}.{item.name} is missing")
+    return kind(**{key: _restore(value, types[key]) for key, value in values.items()})
+
+
+def own_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the values that are fields of a dataclass."""
+    return {name: values[name] for name in field_types(kind) if name in values}
+
+
+def check_types(settings: Any) -> None:
+    """Checks that each field of a dataclass holds what its type says.
+
+    Raises:
+        SettingsError: With the field, what it may hold, and what was found.
+    """
+    for name, kind in field_types(type(settings)).items():
+        value = getattr(settings, name)
+        if not _fits(value, kind):
+            raise SettingsError(f"{name} must be {_WORDS[kind]}, got {value!r}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    inner = typing.get_args(kind)
+    if not inner:
+        return kind is Any or type(value) in ((int, float) if kind is float else (kind,))
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, inner[0]) for item in value)
+    return isinstance(value, Mapping) and all(_fits(item, inner[1]) for item in value.values())
+
+
+def _restore(value: Any, kind: Any = Any) -> Any:
+    """Returns a JSON value as a field has it: a whole float is an integer where one is allowed."""
+    if isinstance(value, float) and value.is_integer() and kind in (int, Any):
+        return int(value)
+    if isinstance(value, Mapping) and kind in (Mapping[str, Any], Any):
+        return restore_integers(value)
+    if isinstance(value, list) and kind is Any:
+        return [_restore(item) for item in value]
+    return tuple(value) if isinstance(value, list) and typing.get_origin(kind) is tuple else value
+
+
+def restore_integers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a JSON object with whole floats as integers, all the way down.
+
+    Parameters travel as protobuf Struct, which knows no integers: 64 arrives as 64.0, and keras.layers.Dense
+    refuses that. A whole number serves as well where a float is wanted.
+    """
+    return {name: _restore(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The object `training`: what is trained, and how.
+
+    Attributes:
+        model: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
+        hparams: Further keyword arguments of the model function, a JSON object.
+        epochs: Passes over the training split.
+        per_replica_batch_size: Examples per replica and step; 0 for 16, or what a worker has where that is
+            less.
+        learning_rate: Given to the model function; 0 keeps the model's own.
+        seed: Seed of the split, the weights and the shuffling, from 0.
+        train_options: Any further option of the trainer by name, a JSON object:
+            {"early_stopping": "val_loss", "checkpoint_steps": 500}.
+
+    Raises:
+        SettingsError: A value is of the wrong type or out of range, or the trainer has no such option.
+    """
+
+    model: str
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 20
+    per_replica_batch_size: int = 0
+    learning_rate: float = 0.0
+    seed: int = 0
+    train_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_options(self.train_options)
+        self.of_trainer(dataset="")
+
+    def of_trainer(
+        self,
+        *,
+        dataset: str,
+        model_dir: str = "",
+        usual_batch_size: int = TrainSettings.per_replica_batch_size,
+    ) -> TrainSettings:
+        """Returns the settings of a training run.
+
+        Args:
+            dataset: Dataset directory.
+            model_dir: Directory of the model; "" for AIP_MODEL_DIR.
+            usual_batch_size: Examples per replica and step where per_replica_batch_size is 0.
+        """
+        options: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.train_options.items()
+        }
+        return TrainSettings(
+            dataset=dataset,
+            model=self.model,
+            model_dir=model_dir,
+            hparams=self.hparams,
+            epochs=self.epochs,
+            per_replica_batch_size=self.per_replica_batch_size or usual_batch_size,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+            **options,
+        )
+
+    def with_tuned(self, chosen: Mapping[str, Any]) -> TrainingSettings:
+        """Returns the settings with the parameters of a trial in them.
+
+        Args:
+            chosen: Values by name. A setting of the trainer is one there; everything else goes to the model
+                function.
+        """
+        own = {name: value for name, value in chosen.items() if name in TUNABLE}
+        others = {name: value for name, value in chosen.items() if name not in TUNABLE}
+        options = {name: value for name, value in others.items() if name in TRAINER}
+        hparams = {name: value for name, value in others.items() if name not in TRAINER}
+        return replace(
+            self,
+            **own,
+            hparams={**self.hparams, **hparams},
+            train_options={**self.train_options, **options},
+        )
+
+
+#: All settings of the trainer, and those that have a parameter of their own and can be tuned.
+TRAINER = frozenset(item.name for item in fields(TrainSettings))
+TUNABLE = frozenset({"epochs", "per_replica_batch_size", "learning_rate", "seed"})
+_OPTIONS = TRAINER - {item.name for item in fields(TrainingSettings)} - {"dataset", "model_dir"}
+
+
+def check_options(names: Collection[str]) -> None:
+    """Checks that all names are options of the trainer that have no parameter of their own.
+
+    Raises:
+        SettingsError: With the first that is none.
+    """
+    for name in names:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=5, cutoff=0.0)
+            raise SettingsError(f"train_options has no {name!r} to set; the nearest are {', '.join(near)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateSettings:
+    """The object `gate`: when a model is good enough, and where it is published then.
+
+    Attributes:
+        min_accuracy: The exported model is blessed from this test accuracy on, 0..1.
+        rules: Further rules that it must pass: ["worst_slice(accuracy) >= 0.8",
+            "accuracy >= champion - 0.005"].
+        first_run: What becomes of rules about a champion that cannot be measured: bless or block.
+        champion_uri: Where a blessed model is published; empty publishes nothing.
+
+    Raises:
+        SettingsError: A value is of the wrong type or out of range, or a rule cannot be read.
+    """
+
+    min_accuracy: float = 0.95
+    rules: tuple[str, ...] = ()
+    first_run: str = "bless"
+    champion_uri: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _ = self.gate
+
+    @property
+    def gate(self) -> Gate:
+        """The gate with all of these rules."""
+        from shardline.components.validate.gate import accuracy_gate
+
+        return replace(accuracy_gate(self.min_accuracy).with_rules(self.rules), first_run=self.first_run)

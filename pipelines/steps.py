@@ -1,0 +1,196 @@
+"""Steps that both pipelines have, and the parameters that both have because of them."""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, get_origin
+
+import docstring_parser
+from kfp import dsl
+
+from shardline.components.conclude.component import conclude
+from shardline.components.configure.component import configure
+from shardline.components.parameters import GateSettings, TrainingSettings, field_types
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.register.component import register, registry_evaluation, serving_model
+from shardline.components.register.tasks import batch_prediction_task, deploy_tasks, upload_task
+from shardline.components.train.component import train
+from shardline.components.train.custom_job import custom_job, custom_job_at_run_time
+from shardline.components.validate.component import export_validate
+from shardline.pipelines.settings import Settings
+
+#: Fields of the objects that are no parameters of a pipeline: it knows them, or has another name for them.
+_OWN = ("readers", "processes", "max_pixels")
+
+
+def make_pipeline(
+    name: str,
+    description: str,
+    function: Callable[..., None],
+    settings: Settings,
+    *,
+    hidden: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Any:
+    """Makes a pipeline whose parameters are those of a function, and the fields of data, training and gate.
+
+    Types, defaults and explanations of the fields are those of their dataclasses, unless the function has a
+    parameter of this name.
+
+    Args:
+        name: Name of the pipeline.
+        description: What it is for, in a sentence.
+        function: Adds the tasks; takes the settings, the pipeline that trains and registers, and by name its
+            own parameters and the fields.
+        settings: Image and machines, which KFP fixes when it compiles.
+        hidden: Parameters of the function that the pipeline does not have.
+        defaults: Defaults of parameters that the function leaves open.
+    """
+    own = [
+        parameter.replace(
+            kind=inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=(defaults or {}).get(parameter.name, parameter.default),
+        )
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in hidden
+    ]
+    known = {item.arg_name for item in docstring_parser.parse(function.__doc__ or "").params}
+    shared = {}
+    explained = {}
+    for kind in (PreprocessSettings, TrainingSettings, GateSettings):
+        for item in docstring_parser.parse(kind.__doc__ or "").params:
+            if item.arg_name not in (*_OWN, *known):
+                explained[item.arg_name] = " ".join((item.description or "").split())
+        for field in fields(kind):
+            if field.name not in (*_OWN, *(parameter.name for parameter in own)):
+                shared[field.name] = _parameter(field, field_types(kind)[field.name])
+    names = [*(parameter.name for parameter in own), *shared]
+
+    train_and_register = train_and_register_pipeline(settings, name)
+
+    def pipeline(*values: Any) -> None:
+        function(settings, train_and_register, **dict(zip(names, values, strict=True)))
+
+    pipeline.__name__ = function.__name__
+    pipeline.__doc__ = "\n".join(
+        [inspect.getdoc(function) or "", *(f"    {key}: {text}" for key, text in explained.items())]
+    )
+    pipeline.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
+    return dsl.pipeline(name=name, description=description)(pipeline)
+
+
+def _parameter(field: Any, kind: Any) -> inspect.Parameter:
+    """Returns a field as a parameter of a pipeline, which KFP wants of a plain type."""
+    default = field.default_factory() if field.default is MISSING else field.default
+    plain = {Mapping: dict, tuple: list}
+    annotation = next((plain[known] for known in plain if issubclass(get_origin(kind) or kind, known)), kind)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=annotation(default),
+        annotation=annotation,
+    )
+
+
+def component_factory(settings: Settings) -> Callable[..., Any]:
+    """Returns what makes a component of a function; the image has KFP: a task installs nothing."""
+    return functools.partial(dsl.component, base_image=settings.image, install_kfp_package=False)
+
+
+def this_run(history_uri: Any) -> dict[str, Any]:
+    """Returns the arguments that name a run and the place where runs are remembered."""
+    return {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "history_uri": history_uri}
+
+
+def configure_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
+    """Adds the first task, which puts out data, training and gate, and whether there is anything to do.
+
+    Args:
+        settings: Machines, which say how many workers will read the dataset.
+        **given: Parameters of `configure`.
+    """
+    return component_factory(settings)(configure)(
+        scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
+        created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
+        readers=1 if settings.pools_at_run_time else settings.train.replica_count,
+        **given,
+    ).set_caching_options(False)
+
+
+def exit_task(settings: Settings, history_uri: Any) -> Any:
+    """Adds what is done at the end of a run however it came out."""
+    if settings.notify.emails:
+        from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
+
+        return VertexNotificationEmailOp(recipients=list(settings.notify.emails))
+    return component_factory(settings)(conclude)(
+        job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
+        project="{{$.pipeline_google_cloud_project_id}}",
+        notify_when=settings.notify.when,
+        webhook_secret=settings.notify.webhook_secret,
+        **this_run(history_uri),
+    ).set_caching_options(False)
+
+
+def train_and_register_pipeline(settings: Settings, name: str) -> Any:
+    """Builds the part of a pipeline that begins with a dataset; it gives the exported model.
+
+    Args:
+        settings: Image and machines.
+        name: Name of the whole pipeline, for labels.
+    """
+    train_model = _training(settings, name)
+    export_validate_op = component_factory(settings)(export_validate)
+
+    def train_and_register(
+        dataset: dsl.Input[dsl.Dataset],
+        training: dict,  # type: ignore[type-arg]
+        gate: dict,  # type: ignore[type-arg]
+        worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006  # KFP reads the default
+    ) -> dsl.Model:
+        """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
+        pools = {"worker_pool_specs": worker_pool_specs} if settings.pools_at_run_time else {}
+        trained = train_model(dataset=dataset, training=training, **pools)
+        validated = export_validate_op(dataset=dataset, model=trained, gate=gate)
+        # Compared with the champion of today: never cached, nor is what comes after.
+        validated.set_caching_options(False)
+        with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
+            _register(settings, validated, gate, labels={"pipeline": name})
+        return validated.outputs["exported"]
+
+    if not settings.pools_at_run_time:  # KFP makes a parameter of all that it sees
+        signature = inspect.signature(train_and_register)
+        shown = [value for key, value in signature.parameters.items() if key != "worker_pool_specs"]
+        train_and_register.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return dsl.pipeline(name="train-and-register")(train_and_register)
+
+
+def _training(settings: Settings, name: str) -> Callable[..., Any]:
+    """Returns what makes the training task and gives its model."""
+    component, labels = component_factory(settings), {"pipeline": name}
+    if settings.pools_at_run_time:
+        pipeline = custom_job_at_run_time(component, settings.image, settings.train, labels)
+        return lambda **inputs: pipeline(**inputs).output
+    job = custom_job(component(train), settings.train, labels)
+    return lambda **inputs: job(**inputs).outputs["model"]
+
+
+def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
+    """Adds what becomes of a blessed model."""
+    component = component_factory(settings)
+    exported, accuracy = validated.outputs["exported"], validated.outputs["accuracy"]
+    registered = component(register)(exported=exported, accuracy=accuracy, gate=gate).set_caching_options(
+        False
+    )
+    if not settings.model_upload:
+        return
+    ready = component(serving_model)(
+        exported=exported, accuracy=accuracy, image_uri=settings.model_upload.serving_image_uri
+    ).after(registered)
+    uploaded = upload_task(settings.model_upload, ready, labels=labels)
+    component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"])
+    if settings.deploy:
+        deploy_tasks(component, settings.deploy, uploaded, labels)
+    if settings.batch_predict:
+        batch_prediction_task(settings.batch_predict, settings.model_upload.display_name, uploaded, labels)
