@@ -97,7 +97,7 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
     )
     spec = compiled(replace(local, train=train))
 
-    (job,) = jobs(Pipeline(spec))
+    job, _ = jobs(Pipeline(spec))
     assert job.content["display_name"] == "digits"
     assert job.scheduling["restart_job_on_worker_restart"] is True
     assert (job.strategy, job.scheduling["max_wait_duration"]) == ("FLEX_START", "3600s")
@@ -110,7 +110,7 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
 
 
 def test_a_duration_that_only_one_strategy_takes_is_left_out():
-    (job,) = jobs(Pipeline(compiled(settings.load(LOCAL))))
+    job, _ = jobs(Pipeline(compiled(settings.load(LOCAL))))
     assert "max_wait_duration" not in job.scheduling
     assert '"max_wait_duration": ""' in job.payload
 
