@@ -94,17 +94,13 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
         # A plan that is cached names the directory of an earlier run.
         planned.set_caching_options(False)
         fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
-        tuned = tuning_task(settings, **fields)
+        tuned = tuning_job(job_arguments(settings))(**fields)
         best = component(best_trial)(gcp_resources=tuned.outputs["gcp_resources"], training=found["training"])
         train_and_register(dataset=dataset, training=best.outputs["training"], gate=found["gate"])
 
 
-def tuning_task(settings: Settings, **fields: Any) -> dsl.PipelineTask:
-    """Adds the tuning job.
-
-    Args:
-        settings: Machines and job of the training step, which the trials have too.
-        **fields: Outputs of `plan_study`.
+def job_arguments(settings: Settings) -> dict[str, Any]:
+    """Returns what is fixed of the tuning job when the pipeline is compiled.
 
     Raises:
         SettingsError: When a label is not allowed, or the name would break the launcher's payload.
@@ -116,4 +112,4 @@ def tuning_task(settings: Settings, **fields: Any) -> dsl.PipelineTask:
     display_name = settings.train.display_name or TUNE
     check_pasted_text("display_name", display_name)
     check_labels(settings.train.labels)
-    return tuning_job(display_name, arguments)(**fields)
+    return {"display_name": display_name, **arguments}

@@ -96,7 +96,7 @@ def best_trial(
         return finish(gcp_resources, Path(trials.path), Path(report.path), training)
 
 
-def tuning_job(display_name: str, arguments: Mapping[str, Any]) -> Any:
+def tuning_job(fixed: Mapping[str, Any]) -> Any:
     """Makes GCPC's HyperparameterTuningJobRunOp, with the same launcher, and with what that op leaves out.
 
     It has no field for early stopping, nor for the restart of a trial whose worker was lost, timeout,
@@ -104,17 +104,15 @@ def tuning_job(display_name: str, arguments: Mapping[str, Any]) -> Any:
     google.cloud.aiplatform, which takes seconds, whenever a pipeline is compiled.
 
     Args:
-        display_name: Name of the job.
-        arguments: Fields of the trials' CustomJobSpec and its scheduling, and encryption_spec_key_name; an
-            empty text is left out of the request. max_wait_duration must be empty unless strategy is
-            FLEX_START: the API refuses it, and unlike the launcher of custom jobs, this one keeps it.
+        fixed: display_name and encryption_spec_key_name of the job, and the fields of the trials' CustomJobSpec
+            and its scheduling; an empty text is left out of the request. max_wait_duration must be empty
+            unless strategy is FLEX_START: the API refuses it, and unlike the launcher of custom jobs, this
+            one keeps it.
     """
-    trial = {name: value for name, value in arguments.items() if name not in _SCHEDULING}
-    fixed = {
-        "display_name": display_name,
-        "encryption_spec": {"kms_key_name": trial.pop("encryption_spec_key_name")},
-    }
-    trial["scheduling"] = {name: arguments[name] for name in _SCHEDULING}
+    trial = dict(fixed)
+    key = {"kms_key_name": trial.pop("encryption_spec_key_name")}
+    job = {"display_name": trial.pop("display_name"), "encryption_spec": key}
+    trial["scheduling"] = {name: trial.pop(name) for name in _SCHEDULING}
 
     @dsl.container_component  # type: ignore[untyped-decorator]
     def hyperparameter_tuning_job(
@@ -130,7 +128,7 @@ def tuning_job(display_name: str, arguments: Mapping[str, Any]) -> Any:
         location: str = "{{$.pipeline_google_cloud_location}}",
     ) -> dsl.ContainerSpec:
         payload = [
-            *(json.dumps(fixed)[:-1], ', "study_spec": ', study_spec),
+            *(json.dumps(job)[:-1], ', "study_spec": ', study_spec),
             *(', "max_trial_count": ', max_trial_count),
             *(', "parallel_trial_count": ', parallel_trial_count),
             *(', "max_failed_trial_count": ', max_failed_trial_count),

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check_pipeline
-from shardline.pipelines.check.ir import UNKNOWN_TEXT
 from shardline.pipelines.check.job import jobs
-from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.preflight import load_study

@@ -15,10 +15,10 @@ from google.rpc import code_pb2
 from kfp import compiler, dsl
 
 from shardline.components.tune.best_trial import read_job, trials_of
-from shardline.components.tune.component import best_trial, plan_study
+from shardline.components.tune.component import best_trial, plan_study, tuning_job
 from shardline.pipelines.local.localize import localize
 from shardline.pipelines.settings import load
-from shardline.pipelines.tune import hyperparameter_tuning_job, job_arguments
+from shardline.pipelines.tune import job_arguments
 from shardline.trainer.errors import PlatformError
 from shardline.trainer.measurements import read_measurements
 from tests.contract.fake.replicas import run_replicas
@@ -84,6 +84,8 @@ def payload(**changes: str) -> str:
         "max_failed_trial_count": 0,
         "base_output_directory": "gs://staging/trials",
         "labels": '{"component": "tune", "seed": "7"}',
+    }
+    fixed = {
         **job_arguments(load(Path("settings/local.toml"))),
         "service_account": "sa@my-project.iam.gserviceaccount.com",
         "network": "projects/123456/global/networks/net",
@@ -91,7 +93,8 @@ def payload(**changes: str) -> str:
         "persistent_resource_id": "",
         **changes,
     }
-    args = hyperparameter_tuning_job.component_spec.implementation.container.args
+    job = tuning_job(fixed)
+    args = job.component_spec.implementation.container.args
     template = "".join(str(part) for part in args[list(args).index("--payload") + 1].items)
 
     def paste(match: re.Match[str]) -> str:
@@ -186,12 +189,12 @@ def run_trials(job: HyperparameterTuningJob, directory: Path) -> Outcome:
     return Outcome()
 
 
-def collect(result: str, trial: str, hparams: dict, learning_rate: float, options: dict) -> None:  # type: ignore[type-arg]
+def collect(result: str, trial: str, training: dict) -> None:  # type: ignore[type-arg]
     """Writes what the step before it has put out."""
     import json
     from pathlib import Path
 
-    found = {"trial": trial, "hparams": hparams, "learning_rate": learning_rate, "options": options}
+    found = {"trial": trial, "training": training}
     Path(result).write_text(json.dumps(found))
 
 
@@ -203,9 +206,10 @@ def compile_steps(dataset: Path, path: Path) -> dict[str, Any]:
         return dsl.component(base_image=settings.image, install_kfp_package=False)(function)
 
     training = {
+        "model": "mlp",
         "hparams": {"units": 8},
+        "epochs": 9,
         "per_replica_batch_size": 8,
-        "learning_rate": 0.0,
         "seed": 3,
         "train_options": {"deterministic": True},
     }
@@ -217,24 +221,20 @@ def compile_steps(dataset: Path, path: Path) -> dict[str, Any]:
             study=json.dumps(STUDY),
             max_trial_count=0,
             trial_epochs=2,
-            epochs=9,
             worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
             image=settings.image,
             job_labels={},
             dataset=data.output,
-            model_function="mlp",
-            **training,
+            training=training,
         )
         fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
         fields["base_output_directory"] = "gs://staging/trials"  # there the artifact would have such a URI
-        tuned = hyperparameter_tuning_job(**fields, **job_arguments(settings))
-        best = component(best_trial)(gcp_resources=tuned.outputs["gcp_resources"], epochs=9, **training)
+        tuned = tuning_job(job_arguments(settings))(**fields)
+        best = component(best_trial)(gcp_resources=tuned.outputs["gcp_resources"], training=training)
         component(collect)(
             result=result,
             trial=best.outputs["trial"],
-            hparams=best.outputs["hparams"],
-            learning_rate=best.outputs["learning_rate"],
-            options=best.outputs["train_options"],
+            training=best.outputs["training"],
         )
 
     compiler.Compiler().compile(steps, str(path))
@@ -269,9 +269,15 @@ def test_trials_train_through_the_api_and_the_best_comes_back(tmp_path: Path) ->
     seen = json.loads(result.read_text())
     assert seen == {
         "trial": "1",
-        "hparams": {"units": 16},
-        "learning_rate": 0.05,
-        "options": {"deterministic": True},
+        "training": {
+            "model": "mlp",
+            "hparams": {"units": 16},
+            "epochs": 9,
+            "per_replica_batch_size": 8,
+            "learning_rate": 0.05,
+            "seed": 3,
+            "train_options": {"deterministic": True},
+        },
     }
     (job,) = vertex.services.tuning_jobs.values()
     assert job.study_spec.median_automated_stopping_spec.use_elapsed_duration is True
