@@ -104,10 +104,10 @@ def tuning_job(fixed: Mapping[str, Any]) -> Any:
     google.cloud.aiplatform, which takes seconds, whenever a pipeline is compiled.
 
     Args:
-        fixed: display_name and encryption_spec_key_name of the job, and the fields of the trials' CustomJobSpec
-            and its scheduling; an empty text is left out of the request. max_wait_duration must be empty
-            unless strategy is FLEX_START: the API refuses it, and unlike the launcher of custom jobs, this
-            one keeps it.
+        fixed: display_name and encryption_spec_key_name of the job, and the fields of the trials'
+            CustomJobSpec and its scheduling; an empty text is left out of the request. max_wait_duration
+            must be empty unless strategy is FLEX_START: the API refuses it, and unlike the launcher of
+            custom jobs, this one keeps it.
     """
     trial = dict(fixed)
     key = {"kms_key_name": trial.pop("encryption_spec_key_name")}
