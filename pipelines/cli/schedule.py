@@ -1,14 +1,12 @@
-"""The commands `shardline schedule plan` and `apply`; those of schedules that there are join them.
-
-The commands about schedules that there are: list, pause, resume, delete, runs.
-"""
+"""Commands of `shardline schedule`: plan, apply; list, pause, resume, delete, runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,177 +22,26 @@ from shardline.pipelines.cli.options import (
 from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
-    from shardline.components.vertex.client import Platform
     from shardline.pipelines.remote.environment import Environment
     from shardline.pipelines.remote.schedules.plan import Plan
     from shardline.pipelines.remote.schedules.steps import Existing, Step
 
-
-@click.command("list")
-@json_option
-@environment_options
-def list_(as_json: bool, environment: Environment) -> None:
-    """List the schedules of pipelines that there are."""
-    from shardline.pipelines.cli import schedule_view as view
-    from shardline.pipelines.remote.schedules.apply import list_schedules
-
-    found = sorted(list_schedules(environment.platform), key=lambda item: (item.display_name, item.name))
-    if as_json:
-        show_json({"schedules": [view.existing_content(item) for item in found]})
-    elif found:
-        show_table([("NAME", "ID", "STATE", "CRON", "NEXT RUN", "RUNS"), *map(view.existing_row, found)])
-    else:
-        click.echo(f"no schedules in {environment.platform.parent}")
-
-
-@click.command()
-@click.argument("name")
-@dry_run_option
-@json_option
-@environment_options
-def pause(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
-    """Start no more runs of the schedule NAME until it is resumed; runs that have begun go on."""
-    from shardline.pipelines.remote.schedules.steps import ACTIVE, Step
-
-    platform, found = _find(environment, name)
-    steps = [Step("PauseSchedule", {"name": item.name}) for item in found if item.state == ACTIVE]
-    _do(platform, name, steps, "paused", _states(found), dry_run, as_json)
-
-
-@click.command()
-@click.argument("name")
-@click.option("--catch-up", is_flag=True, help="First start the runs that were missed while it was paused.")
-@dry_run_option
-@json_option
-@environment_options
-def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment: Environment) -> None:
-    """Start runs of the paused schedule NAME again."""
-    from shardline.pipelines.remote.schedules.steps import PAUSED, Step
-
-    platform, found = _find(environment, name)
-    if len(found) > 1:
-        raise SettingsError(
-            f"{len(found)} schedules are called {name}, and each would start its runs; "
-            "'shardline schedule apply' leaves one"
-        )
-    steps = [
-        Step("ResumeSchedule", {"name": item.name, "catchUp": catch_up})
-        for item in found
-        if item.state == PAUSED
-    ]
-    done = "resumed, missed runs first" if catch_up else "resumed"
-    _do(platform, name, steps, done, _states(found), dry_run, as_json)
-
-
-@click.command()
-@click.argument("name")
-@dry_run_option
-@json_option
-@environment_options
-def delete(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
-    """Delete the schedule NAME, and every other of that name; runs that have begun go on."""
-    from shardline.pipelines.remote.schedules.steps import delete_steps
-
-    platform, found = _find(environment, name, required=False)
-    steps = list(delete_steps(found, datetime.datetime.now(datetime.UTC)))
-    _do(platform, name, steps, "deleted", "does not exist", dry_run, as_json)
-
-
-@click.command()
-@click.argument("name")
-@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="How many.")
-@json_option
-@environment_options
-def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None:
-    """List the latest runs that the schedule NAME has started."""
-    from shardline.components.vertex.runs import latest_runs
-    from shardline.pipelines.cli.runs import show_runs
-
-    platform, found = _find(environment, name)
-    conditions = [f'schedule_name="{item.name}"' for item in found]
-    started = latest_runs(platform, limit, " OR ".join(conditions))
-    show_runs(started, f"{name} has started no run", as_json)
-
-
-COMMANDS = (list_, pause, resume, delete, runs)
-
-
-def step_content(step: Step) -> dict[str, Any]:
-    """Returns a call as --dry-run shows it."""
-    return {"call": step.call, "request": step.request}
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """Returns what else could be meant by a name, for the end of a message."""
-    listed = sorted(known)
-    close = difflib.get_close_matches(name, listed, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(listed)}" if listed else "; there are none"
-
-
-def _find(environment: Environment, name: str, *, required: bool = True) -> tuple[Platform, list[Existing]]:
-    """Returns the schedules that are called `name`.
-
-    Raises:
-        SettingsError: When there is none and one is required.
-    """
-    from shardline.pipelines.remote.schedules.apply import list_schedules
-
-    platform = environment.platform
-    known = list_schedules(platform)
-    found = [item for item in known if item.display_name == name]
-    if required and not found:
-        others = near(name, {item.display_name for item in known})
-        raise SettingsError(f"there is no schedule {name!r} in {environment.platform.parent}{others}")
-    return platform, found
-
-
-def _do(
-    platform: Platform,
-    name: str,
-    steps: Sequence[Step],
-    done: str,
-    otherwise: str,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Makes calls about the schedule `name` and says that it is done; or `otherwise`, if there are none."""
-    from shardline.pipelines.remote.schedules.apply import call
-
-    if dry_run:
-        show_json({"requests": [step_content(step) for step in steps]})
-        return
-    for step in steps:
-        call(platform, name, step)
-    changed = [str(step.request["name"]) for step in steps]
-    if as_json:
-        show_json({"name": name, "changed": changed})
-    elif not steps:
-        click.echo(f"{name} {otherwise}: nothing to do")
-    else:
-        count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
-        click.echo(f"{name} {done}{count}")
-
-
-def _states(found: Sequence[Existing]) -> str:
-    return f"is {' and '.join(sorted({item.state.lower() for item in found}))}"
-
-
 _FILE = Path("settings/schedules.toml")
+#: The number of next times that a plan shows.
+_NEXT = 5
 
 
 @click.group()
 def schedule() -> None:
-    """Run pipelines at certain times: as a file declares it, or by hand."""
+    """Run pipelines on a schedule: as a file declares it, or by hand."""
 
 
 def _declared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     file = click.Path(path_type=Path)
-    command = click.option("--file", type=file, default=_FILE, show_default=True, help="What is declared.")(
-        command
+    option = click.option(
+        "--file", type=file, default=_FILE, show_default=True, help="File that declares the schedules."
     )
-    return click.argument("names", nargs=-1)(command)
+    return click.argument("names", nargs=-1)(option(command))
 
 
 @schedule.command()
@@ -205,20 +52,18 @@ def _declared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def plan(names: tuple[str, ...], file: Path, check: bool, as_json: bool, environment: Environment) -> None:
     """Show what 'apply' would do about the schedules NAMES (default: all of the file).
 
-    Shows in what each differs from what is declared, and the next times at which it fires.
+    Shows how each differs from what is declared, and the next times at which it fires.
     """
-    from shardline.pipelines.cli import schedule_view as view
-
     now = datetime.datetime.now(datetime.UTC)
     plans, _, others = _plans(environment, file, names, now)
     if as_json:
-        show_json({"schedules": [view.plan_content(item, now) for item in plans], "not_declared": others})
+        show_json({"schedules": [_plan_content(item, now) for item in plans], "not_declared": others})
     else:
         for item in plans:
-            click.echo("\n".join([*view.plan_lines(item, now), ""]))
+            click.echo("\n".join([*_plan_lines(item, now), ""]))
         if others:
             click.echo(f"not in {file}, and left alone: {', '.join(others)}")
-        click.echo(view.summary(plans) or f"{file} declares no schedules")
+        click.echo(_summary(plans) or f"{file} declares no schedules")
     if check and any(item.steps for item in plans):
         sys.exit(EXIT_FAILED)
 
@@ -231,22 +76,105 @@ def plan(names: tuple[str, ...], file: Path, check: bool, as_json: bool, environ
 def apply(names: tuple[str, ...], file: Path, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Make the schedules NAMES (default: all of the file) what they are declared to be.
 
-    All are checked before the first one is touched. Interrupted, it is repaired by being run again.
+    All are checked before the first one is touched. After an interruption, run it again.
     """
-    from shardline.pipelines.cli import schedule_view as view
     from shardline.pipelines.remote.schedules.apply import apply_plan
 
     now = datetime.datetime.now(datetime.UTC)
     plans, requests, _ = _plans(environment, file, names, now)
     if dry_run:
-        show_json({"requests": [step_content(step) for item in plans for step in item.steps]})
+        _show_requests(step for item in plans for step in item.steps)
         return
     for item in plans:
         apply_plan(environment.platform, item, requests[item.declared.display_name])
         if not as_json:
-            click.echo(view.done_line(item, now))
+            click.echo(_done_line(item, now))
     if as_json:
-        show_json({"schedules": [view.plan_content(item, now) for item in plans]})
+        show_json({"schedules": [_plan_content(item, now) for item in plans]})
+
+
+@schedule.command("list")
+@json_option
+@environment_options
+def list_(as_json: bool, environment: Environment) -> None:
+    """List the pipeline schedules on the platform."""
+    from shardline.pipelines.remote.schedules.apply import list_schedules
+
+    found = sorted(list_schedules(environment.platform), key=lambda item: (item.display_name, item.name))
+    if as_json:
+        show_json({"schedules": [_existing_content(item) for item in found]})
+    elif found:
+        show_table([("NAME", "ID", "STATE", "CRON", "NEXT RUN", "RUNS"), *map(_existing_row, found)])
+    else:
+        click.echo(f"no schedules in {environment.platform.parent}")
+
+
+@schedule.command()
+@click.argument("name")
+@dry_run_option
+@json_option
+@environment_options
+def pause(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
+    """Start no more runs of the schedule NAME until it is resumed; runs that have begun go on."""
+    from shardline.pipelines.remote.schedules.steps import ACTIVE, Step
+
+    found = _find(environment, name)
+    steps = [Step("PauseSchedule", {"name": item.name}) for item in found if item.state == ACTIVE]
+    _do(environment, name, steps, ("paused", _states(found)), dry_run, as_json)
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("--catch-up", is_flag=True, help="First start the runs that were missed while it was paused.")
+@dry_run_option
+@json_option
+@environment_options
+def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment: Environment) -> None:
+    """Start runs of the paused schedule NAME again."""
+    from shardline.pipelines.remote.schedules.steps import PAUSED, Step
+
+    found = _find(environment, name)
+    if len(found) > 1:
+        raise SettingsError(
+            f"{len(found)} schedules are called {name}, and each would start its runs; "
+            "'shardline schedule apply' leaves one"
+        )
+    steps = [
+        Step("ResumeSchedule", {"name": item.name, "catchUp": catch_up})
+        for item in found
+        if item.state == PAUSED
+    ]
+    done = "resumed, missed runs first" if catch_up else "resumed"
+    _do(environment, name, steps, (done, _states(found)), dry_run, as_json)
+
+
+@schedule.command()
+@click.argument("name")
+@dry_run_option
+@json_option
+@environment_options
+def delete(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
+    """Delete the schedule NAME, and every other of that name; runs that have begun go on."""
+    from shardline.pipelines.remote.schedules.steps import delete_steps
+
+    found = _find(environment, name, required=False)
+    steps = list(delete_steps(found, datetime.datetime.now(datetime.UTC)))
+    _do(environment, name, steps, ("deleted", "does not exist"), dry_run, as_json)
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="How many.")
+@json_option
+@environment_options
+def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None:
+    """List the latest runs that the schedule NAME has started."""
+    from shardline.components.vertex.runs import latest_runs
+    from shardline.pipelines.cli.runs import show_runs
+
+    conditions = [f'schedule_name="{item.name}"' for item in _find(environment, name)]
+    started = latest_runs(environment.platform, limit, " OR ".join(conditions))
+    show_runs(started, f"{name} has started no run", as_json)
 
 
 def _plans(
@@ -264,15 +192,16 @@ def _plans(
     requests = {}
     for name in chosen:
         if name not in declared:
-            raise SettingsError(f"{file} declares no schedule {name!r}{near(name, declared)}")
+            raise SettingsError(f"{file} declares no schedule {name!r}{_near(name, declared)}")
+        wanted = declared[name]
         try:
-            spec, template_uri = read_spec(declared[name].pipeline)
-            parameters, warnings = check_run(spec, declared[name].parameters, declared[name].checked)
+            spec, template_uri = read_spec(wanted.pipeline)
+            parameters, warnings = check_run(spec, wanted.parameters, wanted.checked)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
-        requests[name] = run_request(environment, declared[name], spec, parameters, template_uri=template_uri)
+        requests[name] = run_request(environment, wanted, spec, parameters, template_uri=template_uri)
     found = list_schedules(environment.platform)
     plans = [
         make_plan(declared[name], requests[name], [item for item in found if item.display_name == name], now)
@@ -281,5 +210,151 @@ def _plans(
     return plans, requests, sorted({item.display_name for item in found} - set(declared))
 
 
-for command in COMMANDS:
-    schedule.add_command(command)
+def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
+    """Returns the schedules that are called `name`.
+
+    Raises:
+        SettingsError: When there is none and one is required.
+    """
+    from shardline.pipelines.remote.schedules.apply import list_schedules
+
+    known = list_schedules(environment.platform)
+    found = [item for item in known if item.display_name == name]
+    if required and not found:
+        others = _near(name, {item.display_name for item in known})
+        raise SettingsError(f"there is no schedule {name!r} in {environment.platform.parent}{others}")
+    return found
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """Returns what else could be meant by a name, for the end of a message."""
+    listed = sorted(known)
+    if close := difflib.get_close_matches(name, listed, n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(listed)}" if listed else "; there are none"
+
+
+def _do(
+    environment: Environment,
+    name: str,
+    steps: Sequence[Step],
+    words: tuple[str, str],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Makes calls about the schedule `name` and says the first of the words; the second if there are none."""
+    from shardline.pipelines.remote.schedules.apply import call
+
+    if dry_run:
+        _show_requests(steps)
+        return
+    for step in steps:
+        call(environment.platform, name, step)
+    done, otherwise = words
+    if as_json:
+        show_json({"name": name, "changed": [str(step.request["name"]) for step in steps]})
+    elif not steps:
+        click.echo(f"{name} {otherwise}: nothing to do")
+    else:
+        count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
+        click.echo(f"{name} {done}{count}")
+
+
+def _show_requests(steps: Iterable[Step]) -> None:
+    show_json({"requests": [{"call": step.call, "request": step.request} for step in steps]})
+
+
+def _states(found: Iterable[Existing]) -> str:
+    return f"is {' and '.join(sorted({item.state.lower() for item in found}))}"
+
+
+def _plan_lines(plan: Plan, now: datetime.datetime) -> Iterator[str]:
+    """Yields what a plan says, for a person."""
+    yield f"{plan.declared.display_name}: {plan.action}"
+    for difference in plan.differences:
+        yield f"  {difference.what}: {difference.before} -> {difference.after}"
+    if len(plan.existing) > 1:
+        names = ", ".join(f"{_id(item.name)} ({item.state.lower()})" for item in plan.existing)
+        yield f"  {len(plan.existing)} schedules have this name: {names}"
+    for step in plan.steps:
+        if step.call == "DeleteSchedule":
+            yield f"  deletes {_id(step.request['name'])}"
+    times = _fire_times(plan, now)
+    if not times:
+        yield "  never fires again: its end has passed"
+    else:
+        yield "  is paused; would fire" if plan.paused else "  fires"
+    for moment in times:
+        yield f"    {_moment_text(moment)}"
+
+
+def _plan_content(plan: Plan, now: datetime.datetime) -> dict[str, Any]:
+    """Returns a plan for a program."""
+    return {
+        "name": plan.declared.display_name,
+        "action": plan.action.name.lower(),
+        "differences": [dataclasses.asdict(difference) for difference in plan.differences],
+        "existing": [{"name": item.name, "state": item.state} for item in plan.existing],
+        "calls": [step.call for step in plan.steps],
+        "paused": plan.paused,
+        "fires": [moment.isoformat() for moment in _fire_times(plan, now)],
+    }
+
+
+def _summary(plans: Iterable[Plan]) -> str:
+    """Returns the number of schedules for each action, in one line."""
+    from shardline.pipelines.remote.schedules.plan import Action
+
+    actions = [plan.action for plan in plans]
+    counts = [f"{actions.count(action)} to {action}" for action in Action if action in actions]
+    return ", ".join(counts).replace("to nothing to do", "with nothing to do")
+
+
+def _done_line(plan: Plan, now: datetime.datetime) -> str:
+    """Returns what has been done about a schedule, and when it fires next."""
+    following = _fire_times(plan, now)
+    then = f"; fires next {_moment_text(following[0])}" if following else ""
+    return f"{plan.declared.display_name}: {plan.action.done}{'; is paused' if plan.paused else then}"
+
+
+def _existing_content(item: Existing) -> dict[str, Any]:
+    """Returns a schedule of the platform for a program, without its request."""
+    return {
+        key: value.isoformat() if isinstance(value, datetime.datetime) else value
+        for key, value in vars(item).items()
+        if key != "request"
+    }
+
+
+def _existing_row(item: Existing) -> tuple[str, ...]:
+    """Returns a schedule of the platform as a row: name, id, state, cron, next run, runs."""
+    from shardline.pipelines.remote.schedules.steps import zone_of
+
+    following = ""
+    if item.next_run_time is not None and item.state == "ACTIVE":
+        try:
+            zone: datetime.tzinfo = zone_of(item.cron)
+        except (ValueError, KeyError):  # the platform may know more zones than this machine
+            zone = datetime.UTC
+        following = _moment_text(item.next_run_time.astimezone(zone))
+    count = f"{item.started_run_count}{f' of {item.max_run_count}' if item.max_run_count else ''}"
+    return item.display_name, _id(item.name), item.state.lower(), item.cron, following, count
+
+
+def _fire_times(plan: Plan, now: datetime.datetime) -> list[datetime.datetime]:
+    """Returns the next times at which the declared schedule fires, in its own zone."""
+    from shardline.pipelines.remote.schedules.steps import next_times
+
+    declared = plan.declared
+    # One that fires at its very start fires then.
+    start = declared.start_time - datetime.timedelta(seconds=1) if declared.start_time else now
+    return next_times(declared.cron, max(now, start), _NEXT, until=declared.end_time)
+
+
+def _moment_text(moment: datetime.datetime) -> str:
+    """Returns a time as a person reads it: in its zone, and in UTC."""
+    return f"{moment:%a %Y-%m-%d %H:%M %Z} ({moment.astimezone(datetime.UTC):%H:%M} UTC)"
+
+
+def _id(name: str) -> str:
+    return name.rpartition("/")[2]

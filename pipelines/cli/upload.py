@@ -1,13 +1,9 @@
-"""The command `shardline upload`.
-
-The commands `shardline image build` and `shardline image push`.
-"""
+"""Commands that publish: `shardline upload` a pipeline, `shardline image build` and `push` its image."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pipeline", type=click.Path(path_type=Path))
-@click.option("--tag", "tags", multiple=True, help="A tag of the version; it is moved when it is there.")
+@click.option("--tag", "tags", multiple=True, help="A tag of the version; an existing one is moved.")
 @dry_run_option
 @json_option
 @registry_options
@@ -34,7 +30,7 @@ def upload(
 ) -> None:
     """Put PIPELINE, a compiled pipeline, into the registry, and point tags at it.
 
-    What is there already is not uploaded again.
+    A version that is there already is not uploaded again.
     """
     from shardline.pipelines.check.checks import refuse_errors
     from shardline.pipelines.remote import upload as registry
@@ -45,8 +41,7 @@ def upload(
     registry.check_tags(tags)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
     if dry_run:
-        version = registry.version_of(pipeline.read_bytes())
-        show_json(registry.upload_requests(address, name, version, pipeline, tags))
+        show_json(registry.upload_requests(address, name, pipeline, tags))
         return
     done = registry.upload(address, name, pipeline, tags)
     if as_json:
@@ -67,7 +62,7 @@ def image() -> None:
 
 
 def _image_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say which image, and hands it `image`."""
+    """Gives a command the options that say which image, and passes it `image`."""
 
     @functools.wraps(command)
     def with_image(*, settings: Path, tags: tuple[str, ...], variant: str, **values: Any) -> None:
@@ -112,7 +107,7 @@ def build(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None
         return
     images.build(images.find_tool(), image, revision)
     if as_json:
-        click.echo(json.dumps({**_facts(image), "revision": revision}, indent=2))
+        show_json({**_facts(image), "revision": revision})
     else:
         click.echo(f"built {', '.join(image.names)} from revision {revision or 'unknown'}")
 
@@ -126,15 +121,15 @@ def push(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
         return
     pinned, revision = images.push(images.find_tool(), image, allow_dirty=allow_dirty)
     if as_json:
-        facts = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
-        click.echo(json.dumps(facts, indent=2))
+        digest = pinned.partition("@")[2]
+        show_json({**_facts(image), "revision": revision, "pinned": pinned, "digest": digest})
         return
     click.echo(f"pushed {', '.join(image.names)}")
     click.echo(f'pin it in the settings: image = "{pinned}"')
 
 
 def _show_commands(commands: list[list[str]]) -> None:
-    click.echo(json.dumps({"commands": [shlex.join(command) for command in commands]}, indent=2))
+    show_json({"commands": [shlex.join(command) for command in commands]})
 
 
 def _facts(image: Image) -> dict[str, Any]:

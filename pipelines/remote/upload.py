@@ -1,4 +1,4 @@
-"""Compiled pipelines in a KFP repository of Artifact Registry: versions by content, tags that move."""
+"""KFP repository in Artifact Registry: compiled pipelines, with versions by content and tags that move."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from shardline.components.vertex.client import again, platform_errors
 from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.trainer.errors import PipelineError, PlatformError, SettingsError
-
-if TYPE_CHECKING:
-    from kfp.registry import RegistryClient
 
 T = TypeVar("T")
 
@@ -71,13 +68,9 @@ def check_tags(tags: Sequence[str]) -> None:
             )
 
 
-def version_of(content: bytes) -> str:
-    """Returns the version under which the registry has a file."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def upload_requests(registry: str, package: str, version: str, file: Path, tags: Sequence[str]) -> Any:
+def upload_requests(registry: str, package: str, file: Path, tags: Sequence[str]) -> Any:
     """Returns what `upload` asks the registry for, as JSON."""
+    version = _version(file)
     return {
         "upload": {"url": registry, "package": package, "content": str(file), "version": version},
         "tags": dict.fromkeys(tags, f"{package}/{version}"),
@@ -94,13 +87,13 @@ def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uplo
         registry: https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.
         package: Name of the pipeline.
         file: The compiled pipeline.
-        tags: Of the version.
+        tags: Tags of the version.
 
     Raises:
         PlatformError: When the registry refuses or is not reached.
     """
     repository = _Repository(registry)
-    version = version_of(file.read_bytes())
+    version = _version(file)
     is_new = not repository.has(package, version)
     if is_new:
         package, version = repository.upload(package, file)
@@ -137,15 +130,20 @@ def download(url: str) -> tuple[bytes, str]:
     return repository.download(package, version), f"{found['host']}/{package}/{version}"
 
 
+def _version(file: Path) -> str:
+    """Returns the version under which the registry has a file."""
+    return f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+
+
 class _Repository:
-    """kfp's client of one repository, tried again where it fails for the moment."""
+    """kfp's client of one repository, with our retries."""
 
     def __init__(self, host: str) -> None:
         from kfp.registry import RegistryClient
 
         self.host = host.rstrip("/")
         with platform_errors("sign in to Google Cloud"):
-            self._client: RegistryClient = RegistryClient(self.host)
+            self._client = RegistryClient(self.host)
 
     def has(self, package: str, version: str) -> bool:
         """Whether it has a version of a package."""
@@ -175,29 +173,20 @@ class _Repository:
         """Returns a version's content."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "pipeline.yaml"
-            self._ask(
-                f"download {package}/{version}",
-                self._client.download_pipeline,
-                package,
-                version=version,
-                file_name=str(path),
-            )
+            call = self._client.download_pipeline
+            self._ask(f"download {package}/{version}", call, package, version=version, file_name=str(path))
             return path.read_bytes()
 
     def _find(self, doing: str, call: Callable[..., T], *args: str) -> T | None:
         """Returns what a call gives; None when it finds nothing."""
-        with platform_errors(doing):
-            try:
-                return self._retried(doing, call)(*args)
-            except Exception as error:
-                if kind_of(error) is Kind.MISSING:
-                    return None
-                raise
+        try:
+            return self._ask(doing, call, *args)
+        except PlatformError as error:
+            if kind_of(error.__cause__) is Kind.MISSING:
+                return None
+            raise
 
     def _ask(self, doing: str, call: Callable[..., T], *args: str, **options: str) -> T:
-        with platform_errors(doing):
-            return self._retried(doing, call)(*args, **options)
-
-    def _retried(self, doing: str, call: Callable[..., T]) -> Callable[..., T]:
         # The content is the version's name: what is uploaded twice is there once.
-        return again(doing, self._client._auth)(call)
+        with platform_errors(doing):
+            return again(doing, self._client._auth)(call)(*args, **options)

@@ -1,4 +1,4 @@
-"""The calls that bring a schedule to what is declared, in an order in which being broken off does no harm.
+"""Steps that bring a schedule to what is declared, in an order in which being broken off does no harm.
 
 A schedule cannot be created asleep, and no call replaces one by another. So a new one is created with a start
 far ahead, looked at, woken by giving it its start, and only then are the others deleted, at a moment at which
@@ -7,10 +7,6 @@ none of them is about to fire. Broken off:
     before it is woken      the old one fires as it did, the new one does not
     before the deletion     both fire from their next time on: this one moment, of one call, is the risk
     at any time             the next plan is what was left to do
-
-When a schedule fires.
-
-Schedules as they are on the platform.
 """
 
 from __future__ import annotations
@@ -97,7 +93,7 @@ COMPLETED = "COMPLETED"
 
 @dataclass(frozen=True, kw_only=True)
 class Existing:
-    """One schedule.
+    """One schedule on the platform.
 
     Attributes:
         name: Resource name.
@@ -195,13 +191,13 @@ class Step:
 def create_steps(
     wanted: Mapping[str, Any], rivals: Sequence[Existing], *, paused: bool, now: datetime.datetime
 ) -> Iterator[Step]:
-    """Yields the steps that make a schedule and retire those that it replaces.
+    """Yields the steps that make a schedule and delete those that it replaces.
 
     Args:
-        wanted: The Schedule in the API's JSON form.
-        rivals: Those that it replaces.
+        wanted: The Schedule that is declared, in the API's JSON form.
+        rivals: The schedules that it replaces.
         paused: Whether it is to be paused.
-        now: Time.
+        now: The present time.
     """
     parent = wanted["createPipelineJobRequest"]["parent"]
     replaces = any(item.state != COMPLETED for item in rivals)
@@ -233,7 +229,7 @@ def update_steps(
         wanted: The Schedule that is declared, in the API's JSON form.
         fields: Keys of it that change.
         rivals: Other schedules of its name, which it is going to replace.
-        now: Time.
+        now: The present time.
     """
     content = {key: wanted[key] for key in fields if key in wanted}
     if "startTime" in fields and "startTime" not in wanted:
@@ -267,7 +263,7 @@ def quiet_moment(crons: Iterable[str], now: datetime.datetime) -> datetime.datet
 
     Args:
         crons: Their cron expressions; one that cannot be read here is left out.
-        now: Time.
+        now: The present time.
     """
     times = [moment for cron in crons for moment in _near(cron, now)]
     moment = now
