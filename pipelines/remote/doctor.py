@@ -1,11 +1,7 @@
-"""The platform as a run will find it: account, project, APIs, bucket, service account, image, quota.
+"""Doctor of the platform: account, project, APIs, bucket, service account, image and quota of a run.
 
 Everything is only looked at; nothing is made or changed. What this account may not look at is a warning: it
 may be in order all the same.
-
-Whether a container image is where its name says.
-
-What a training job needs of the platform's quotas.
 """
 
 from __future__ import annotations
@@ -13,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -29,73 +26,12 @@ _IMAGE = re.compile(
     r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/"
     r"(?P<name>[^:@]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-
-
-def find_image(image: str, rest: Rest) -> Diagnosis:
-    """Looks for an image in Artifact Registry.
-
-    Args:
-        image: As it stands in the settings.
-        rest: A session.
-
-    Raises:
-        requests.HTTPError: When the registry refuses.
-    """
-    found = _IMAGE.fullmatch(image)
-    if found is None:
-        return warning(
-            "image", f"{image} is not in Artifact Registry", "nobody can look from here whether it exists"
-        )
-    if not found["tag"] and not found["digest"]:
-        return warning(
-            "image", f"{image} has neither tag nor digest", "pin its digest: 'shardline image push'"
-        )
-    package = (
-        f"v1/projects/{found['project']}/locations/{found['location']}/repositories/{found['repository']}"
-        f"/packages/{quote(found['name'], safe='')}"
-    )
-    version = f"versions/{found['digest']}" if found["digest"] else f"tags/{found['tag']}"
-    if rest.find("artifactregistry", f"{package}/{version}") is None:
-        return error("image", f"{image} does not exist", "push it: 'shardline image push'")
-    return ok("image", image)
-
-
 #: Machine families whose vCPUs count together; every other family has a quota of its own.
 _COMMON = ("n1", "e2")
 _CPUS = re.compile(r"([a-z0-9]+)-[a-z]+-(\d+)")
 
-
-def needs(job: CustomJobSettings) -> dict[str, int]:
-    """Returns how much of each quota a job takes, by the quota's name without its service.
-
-    Machines with built-in accelerators count by these alone.
-
-    Source: https://cloud.google.com/vertex-ai/docs/quotas#training
-    """
-    cluster = job.cluster
-    wanted: Counter[str] = Counter()
-    prefix = "custom_model_training_preemptible_" if job.strategy == "SPOT" else "custom_model_training_"
-    pools = (
-        cluster.chief,
-        cluster.workers,
-        cluster.parameter_servers,
-        cluster.reduction_server,
-        cluster.evaluator,
-    )
-    for pool in pools:
-        if pool is None:
-            continue
-        if pool.accelerator_type:
-            name = pool.accelerator_type.lower().replace("tesla_", "")
-            wanted[f"{prefix}{name}_gpus"] += pool.replica_count * pool.accelerator_count
-        if found := _CPUS.fullmatch(pool.machine_type):
-            family = "" if found[1] in _COMMON else f"{found[1]}_"
-            wanted[f"{prefix}{family}cpus"] += pool.replica_count * int(found[2])
-    return dict(wanted)
-
-
 _APIS = ("aiplatform", "artifactregistry", "iam", "logging", "storage")
-#: What somebody needs who submits, watches and explains runs.
+#: The permissions of somebody who submits, watches and explains runs.
 _PERMISSIONS = (
     "aiplatform.pipelineJobs.create",
     "aiplatform.pipelineJobs.get",
@@ -104,7 +40,7 @@ _PERMISSIONS = (
     "logging.logEntries.list",
 )
 _OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
-#: What the account of a run needs: alternatives, the smallest first.
+#: The roles of a run's account: alternatives, the smallest first.
 _ROLES = (
     ("roles/aiplatform.user", "roles/aiplatform.admin"),
     ("roles/storage.objectUser", "roles/storage.objectAdmin", "roles/storage.admin"),
@@ -127,28 +63,77 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
     try:
         rest, account = connect()
     except PlatformError as refused:
-        yield _refused("credentials", refused, "error")
+        found, _, fix = str(refused).partition("; ")
+        yield error("credentials", found, fix)
         return
     yield ok("credentials", account)
-    for what, check in _CHECKS.items():
-        yield from _guarded(what, check, environment, rest)
+    checks: list[tuple[str, _Check]] = [
+        ("project", _project),
+        ("permissions", _permissions),
+        ("APIs", _apis),
+        ("bucket", _bucket),
+        ("service account", _service_account),
+        ("roles", _roles),
+    ]
     if settings is not None:
-        for image in dict.fromkeys((settings.image, *_serving_image(settings))):
-            yield from _guarded("image", _image(image), environment, rest)
-        yield from _guarded("quota", _quota(settings), environment, rest)
+        serving = settings.model_upload.serving_image_uri if settings.model_upload else settings.image
+        checks += [("image", partial(_image, image)) for image in dict.fromkeys((settings.image, serving))]
+        checks.append(("quota", partial(_quota, settings.train)))
+    for what, check in checks:
+        try:
+            with platform_errors("look at it"):
+                yield from check(environment, rest)
+        except PlatformError as refused:
+            found, _, fix = str(refused).partition("; ")
+            yield warning(what, found, fix)
 
 
-def _guarded(what: str, check: _Check, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    try:
-        with platform_errors("look at it"):
-            yield from check(environment, rest)
-    except PlatformError as refused:
-        yield _refused(what, refused, "warning")
+def find_image(image: str, rest: Rest) -> Diagnosis:
+    """Looks for an image in Artifact Registry.
+
+    Args:
+        image: As it stands in the settings.
+        rest: A session.
+
+    Raises:
+        requests.HTTPError: When the registry refuses.
+    """
+    found = _IMAGE.fullmatch(image)
+    if found is None:
+        return warning(
+            "image", f"{image} is not in Artifact Registry", "whether it exists cannot be seen from here"
+        )
+    if not found["tag"] and not found["digest"]:
+        return warning(
+            "image", f"{image} has neither tag nor digest", "pin its digest: 'shardline image push'"
+        )
+    package = (
+        f"v1/projects/{found['project']}/locations/{found['location']}/repositories/{found['repository']}"
+        f"/packages/{quote(found['name'], safe='')}"
+    )
+    version = f"versions/{found['digest']}" if found["digest"] else f"tags/{found['tag']}"
+    if rest.find("artifactregistry", f"{package}/{version}") is None:
+        return error("image", f"{image} does not exist", "push it: 'shardline image push'")
+    return ok("image", image)
 
 
-def _refused(what: str, refused: PlatformError, level: str) -> Diagnosis:
-    found, _, fix = str(refused).partition("; ")
-    return Diagnosis(what, "error" if level == "error" else "warning", found, fix)
+def needs(job: CustomJobSettings) -> dict[str, int]:
+    """Returns how much of each quota a job takes, by the quota's name without its service.
+
+    Machines with built-in accelerators count by these alone.
+
+    Source: https://cloud.google.com/vertex-ai/docs/quotas#training
+    """
+    wanted: Counter[str] = Counter()
+    prefix = "custom_model_training_preemptible_" if job.strategy == "SPOT" else "custom_model_training_"
+    for pool in filter(None, job.cluster.pools):
+        if pool.accelerator_type:
+            name = pool.accelerator_type.lower().replace("tesla_", "")
+            wanted[f"{prefix}{name}_gpus"] += pool.replica_count * pool.accelerator_count
+        if found := _CPUS.fullmatch(pool.machine_type):
+            family = "" if found[1] in _COMMON else f"{found[1]}_"
+            wanted[f"{prefix}{family}cpus"] += pool.replica_count * int(found[2])
+    return dict(wanted)
 
 
 def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
@@ -174,10 +159,8 @@ def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     parent = f"projects/{environment.project}"
     names = [f"{parent}/services/{api}.googleapis.com" for api in _APIS]
     found = rest.get("serviceusage", f"v1/{parent}/services:batchGet", names=names)
-    enabled = {
-        item["name"].rpartition("/")[2] for item in found.get("services", ()) if item["state"] == "ENABLED"
-    }
-    missing = [f"{api}.googleapis.com" for api in _APIS if f"{api}.googleapis.com" not in enabled]
+    states = {item["name"].rpartition("/")[2]: item["state"] for item in found.get("services", ())}
+    missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
         fix = f"run 'gcloud services enable {' '.join(missing)} --project {environment.project}'"
         yield error("APIs", f"not enabled: {', '.join(missing)}", fix)
@@ -245,36 +228,29 @@ def _roles(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     held = {item["role"] for item in policy.get("bindings", ()) if member in item.get("members", ())}
     missing = [roles[0] for roles in _ROLES if not held & {*roles, *_BROAD}]
     if missing:
-        found = f"the service account has not {', '.join(missing)} in the project"
+        found = f"the service account lacks {', '.join(missing)} in the project"
         yield warning("roles", found, "grant them, unless it has them on the bucket or the repository itself")
     else:
         yield ok("roles", f"the service account has {', '.join(roles[0] for roles in _ROLES)}, or more")
 
 
-def _image(image: str) -> _Check:
-    def check(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-        yield find_image(image, rest)
-
-    return check
+def _image(image: str, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    yield find_image(image, rest)
 
 
-def _quota(settings: Settings) -> _Check:
-    def check(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-        for metric, wanted in needs(settings.train).items():
-            limit = _limit(metric, environment, rest)
-            if limit is None:
-                found = f"training needs {wanted} of {metric}; the limit is not known"
-                yield warning("quota", found, "look in the console: IAM and admin, quotas")
-            elif 0 <= limit < wanted:
-                found = f"training needs {wanted} of {metric}, and the limit is {limit}"
-                yield error("quota", found, "ask for more of it, or train on smaller or fewer machines")
-            else:
-                amount = "no limit" if limit < 0 else f"the limit is {limit}"
-                yield ok(
-                    "quota", f"training needs {wanted} of {metric}; {amount} (what is in use is not known)"
-                )
-
-    return check
+def _quota(job: CustomJobSettings, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    for metric, wanted in needs(job).items():
+        limit = _limit(metric, environment, rest)
+        need = f"training needs {wanted} of {metric}"
+        if limit is None:
+            found = f"{need}; the limit is not known"
+            yield warning("quota", found, "look in the console: IAM and admin, quotas")
+        elif 0 <= limit < wanted:
+            fix = "ask for more of it, or train on smaller or fewer machines"
+            yield error("quota", f"{need}, and the limit is {limit}", fix)
+        else:
+            amount = "no limit" if limit < 0 else f"the limit is {limit}"
+            yield ok("quota", f"{need}; {amount} (what is in use is not known)")
 
 
 def _limit(metric: str, environment: Environment, rest: Rest) -> int | None:
@@ -290,17 +266,3 @@ def _limit(metric: str, environment: Environment, rest: Rest) -> int | None:
             if bucket.get("dimensions", {}).get("region") == environment.location:
                 return int(bucket.get("effectiveLimit", 0))
     return None
-
-
-def _serving_image(settings: Settings) -> tuple[str, ...]:
-    return (settings.model_upload.serving_image_uri,) if settings.model_upload else ()
-
-
-_CHECKS: dict[str, _Check] = {
-    "project": _project,
-    "permissions": _permissions,
-    "APIs": _apis,
-    "bucket": _bucket,
-    "service account": _service_account,
-    "roles": _roles,
-}
