@@ -1,4 +1,4 @@
-"""Where on the platform things are done: project, region, bucket, and in whose name."""
+"""Environment on the platform: project, region, bucket and account of what is done there, and its sources."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from shardline.pipelines.tables import read_table
 from shardline.trainer.errors import SettingsError
 
 TABLE = "vertex"
-#: Of a value that nobody has given.
+#: Origin of a value that was not given.
 DEFAULT = "default"
-
-_PREFIX = "VERTEX_"
 
 #: The form of each value.
 _FORMS = {
@@ -40,11 +38,11 @@ class Environment:
     Attributes:
         project: Id or number.
         location: Region.
-        pipeline_root: Directory in Cloud Storage (gs://) under which runs keep what they make.
-        service_account: E-mail address of the account as which runs act; "" for the project's default.
+        pipeline_root: Directory in Cloud Storage (gs://) for the outputs of runs.
+        service_account: E-mail address of the service account of runs; "" for the project's default.
         network: VPC network that runs are peered with; "" for none.
-        encryption_spec_key_name: Cloud KMS key of what runs make; "" for Google's own.
-        labels: Of every run and schedule.
+        encryption_spec_key_name: Cloud KMS key of the outputs of runs; "" for Google's own.
+        labels: Labels of every run and schedule.
         registry: KFP repository of Artifact Registry, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.
         api_endpoint: Host of the API; "" for the region's.
         origins: Where each value came from.
@@ -73,23 +71,13 @@ class Environment:
         """The platform's services there; nothing is loaded or reached before one is used."""
         return Platform(self.project, self.location, self.api_endpoint)
 
-    def need(self, name: str) -> str:
-        """Returns a value that what is being done cannot do without.
-
-        Raises:
-            SettingsError: When nobody has given it.
-        """
-        value = str(getattr(self, name))
-        if not value:
-            raise _missing(name)
-        return value
-
     def _origin(self, name: str) -> str:
         return f" (from {self.origins[name]})" if name in self.origins else ""
 
 
-#: What can be said of an environment, in order.
+#: The values of an environment, and those that can be given as an option as well.
 NAMES = tuple(item.name for item in fields(Environment) if item.name != "origins")
+FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")
 
 
 def load_environment(
@@ -105,15 +93,15 @@ def load_environment(
         settings: Settings file; None for none.
         flags: Values by name, as on a command line; "" for one that is not given.
         environ: Environment variables.
-        needed: What must be given.
+        needed: Names of the values that must be given.
 
     Raises:
-        SettingsError: When something needed is missing, or a value has not the form that it needs.
+        SettingsError: When a needed value is missing, or one has the wrong form.
     """
     values, origins = read_values(settings, flags, environ)
     for name in needed:
         if not values.get(name):
-            raise _missing(name)
+            raise missing(name)
     return Environment(**{"project": "", "location": ""} | values, origins=origins)  # type: ignore[arg-type]  # each is of its field's type
 
 
@@ -138,7 +126,7 @@ def read_values(
 
 def variable_of(name: str) -> str:
     """Returns the environment variable that gives a value."""
-    return f"{_PREFIX}{name.upper()}"
+    return f"VERTEX_{name.upper()}"
 
 
 def flag_of(name: str) -> str:
@@ -154,13 +142,10 @@ def _labels(text: str, origin: str) -> dict[str, str]:
     return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
 
-def _missing(name: str) -> SettingsError:
+def missing(name: str) -> SettingsError:
+    """Returns the error that says how to give a value that is missing."""
     flag = f", or {flag_of(name)}" if name in FLAGS else ""
     return SettingsError(
         f"{name} is missing: give it as {name} in the table [{TABLE}] of a settings file (--settings), "
         f"in the variable {variable_of(name)}{flag}"
     )
-
-
-#: What can be given as an option as well.
-FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")

@@ -14,7 +14,7 @@ from shardline.components.run_record import CANCELLED, SUCCEEDED
 from shardline.components.vertex.client import Platform, ask
 from shardline.components.vertex.forms import JOB_ID, LONGEST_NAME, check_labels
 from shardline.components.vertex.runs import Run, read_run, resource_name, run_of
-from shardline.pipelines.remote.environment import Environment
+from shardline.pipelines.remote.environment import Environment, missing
 from shardline.trainer import progress
 from shardline.trainer.errors import CancelledRunError, PipelineError, RunError, SettingsError
 
@@ -137,14 +137,16 @@ def job_request(
         template_uri: Where in the registry the pipeline came from.
 
     Raises:
-        SettingsError: When there is no pipeline root, or a label or the id has not the form that it needs.
+        SettingsError: When there is no pipeline root, or a label or the id has the wrong form.
         PipelineError: When the pipeline is of a form that takes parameters in another way, or has a name that
             breaks the launcher of custom jobs.
     """
     _check_spec(spec)
     merged = {**environment.labels, **(labels or {})}
     check_labels(merged)
-    root = environment.pipeline_root or spec.get("defaultPipelineRoot") or environment.need("pipeline_root")
+    root = environment.pipeline_root or spec.get("defaultPipelineRoot")
+    if not root:
+        raise missing("pipeline_root")
     key = environment.encryption_spec_key_name
     job = {
         "displayName": spec["pipelineInfo"]["name"],

@@ -62,7 +62,7 @@ def test_only_what_is_needed_must_be_given() -> None:
     with pytest.raises(
         SettingsError, match=r"pipeline_root is missing.*VERTEX_PIPELINE_ROOT, or --pipeline-root"
     ):
-        load_environment(None, PLACE, {}).need("pipeline_root")
+        load_environment(None, PLACE, {}, needed=("pipeline_root",))
 
 
 @pytest.mark.parametrize(
