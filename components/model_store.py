@@ -1,26 +1,25 @@
-"""The champion: the model that is in use, where it is published, and how the one before comes back.
+"""Model directories: what a validation writes, and where a blessed model is published as the champion.
 
-    CHAMPION/champion.json             which version is the champion; replaced atomically
-    CHAMPION/versions/<version>/       an exported model with its evaluation, report and verdict
-    CHAMPION/versions/<version>/version.json   written last: a version without it is not complete
+A validation fills one directory:
 
-A reader opens champion.json and then the version that it names, and never lists versions/. So a reader
-sees the old champion or the new one, whatever happens to the publisher in between. This matters on a
-Cloud Storage mount, where renaming a directory is not atomic and, by default, not even possible: nothing
-here renames a directory, and the one small file that decides is renamed as a file.
+    OUT/saved_model/      the exported model
+    OUT/model.keras       the trained model it was made from, with the settings.json of its training
+    OUT/model.tflite      the export converted for LiteRT, and model.onnx for ONNX, where they were asked for
+    OUT/export.json       what was exported (`Export`); written when all of these are complete
+    OUT/evaluation.json   what was measured
+    OUT/report.html       both, for a person
+    OUT/model_card.html   what the model is for, takes, returns and is worth; also model_card.md
+    OUT/blessing.json     the verdict; written last: without it, nothing was decided
 
-One published version of a model, as version.json and champion.json record it.
+A published model is a copy of that directory:
 
-The output directory of a validation: names of its parts, and what must be gone before it is redone.
+    CHAMPION/versions/<version>/               one version
+    CHAMPION/versions/<version>/version.json   its record (`Version`), written last: completes the version
+    CHAMPION/champion.json                     the record of the champion; replacing it is the commit point
 
-OUT/saved_model/      the exported model
-OUT/model.keras       the trained model that it was made of, with the settings.json of its training
-OUT/model.tflite      the exported model for LiteRT, and model.onnx for ONNX; where they were asked for
-OUT/export.json       what was exported; written when all of these are complete
-OUT/evaluation.json   what was measured
-OUT/report.html       both, for a person
-OUT/model_card.html   what the model is for, takes, gives and is worth, for its users; model_card.md likewise
-OUT/blessing.json     the verdict; written last: where it is missing, nothing was decided
+A reader opens champion.json and then the version that it names, and never lists versions/. So it sees the old
+champion or the new one, whatever happens to the publisher in between. Nothing here renames a directory: on a
+Cloud Storage mount that is not atomic and, by default, not even possible.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,21 +38,101 @@ from typing import Any
 from shardline.trainer import files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 
+SAVED_MODEL = "saved_model"
+MODEL_FILE = "model.keras"
+SETTINGS_FILE = "settings.json"
+TFLITE_FILE = "model.tflite"
+ONNX_FILE = "model.onnx"
+EXPORT_FILE = "export.json"
+EVALUATION_FILE = "evaluation.json"
+REPORT_FILE = "report.html"
+CARD_FILE = "model_card.html"
+CARD_TEXT_FILE = "model_card.md"
+BLESSING_FILE = "blessing.json"
+
+# The verdict goes first. Model and settings are not listed: they may be those that are being validated.
+_EARLIER = (
+    *(BLESSING_FILE, REPORT_FILE, CARD_FILE, CARD_TEXT_FILE),
+    *(EVALUATION_FILE, EXPORT_FILE, ONNX_FILE, TFLITE_FILE),
+)
+
 VERSIONS = "versions"
 VERSION_FILE = "version.json"
+CHAMPION_FILE = "champion.json"
 
 _NAME = re.compile(r"\w[\w-]*")
+_REMEDY = "repair it, or remove it to start anew"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What was exported, the content of export.json.
+
+    Attributes:
+        fingerprint: Fingerprint of the dataset.
+        class_names: Class names in the order of the labels.
+        inputs: The model's inputs by name: a feature of the dataset each, with its "argument" in
+            `serving_default`.
+        signatures: By name, the "inputs" and "outputs" of each signature: "dtype" and "shape" by name.
+        softmax_added: Whether the model returns logits, and the export added a softmax.
+        parameters: Number of parameters.
+        bytes: Size of the SavedModel in bytes.
+        versions: Releases of the packages it was exported with, by name.
+        git_revision: Revision of the code; None where it is unknown.
+        settings: Content of the training's settings.json.
+        compared_examples: Number of examples on which the export was compared with the model; None for none.
+        max_difference: Largest difference of a probability on those examples; None for none.
+        formats: By name, what the export was converted into; None for nothing.
+        golden: Requests with their answers, by which a deployment is recognized as this model.
+    """
+
+    fingerprint: str = ""
+    class_names: tuple[str, ...] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    signatures: Mapping[str, Any] = field(default_factory=dict)
+    softmax_added: bool = False
+    parameters: int = 0
+    bytes: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_revision: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    compared_examples: int | None = None
+    max_difference: float | None = None
+    formats: Mapping[str, Any] | None = None
+    golden: Mapping[str, Any] | None = None
+
+    def write(self, out: Path) -> None:
+        """Writes export.json, which completes the export in `out`."""
+        optional = ("compared_examples", "max_difference", "formats", "golden")
+        content = {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
+        files.write_json(out / EXPORT_FILE, {"format": "shardline.export", "format_version": 1, **content})
+
+    @classmethod
+    def read(cls, out: Path) -> Export:
+        """Reads export.json; what an older or shorter file does not have gets its default.
+
+        Raises:
+            ModelError: When it is missing, damaged or no JSON object.
+        """
+        content = read_part(out, EXPORT_FILE)
+        known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
+        names, inputs = known.pop("class_names", []), known.get("inputs", {})
+        if not isinstance(names, list) or not isinstance(inputs, dict):
+            raise ModelError(
+                f"{out / EXPORT_FILE} is damaged: class_names or inputs; validate the model again"
+            )
+        return cls(class_names=tuple(names), **known)
 
 
 @dataclass(frozen=True)
 class Version:
-    """One published version.
+    """Record of a published version, the content of version.json and champion.json.
 
     Attributes:
         version: Time of publication and a short digest, unique; versions sort by time.
-        path: Of the version's directory, relative to the champion's.
-        accuracy: On the test split, 0..1.
-        fingerprint: Of the dataset that it was judged on.
+        path: Directory of the version, relative to the champion's.
+        accuracy: Accuracy on the test split, 0..1.
+        fingerprint: Fingerprint of the dataset that it was judged on.
         created: Time of publication, ISO 8601, UTC.
         previous: The version that it replaced as champion; "" where there was none.
     """
@@ -70,59 +149,8 @@ class Version:
             raise ValueError(f"{self.path!r} is not the path of a version {self.version!r}")
 
 
-def read_record(path: Path, remedy: str) -> Version:
-    """Reads a version's record.
-
-    Args:
-        path: Of version.json or champion.json.
-        remedy: What to do when it cannot be read, for the message.
-
-    Raises:
-        ModelError: When it is missing or damaged.
-    """
-    try:
-        return Version(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{path} is damaged: {error}; {remedy}") from None
-
-
-def complete_versions(champion: Path) -> list[Version]:
-    """Returns the complete versions in a champion's directory, oldest first.
-
-    Raises:
-        ModelError: When the record of one is damaged.
-    """
-    records = sorted((champion / VERSIONS).glob(f"*/{VERSION_FILE}"))
-    return [read_record(path, f"repair it, or remove {path.parent}") for path in records]
-
-
-SAVED_MODEL = "saved_model"
-MODEL_FILE = "model.keras"
-SETTINGS_FILE = "settings.json"
-TFLITE_FILE = "model.tflite"
-ONNX_FILE = "model.onnx"
-EXPORT_FILE = "export.json"
-EVALUATION_FILE = "evaluation.json"
-REPORT_FILE = "report.html"
-CARD_FILE = "model_card.html"
-CARD_TEXT_FILE = "model_card.md"
-BLESSING_FILE = "blessing.json"
-
-# Model and settings are not among them: they may be those that are being validated.
-_EARLIER = (
-    BLESSING_FILE,
-    REPORT_FILE,
-    CARD_FILE,
-    CARD_TEXT_FILE,
-    EVALUATION_FILE,
-    EXPORT_FILE,
-    ONNX_FILE,
-    TFLITE_FILE,
-)
-
-
 def clear(out: Path) -> None:
-    """Makes `out` and takes an earlier validation out of it, the verdict first.
+    """Makes `out` and removes an earlier validation from it, the verdict first.
 
     A verdict must never stand beside a model that it was not reached on, however this process ends.
 
@@ -141,13 +169,25 @@ def clear(out: Path) -> None:
         ) from None
 
 
-CHAMPION_FILE = "champion.json"
+def read_part(exported: Path, name: str) -> dict[str, Any]:
+    """Reads one of the JSON files of a validation.
 
-_REMEDY = "repair it, or remove it to start anew"
+    Raises:
+        ModelError: When it is missing, damaged or no JSON object.
+    """
+    try:
+        content = json.loads((exported / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        content = None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {exported / name}: {error}; validate the model again") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"no {name} in {exported}: validation did not finish; validate the model again")
+    return content
 
 
 def champion_directory(uri: str) -> Path:
-    """Returns the local path of a champion's URI: a directory here, or gs:// through the /gcs mount.
+    """Returns the local path of a champion's URI: a local directory, or gs:// through the /gcs mount.
 
     Raises:
         SettingsError: When the bucket of a gs:// URI is not mounted; a directory made in its place would
@@ -173,23 +213,44 @@ def current(champion: Path) -> Version | None:
     path = champion / CHAMPION_FILE
     if not path.exists():
         return None
-    found = read_record(path, _REMEDY)
+    found = _read(path, _REMEDY)
     if not (champion / found.path / VERSION_FILE).is_file():
         raise ModelError(f"{path} names {found.path!r}, which is no complete version; {_REMEDY}")
     return found
 
 
+def require_current(champion: Path) -> Version:
+    """Returns the present champion.
+
+    Raises:
+        ModelError: When nothing has been published yet, or as `current` does.
+    """
+    if (present := current(champion)) is None:
+        raise ModelError(f"nothing has been published in {champion}; give the directory of a champion")
+    return present
+
+
+def complete_versions(champion: Path) -> list[Version]:
+    """Returns the complete versions in a champion's directory, oldest first.
+
+    Raises:
+        ModelError: When the record of one is damaged.
+    """
+    records = sorted((champion / VERSIONS).glob(f"*/{VERSION_FILE}"))
+    return [_read(path, f"repair it, or remove {path.parent}") for path in records]
+
+
 def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
     """Makes an exported model the champion; the previous version is kept.
 
-    The version is copied under a name of its own, file by file, each forced to disk; version.json
-    completes it, and replacing champion.json is the commit point. After a crash or an error before that
-    point the previous champion is untouched, and publishing again makes a new version.
+    The directory is copied under a new name, file by file, each forced to disk; version.json completes it,
+    and replacing champion.json is the commit point. After a crash or an error before that point the previous
+    champion is untouched, and publishing again makes a new version.
 
     Args:
         exported: Output directory of a validation that ended with a blessing.
         champion: Directory of the champion, made if it is not there.
-        accuracy: On the test split, 0..1.
+        accuracy: Accuracy on the test split, 0..1.
 
     Raises:
         ModelError: When `exported` is not a complete validation, its model is not blessed, or the
@@ -197,13 +258,23 @@ def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
         SettingsError: When `champion` cannot be written to.
         RunError: When writing fails on the way.
     """
-    fingerprint = _check_blessed(exported)
-    _make_directory(champion / VERSIONS)
+    blessing = read_part(exported, BLESSING_FILE)
+    if blessing.get("blessed") is not True:
+        raise ModelError(
+            f"the model in {exported} is not blessed ({blessing.get('reason')}); it is not published"
+        )
+    fingerprint = Export.read(exported).fingerprint
+    try:
+        (champion / VERSIONS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to {champion / VERSIONS}: {error.strerror}; choose another champion_uri"
+        ) from None
     created = datetime.now(UTC)
     name = f"{created:%Y%m%dT%H%M%S}-{_digest(exported, created)[:8]}"
     path = f"{VERSIONS}/{name}"
     _copy(exported, champion / path)
-    # Only now: another publisher may have been faster.
+    # Read only now: another publisher may have been faster.
     replaced = current(champion)
     published = Version(
         version=name,
@@ -219,19 +290,17 @@ def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
 
 
 def rollback(champion: Path, version: str = "") -> Version:
-    """Makes an earlier version the champion again; none is removed, and nothing is copied.
+    """Makes an earlier version the champion again; nothing is removed or copied.
 
     Args:
         champion: Directory of the champion.
-        version: The version to go to; "" for the one that the present champion replaced.
+        version: The version to return to; "" for the one that the present champion replaced.
 
     Raises:
         ModelError: When there is no champion or no such version, or a record is damaged.
         RunError: When writing fails; the champion is unchanged then.
     """
-    present = current(champion)
-    if present is None:
-        raise ModelError(f"nothing has been published in {champion}; give the directory of a champion")
+    present = require_current(champion)
     wanted = version or present.previous
     if not wanted:
         raise ModelError(
@@ -247,31 +316,11 @@ def rollback(champion: Path, version: str = "") -> Version:
     return known[wanted]
 
 
-def _check_blessed(exported: Path) -> str:
-    """Returns the fingerprint of the dataset that an exported model was judged on."""
-    blessing = read_part(exported, BLESSING_FILE)
-    if blessing.get("blessed") is not True:
-        raise ModelError(
-            f"the model in {exported} is not blessed ({blessing.get('reason')}); it is not published"
-        )
-    return str(read_part(exported, EXPORT_FILE).get("fingerprint"))
-
-
-def read_part(exported: Path, name: str) -> dict[str, Any]:
-    """Reads one of the JSON files of a validation.
-
-    Raises:
-        ModelError: When it is missing, damaged or no JSON object.
-    """
+def _read(path: Path, remedy: str) -> Version:
     try:
-        content = json.loads((exported / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        content = None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {exported / name}: {error}; validate the model again") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"no {name} in {exported}: validation did not finish; validate the model again")
-    return content
+        return Version(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{path} is damaged: {error}; {remedy}") from None
 
 
 def _write(path: Path, record: Version) -> None:
@@ -279,15 +328,6 @@ def _write(path: Path, record: Version) -> None:
         files.write_json(path, asdict(record))
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; the champion is unchanged") from error
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot write to {path}: {error.strerror}; choose another champion_uri"
-        ) from None
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.parameters import GateSettings, read
 from shardline.components.validate.evaluation import Curve, Evaluation
-from shardline.components.validate.validation import run
+from shardline.components.validate.validation import validate
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
 _LARGEST_MATRIX_BYTES = 64 * 1024
@@ -35,7 +35,7 @@ def validate_artifacts(
     Args:
         dataset: Input artifact, a dataset directory.
         model: Input artifact, a directory with model.keras.
-        exported: Output artifact: gets the whole output directory of `run`.
+        exported: Output artifact: gets the whole output directory of `validate`.
         gate: Fields of `GateSettings`.
         metrics: Output artifact: gets every metric and the number of examples.
         confusion: Output artifact: gets the confusion matrix, if it is small enough for a task's metadata,
@@ -52,7 +52,9 @@ def validate_artifacts(
     out = Path(exported.path)
     judge = read(GateSettings, gate, "gate")
     model_file = Path(model.path) / "model.keras"
-    outcome = run(model_file, Path(dataset.path), out, gate=judge.gate, champion_uri=judge.champion_uri)
+    outcome = validate(
+        model_file, Path(dataset.path), out, gate=judge.gate, champion_uri=judge.champion_uri
+    )
     evaluation, blessed = outcome.evaluation, outcome.blessing.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(

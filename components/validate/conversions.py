@@ -1,10 +1,10 @@
-"""The export in other formats, for devices and servers that have no TensorFlow: LiteRT (TFLite) and ONNX."""
+"""Conversions of an export for devices and servers without TensorFlow: LiteRT (TFLite) and ONNX."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate import signatures
-from shardline.components.validate.agreement import largest_gap, read_pixels
+from shardline.components.validate.signatures import PIXELS, TENSOR, largest_gap, read_batches
 from shardline.trainer import files
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError, SettingsError
@@ -32,10 +31,10 @@ class Format:
     """A format into which an export can be converted.
 
     Attributes:
-        file: Its name in the output directory.
-        extra: Of Shardline, that brings what it needs.
-        modules: That are needed.
-        package: Whose release matters.
+        file: Name of the file in the output directory.
+        extra: Shardline's extra that installs what it needs.
+        modules: Modules that it needs.
+        package: Package whose release is recorded.
         convert: Makes the content of the file from the directory of a SavedModel.
         load: Makes a predicting function from that content.
     """
@@ -46,26 +45,6 @@ class Format:
     package: str
     convert: Callable[[Path], bytes]
     load: Callable[[bytes], Predict]
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What became of a conversion.
-
-    Attributes:
-        file: Name of the file.
-        bytes: Its size.
-        converter: Name and release of what made it.
-        signature: That it was made of: it takes and returns the same.
-        max_difference: Largest absolute difference of a probability from the SavedModel's, over the samples;
-            None without samples.
-    """
-
-    file: str
-    bytes: int
-    converter: str
-    signature: str
-    max_difference: float | None
 
 
 def check_formats(names: Sequence[str], manifest: Manifest) -> None:
@@ -91,23 +70,25 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
 
 
 def convert(name: str, out: Path, manifest: Manifest, samples: Sequence[bytes]) -> dict[str, Any]:
-    """Converts an export, and compares the outcome with it.
+    """Converts an export, and compares the result with it.
 
     Args:
-        name: Of the format.
+        name: Name of the format.
         out: Output directory with the SavedModel; the file is written into it.
-        manifest: Of the dataset.
+        manifest: Manifest of the dataset.
         samples: Serialized tf.train.Example.
 
     Returns:
-        What export.json says of it: `Converted`.
+        The conversion for export.json: "file", "bytes", "converter" (name and release), "signature" (which it
+        was made from: it takes and returns the same), and "max_difference", the largest absolute difference
+        of a probability from the SavedModel's over the samples, None without samples.
 
     Raises:
         ModelError: When the converter does not know a part of the model.
     """
-    to = FORMATS[name]
+    to, saved_model = FORMATS[name], out / model_store.SAVED_MODEL
     try:
-        content = to.convert(out / model_store.SAVED_MODEL)
+        content = to.convert(saved_model)
         # tf2onnx writes operations that it does not know as they are: only loading tells.
         predict = to.load(content)
     except Exception as error:  # The converters raise many kinds, with long texts.
@@ -116,38 +97,42 @@ def convert(name: str, out: Path, manifest: Manifest, samples: Sequence[bytes]) 
             f"the model cannot be converted to {name}: {reason.strip()}; leave it out"
         ) from error
     files.write_bytes(out / to.file, content)
-    difference = _compare(predict, out / model_store.SAVED_MODEL, manifest, samples) if samples else None
-    release = f"{to.package} {metadata.version(to.package)}"
-    return asdict(Converted(to.file, len(content), release, signatures.TENSOR, difference))
+    return {
+        "file": to.file,
+        "bytes": len(content),
+        "converter": f"{to.package} {metadata.version(to.package)}",
+        "signature": TENSOR,
+        "max_difference": _compare(predict, saved_model, manifest, samples) if samples else None,
+    }
 
 
 def _compare(predict: Predict, saved_model: Path, manifest: Manifest, samples: Sequence[bytes]) -> float:
     loaded = tf.saved_model.load(str(saved_model))
-    serve = loaded.signatures[signatures.TENSOR]
+    serve = loaded.signatures[TENSOR]
     return max(
-        largest_gap(serve(**{signatures.PIXELS: pixels})["probabilities"].numpy(), predict(pixels.numpy()))
-        for pixels in read_pixels(manifest, samples)
+        largest_gap(serve(**{PIXELS: pixels})["probabilities"].numpy(), predict(pixels.numpy()))
+        for _, pixels in read_batches(manifest, samples)
     )
 
 
 def _to_tflite(saved_model: Path) -> bytes:
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=[signatures.TENSOR])
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=[TENSOR])
     return bytes(converter.convert())
 
 
 def _load_tflite(content: bytes) -> Predict:
     interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(model_content=content)
-    runner = interpreter.get_signature_runner(signatures.TENSOR)
-    return lambda pixels: np.asarray(runner(**{signatures.PIXELS: pixels})["probabilities"])
+    runner = interpreter.get_signature_runner(TENSOR)
+    return lambda pixels: np.asarray(runner(**{PIXELS: pixels})["probabilities"])
 
 
 def _to_onnx(saved_model: Path) -> bytes:
     loaded = tf.saved_model.load(str(saved_model))
-    serve = loaded.signatures[signatures.TENSOR]
-    spec = [serve.structured_input_signature[1][signatures.PIXELS]]
+    serve = loaded.signatures[TENSOR]
+    spec = [serve.structured_input_signature[1][PIXELS]]
 
     def predict(pixels: tf.Tensor) -> Any:
-        return serve(**{signatures.PIXELS: pixels})
+        return serve(**{PIXELS: pixels})
 
     converted, _ = importlib.import_module("tf2onnx").convert.from_function(
         tf.function(predict, input_signature=spec, autograph=False), input_signature=spec, opset=_ONNX_OPSET
@@ -158,10 +143,10 @@ def _to_onnx(saved_model: Path) -> bytes:
 def _load_onnx(content: bytes) -> Predict:
     runtime = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return lambda pixels: np.asarray(session.run(["probabilities"], {signatures.PIXELS: pixels})[0])
+    return lambda pixels: np.asarray(session.run(["probabilities"], {PIXELS: pixels})[0])
 
 
-#: By the name that a user asks for.
+#: Formats by the name that a user gives.
 FORMATS = {
     "tflite": Format(
         model_store.TFLITE_FILE, "litert", ("ai_edge_litert",), "tensorflow", _to_tflite, _load_tflite

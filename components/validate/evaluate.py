@@ -1,87 +1,283 @@
-"""Evaluation of an exported model: every example of a split, once, as it is stored.
+"""Evaluation of an exported model: one pass over a split, every example once, as it is stored.
 
-One pass of an exported model over a split: every example once, as it is stored.
+Images go as files through the signature `serving_default`, rows of a table through `serving_example`.
+Examples come straight from the shards that the manifest names.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
-from sklearn import metrics
+from sklearn.metrics import confusion_matrix
 
-from shardline.components.validate.bootstrap import intervals, leads, share_interval
+from shardline.components.validate import metrics
 from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Mistake
-from shardline.components.validate.examples import Batch, find_split, read_batches
-from shardline.components.validate.metrics import (
-    Outcomes,
-    calibrate,
-    mean_area,
-    precision_recall_curves,
-    roc_curves,
-    score,
-    score_classes,
-    slice_outcomes,
-    worst,
-)
-from shardline.components.validate.served import (
-    Predictions,
-    ServedModel,
-    batch_difference,
-    flips,
-    measure_latency,
-    peak_memory_mb,
-    size_mb,
-)
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Manifest
+from shardline.components.validate.metrics import Outcomes
+from shardline.components.validate.served import REQUESTS, Predictions, ServedModel, measure_costs
+from shardline.trainer.data.decode import encode_stored
+from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.progress import advance
 
+#: Wrong predictions that are kept as examples.
 MOST_MISTAKES = 24
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 
+# TensorFlow's type of a stored feature, where it is neither text nor an image.
+_STORED = {"int64": tf.int64, "float32": tf.float32}
 
-def gather(
-    model: ServedModel, manifest: Manifest, dataset: Path, split: str, batch_size: int
-) -> tuple[Outcomes, tuple[Mistake, ...]]:
-    """Returns what a model says of every example, and the wrong predictions that it is surest of.
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples, as they are stored.
+
+    Attributes:
+        images: Encoded images, a string tensor of shape [n]; raw pixels become a PNG. None for a table.
+        labels: int64 [n].
+        keys: One per example.
+        records: Serialized tf.train.Example, a string tensor of shape [n].
+        columns: Every further feature of one value, by name, each [n]; text as str.
+    """
+
+    images: tf.Tensor | None
+    labels: npt.NDArray[np.int64]
+    keys: tuple[str, ...]
+    records: tf.Tensor
+    columns: Mapping[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of one split of a dataset.
+
+    Attributes:
+        directory: Dataset directory.
+        manifest: Its manifest.
+        name: Name of the split.
+
+    Raises:
+        DatasetError: When the split is missing or empty, or one of its shards is missing or of another
+            size than the manifest says.
+    """
+
+    directory: Path
+    manifest: Manifest
+    name: str = "test"
+
+    def __post_init__(self) -> None:
+        split = self.manifest.splits.get(self.name)
+        if split is None or split.records == 0:
+            raise DatasetError(
+                f"the dataset {self.directory} has no examples in its {self.name} split, there is nothing to "
+                f"evaluate on; its splits: {', '.join(self.manifest.splits) or 'none'}"
+            )
+        for shard in split.shards:
+            path = self.directory / shard.file
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise DatasetError(
+                    f"cannot read shard {path}: {error.strerror}; preprocess the data again"
+                ) from None
+            if size != shard.bytes:
+                raise DatasetError(
+                    f"shard {path} has {size:,} bytes, the manifest says {shard.bytes:,}; "
+                    "preprocess the data again"
+                )
+
+    @property
+    def split(self) -> Split:
+        """The split in the manifest."""
+        return self.manifest.splits[self.name]
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yields every example once, in the order of the shards.
+
+        Raises:
+            DatasetError: When a shard is damaged, a label is no class of the dataset, or the number of
+                examples is not the manifest's.
+        """
+        paths = [str(self.directory / shard.file) for shard in self.split.shards]
+        records = tf.data.TFRecordDataset(paths, compression_type=self.manifest.compression.upper())
+        batches = records.batch(size).map(lambda some: (some, _parse(some, self.manifest))).prefetch(2)
+        seen = 0
+        try:
+            for serialized, parsed in batches:
+                batch = Batch(
+                    images=parsed.pop("image", None),
+                    labels=parsed.pop("label").numpy(),
+                    keys=tuple(_text(parsed.pop("key").numpy()).tolist()),
+                    records=serialized,
+                    columns={name: _text(column.numpy()) for name, column in parsed.items()},
+                )
+                _check_labels(batch, len(self.manifest.class_names))
+                seen += len(batch.keys)
+                yield batch
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+            reason = str(error.message).strip().partition("\n")[0]
+            raise DatasetError(
+                f"a shard in {self.directory} is damaged after {seen:,} examples: {reason}; "
+                "preprocess the data again"
+            ) from None
+        if seen != self.split.records:
+            raise DatasetError(
+                f"the shards in {self.directory} hold {seen:,} examples, the manifest says "
+                f"{self.split.records:,}; preprocess the data again"
+            )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation, and the single predictions that it is made from."""
+
+    evaluation: Evaluation
+    outcomes: Outcomes
+
+
+def measure(
+    saved_model: Path, examples: Examples, *, batch_size: int = 64, min_slice: int = MIN_SLICE
+) -> Measured:
+    """Evaluates an exported model on a split of a dataset.
+
+    Args:
+        saved_model: Directory of the SavedModel.
+        examples: Examples of the split.
+        batch_size: Examples per call.
+        min_slice: Smallest slice that a rule may be judged on.
+
+    Raises:
+        ModelError: When there is no SavedModel with the signatures that Shardline exports.
+        DatasetError: When an example cannot be read or served.
+    """
+    model = ServedModel(saved_model, len(examples.manifest.class_names))
+    outcomes, mistakes = gather(model, examples, batch_size)
+    labels, predicted, names = outcomes.labels, outcomes.predicted, outcomes.class_names
+    bins = metrics.calibrate(outcomes)
+    roc, precision_recall = metrics.draw_curves(outcomes)
+    measured = metrics.score(outcomes, bins)
+    if roc:
+        measured["roc_auc"] = metrics.mean_area(roc)
+        measured["pr_auc"] = metrics.mean_area(precision_recall)
+    found = metrics.intervals(labels, predicted, names)
+    if "top5_accuracy" in measured:
+        right = round(measured["top5_accuracy"] * len(labels))
+        found["top5_accuracy"] = metrics.share_interval(right, len(labels))
+    first = next(examples.batches(REQUESTS))
+    measured |= measure_costs(model, first.images, first.records)
+    confusion = confusion_matrix(labels, predicted, labels=list(range(len(names)))).tolist()
+    evaluation = Evaluation(
+        fingerprint=examples.manifest.fingerprint,
+        split=examples.name,
+        examples=len(labels),
+        accuracy=measured["accuracy"],
+        log_loss=measured.get("log_loss"),
+        non_finite=int((~outcomes.finite).sum()),
+        class_names=names,
+        classes=metrics.score_classes(outcomes),
+        confusion=tuple(map(tuple, confusion)),
+        mistakes=mistakes,
+        metrics=measured,
+        intervals=found,
+        slices=metrics.slice_outcomes(outcomes, min_slice),
+        calibration=bins,
+        roc=metrics.worst(roc),
+        precision_recall=metrics.worst(precision_recall),
+    )
+    return Measured(evaluation, outcomes)
+
+
+def compare(challenger: Measured, champion: Measured) -> Evaluation:
+    """Returns the challenger's evaluation with that of the champion on the same examples."""
+    ours, theirs = challenger.outcomes, champion.outcomes
+    metrics_of_theirs = dict(champion.evaluation.metrics)
+    # The process has had both models in memory by then.
+    del metrics_of_theirs["peak_memory_mb"]
+    return replace(
+        challenger.evaluation,
+        champion=replace(champion.evaluation, mistakes=(), metrics=metrics_of_theirs),
+        leads=metrics.leads(ours.labels, ours.predicted, theirs.predicted, ours.class_names),
+    )
+
+
+def gather(model: ServedModel, examples: Examples, batch_size: int) -> tuple[Outcomes, tuple[Mistake, ...]]:
+    """Returns a model's answers to all examples, and the wrong predictions that it was surest of.
 
     Args:
         model: The exported model.
-        manifest: Of the dataset.
-        dataset: Dataset directory.
-        split: Name of the split.
+        examples: Examples of the split.
         batch_size: Examples per call.
 
     Raises:
         DatasetError: When an example cannot be read or served.
     """
-    tally = _Tally(manifest.class_names)
-    chosen = find_split(manifest, dataset, split)
-    for batch in _reported(read_batches(manifest, chosen, dataset, batch_size), chosen.records):
-        tally.add(batch, predict(model, batch))
-    return tally.outcomes(), tally.mistakes()
+    names = examples.manifest.class_names
+    batches, answers, mistakes = [], [], _Mistakes(names)
+    for batch in _reported(examples.batches(batch_size), examples.split.records):
+        answer = _predict(model, batch)
+        mistakes.add(batch, answer)
+        # The images themselves would not fit in memory.
+        batches.append(replace(batch, images=None, records=None))
+        answers.append(answer)
+    outcomes = Outcomes(
+        class_names=names,
+        labels=np.concatenate([batch.labels for batch in batches]),
+        predicted=np.concatenate([answer.labels for answer in answers]),
+        probabilities=np.concatenate([answer.probabilities for answer in answers]),
+        columns={
+            name: np.concatenate([batch.columns[name] for batch in batches]) for name in batches[0].columns
+        },
+    )
+    return outcomes, mistakes.surest()
 
 
-def predict(model: ServedModel, batch: Batch) -> Predictions:
-    """Predicts a batch: images through the signature for images, rows through the one for examples.
+class _Mistakes:
+    """Keeps the wrong predictions that the model was surest of."""
 
-    Raises:
-        DatasetError: When one of them cannot be served.
-    """
+    def __init__(self, class_names: tuple[str, ...]) -> None:
+        self._names = class_names
+        self._seen = 0
+        # A heap: the least probable mistake comes first; of equal ones, the later one.
+        self._kept: list[tuple[float, int, Mistake]] = []
+
+    def add(self, batch: Batch, answer: Predictions) -> None:
+        for index in map(int, np.flatnonzero(answer.labels != batch.labels)):
+            predicted, row = int(answer.labels[index]), answer.probabilities[index]
+            probability, finite = float(row[predicted]), bool(np.isfinite(row).all())
+            rank = (probability if finite else np.inf, -(self._seen + index))
+            if len(self._kept) == MOST_MISTAKES and rank < self._kept[0][:2]:
+                continue
+            mistake = Mistake(
+                key=batch.keys[index],
+                true=self._names[batch.labels[index]],
+                predicted=self._names[predicted],
+                probability=probability if finite else None,
+                image=b"" if batch.images is None else batch.images[index].numpy(),
+            )
+            heapq.heappush(self._kept, (*rank, mistake))
+            if len(self._kept) > MOST_MISTAKES:
+                heapq.heappop(self._kept)
+        self._seen += len(batch.keys)
+
+    def surest(self) -> tuple[Mistake, ...]:
+        return tuple(mistake for *_, mistake in sorted(self._kept, reverse=True))
+
+
+def _predict(model: ServedModel, batch: Batch) -> Predictions:
     try:
         if batch.images is None:
             return model.predict_examples(batch.records)
         return model.predict(batch.images)
     except tf.errors.InvalidArgumentError as error:
-        # Above the name of the node stands what it met; before it, only where it was built.
+        # The cause stands above the name of the node; before it, only where the node was built.
         reason = str(error.message).partition("[[")[0].strip().rpartition("\n")[2]
         raise DatasetError(
             f"an example between {batch.keys[0]!r} and {batch.keys[-1]!r} cannot be served: {reason}; "
@@ -99,155 +295,33 @@ def _reported(batches: Iterator[Batch], total: int) -> Iterator[Batch]:
             reported = time.monotonic()
 
 
-class _Tally:
-    """Gathers truth and predictions, and the worst mistakes among them."""
-
-    def __init__(self, class_names: tuple[str, ...]) -> None:
-        self._names = class_names
-        self._seen = 0
-        self._batches: list[Batch] = []
-        self._predictions: list[Predictions] = []
-        # A heap: the mistake of which the model was least sure comes first; of equal ones, the later one.
-        self._mistakes: list[tuple[float, int, Mistake]] = []
-
-    def add(self, batch: Batch, predictions: Predictions) -> None:
-        # The images themselves would not fit in memory.
-        self._batches.append(replace(batch, images=None, records=None))
-        self._predictions.append(predictions)
-        for index in np.flatnonzero(predictions.labels != batch.labels):
-            self._keep(batch, predictions, int(index))
-        self._seen += len(batch.keys)
-
-    def _keep(self, batch: Batch, predictions: Predictions, index: int) -> None:
-        predicted, row = int(predictions.labels[index]), predictions.probabilities[index]
-        probability, finite = float(row[predicted]), bool(np.isfinite(row).all())
-        sureness, order = (probability if finite else np.inf), -(self._seen + index)
-        if len(self._mistakes) == MOST_MISTAKES and (sureness, order) < self._mistakes[0][:2]:
-            return
-        mistake = Mistake(
-            key=batch.keys[index],
-            true=self._names[batch.labels[index]],
-            predicted=self._names[predicted],
-            probability=probability if finite else None,
-            image=b"" if batch.images is None else batch.images[index].numpy(),
-        )
-        heapq.heappush(self._mistakes, (sureness, order, mistake))
-        if len(self._mistakes) > MOST_MISTAKES:
-            heapq.heappop(self._mistakes)
-
-    def outcomes(self) -> Outcomes:
-        return Outcomes(
-            class_names=self._names,
-            labels=np.concatenate([batch.labels for batch in self._batches]),
-            predicted=np.concatenate([item.labels for item in self._predictions]),
-            probabilities=np.concatenate([item.probabilities for item in self._predictions]),
-            columns={
-                name: np.concatenate([batch.columns[name] for batch in self._batches])
-                for name in self._batches[0].columns
-            },
-        )
-
-    def mistakes(self) -> tuple[Mistake, ...]:
-        return tuple(mistake for *_, mistake in sorted(self._mistakes, reverse=True))
-
-
-_REQUESTS = 32
-
-
-@dataclass(frozen=True)
-class Measured:
-    """An evaluation, and the single predictions that it is made from."""
-
-    evaluation: Evaluation
-    outcomes: Outcomes
-
-
-def evaluate(
-    saved_model: Path, dataset: Path, split: str = "test", *, batch_size: int = 64, min_slice: int = MIN_SLICE
-) -> Evaluation:
-    """Returns the evaluation of `measure`; arguments and errors are the same."""
-    return measure(saved_model, dataset, split, batch_size=batch_size, min_slice=min_slice).evaluation
-
-
-def compare(challenger: Measured, champion: Measured) -> Evaluation:
-    """Returns the challenger's evaluation with that of the champion on the same examples."""
-    ours, theirs = challenger.outcomes, champion.outcomes
-    metrics_of_theirs = dict(champion.evaluation.metrics)
-    # The process has had both models in memory by then.
-    del metrics_of_theirs["peak_memory_mb"]
-    return replace(
-        challenger.evaluation,
-        champion=replace(champion.evaluation, mistakes=(), metrics=metrics_of_theirs),
-        leads=leads(ours.labels, ours.predicted, theirs.predicted, ours.class_names),
+def _parse(records: tf.Tensor, manifest: Manifest) -> Any:
+    single = [feature for feature in manifest.features if feature.name == "image" or not feature.shape]
+    parsed = tf.io.parse_example(
+        records,
+        {item.name: tf.io.FixedLenFeature([], _STORED.get(item.dtype, tf.string)) for item in single},
     )
+    if "image" in parsed and manifest.image.encoding == "raw":  # the model is served files
+        parsed["image"] = tf.map_fn(
+            lambda stored: encode_stored(stored, manifest.image),
+            parsed["image"],
+            fn_output_signature=tf.string,
+        )
+    return parsed
 
 
-def measure(
-    saved_model: Path, dataset: Path, split: str = "test", *, batch_size: int = 64, min_slice: int = MIN_SLICE
-) -> Measured:
-    """Evaluates an exported model on a split of a dataset.
-
-    Every example goes once through the model's own signature: images as files through
-    `serving_default`, rows of a table through `serving_example`.
-
-    Args:
-        saved_model: Directory of the SavedModel.
-        dataset: Dataset directory.
-        split: Name of the split.
-        batch_size: Examples per call.
-        min_slice: Smallest slice that a rule may be judged on.
-
-    Raises:
-        ModelError: When there is no SavedModel with the signatures that Shardline exports.
-        DatasetError: When the dataset or the split cannot be used.
-    """
-    manifest = manifests.load(dataset)
-    find_split(manifest, dataset, split)
-    model = ServedModel(saved_model, len(manifest.class_names))
-    outcomes, mistakes = gather(model, manifest, dataset, split, batch_size)
-    labels, predicted, names = outcomes.labels, outcomes.predicted, outcomes.class_names
-    bins = calibrate(outcomes)
-    roc, precision_recall = roc_curves(outcomes), precision_recall_curves(outcomes)
-    measured = score(outcomes, bins)
-    if roc:
-        measured |= {"roc_auc": mean_area(roc), "pr_auc": mean_area(precision_recall)}
-    found = dict(intervals(labels, predicted, names))
-    if "top5_accuracy" in measured:
-        found["top5_accuracy"] = share_interval(round(measured["top5_accuracy"] * len(labels)), len(labels))
-    measured |= _cost(model, manifest, dataset, split) | {"size_mb": size_mb(saved_model)}
-    evaluation = Evaluation(
-        fingerprint=manifest.fingerprint,
-        split=split,
-        examples=len(labels),
-        accuracy=measured["accuracy"],
-        log_loss=measured.get("log_loss"),
-        non_finite=int((~outcomes.finite).sum()),
-        class_names=names,
-        classes=score_classes(outcomes),
-        confusion=tuple(
-            tuple(row)
-            for row in metrics.confusion_matrix(labels, predicted, labels=list(range(len(names)))).tolist()
-        ),
-        mistakes=mistakes,
-        metrics=measured,
-        intervals=found,
-        slices=slice_outcomes(outcomes, min_slice),
-        calibration=bins,
-        roc=worst(roc),
-        precision_recall=worst(precision_recall),
-    )
-    return Measured(evaluation, outcomes)
+def _text(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns a column with text in place of bytes."""
+    if column.dtype != object:
+        return column
+    return np.array([value.decode("utf-8", "replace") for value in column], dtype=np.str_)
 
 
-def _cost(model: ServedModel, manifest: Manifest, dataset: Path, split: str) -> dict[str, float]:
-    """Returns what the model costs and how stable it is, on the first examples."""
-    batch = next(read_batches(manifest, manifest.splits[split], dataset, _REQUESTS))
-    is_table = batch.images is None
-    serve = model.predict_examples if is_table else model.predict
-    requests: tf.Tensor = batch.records if is_table else batch.images
-    return {
-        **measure_latency(serve, requests),
-        "batch_difference": batch_difference(serve, requests),
-        **({} if is_table else flips(model.predict, requests)),
-        "peak_memory_mb": peak_memory_mb(),
-    }
+def _check_labels(batch: Batch, classes: int) -> None:
+    wrong = np.flatnonzero((batch.labels < 0) | (batch.labels >= classes))
+    if wrong.size:
+        first = int(wrong[0])
+        raise DatasetError(
+            f"example {batch.keys[first]!r} has label {batch.labels[first]}, the dataset has classes "
+            f"0..{classes - 1}; preprocess the data again"
+        )

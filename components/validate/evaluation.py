@@ -1,8 +1,8 @@
-"""What was measured of an exported model: plain values that need neither TensorFlow nor Keras."""
+"""Evaluation of an exported model as plain values, and the metrics by name; needs no TensorFlow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +11,64 @@ Interval = tuple[float, float]
 
 #: A slice with fewer examples is not judged, unless another number is asked for.
 MIN_SLICE = 10
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: Name in rules and in `Evaluation.metrics`.
+        label: Name for a person.
+        text: Writes a value with its unit.
+        rising: Whether more is better.
+    """
+
+    name: str
+    label: str
+    text: Callable[[float], str] = "{:.4f}".format
+    rising: bool = True
+
+
+_ms, _mb = "{:,.2f} ms".format, "{:,.2f} MB".format
+
+
+def _tiny(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+QUALITY = (
+    Metric("accuracy", "accuracy"),
+    Metric("top5_accuracy", "top-5 accuracy"),
+    Metric("macro_precision", "precision, mean of classes"),
+    Metric("macro_recall", "recall, mean of classes"),
+    Metric("macro_f1", "F1, mean of classes"),
+    Metric("weighted_f1", "F1, weighted by examples"),
+    Metric("log_loss", "log loss", rising=False),
+    Metric("roc_auc", "ROC AUC"),
+    Metric("pr_auc", "PR AUC"),
+    Metric("ece", "calibration error (ECE)", rising=False),
+)
+SERVING = (
+    Metric("latency_p50_ms", "latency of one example, median", _ms, rising=False),
+    Metric("latency_p95_ms", "latency of one example, 95th percentile", _ms, rising=False),
+    Metric("latency_batch32_p50_ms", "latency of 32 examples, median", _ms, rising=False),
+    Metric("latency_batch32_p95_ms", "latency of 32 examples, 95th percentile", _ms, rising=False),
+    Metric("throughput", "throughput", "{:,.0f} / s".format),
+    Metric("size_mb", "size on disk", _mb, rising=False),
+    Metric("peak_memory_mb", "peak memory", _mb, rising=False),
+    Metric("max_difference", "largest difference from the trained model", _tiny, rising=False),
+    Metric("batch_difference", "largest difference between batches", _tiny, rising=False),
+    Metric("jpeg_flips", "predictions that JPEG changes", _percent, rising=False),
+    Metric("shift_flips", "predictions that a shift by one pixel changes", _percent, rising=False),
+)
+
+#: Every metric that a rule may name; times are in milliseconds, sizes in MB, throughput in examples/s.
+METRICS = tuple(metric.name for metric in QUALITY + SERVING)
 
 #: Metrics that are counted from right and wrong predictions: they have intervals, and leads.
 COUNTED = ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1")
@@ -21,8 +79,8 @@ class ClassScore:
     """How well one class is told from the others.
 
     Attributes:
-        name: Of the class.
-        examples: With this label.
+        name: Name of the class.
+        examples: Number of examples with this label.
         precision: Share of the examples predicted as this class that are of it; 0 if none was predicted.
         recall: Share of the examples of this class that were predicted as it; 0 if there are none.
         f1: Harmonic mean of the two.
@@ -37,14 +95,14 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Slice:
-    """How good a model is on some of the examples.
+    """Accuracy on the examples with something in common.
 
     Attributes:
         name: What they have in common: "class=healthy", "height=96..128", "camera=left".
-        examples: How many there are.
+        examples: Number of examples.
         accuracy: Share of right predictions among them, 0..1.
         decided: Whether there are enough of them for a rule to be judged on.
-        interval: Of the accuracy; None where it is not decided.
+        interval: 95 % interval of the accuracy; None where it is not decided.
     """
 
     name: str
@@ -59,9 +117,9 @@ class Bin:
     """The examples whose highest probability lies between two values.
 
     Attributes:
-        lower: Smallest probability, excluded but for the first bin.
+        lower: Smallest probability, excluded except in the first bin.
         upper: Largest probability, included.
-        examples: How many there are; bins without examples are left out.
+        examples: Number of examples; empty bins are left out.
         confidence: Mean of their highest probabilities.
         accuracy: Share of right predictions among them; a calibrated model's equals its confidence.
     """
@@ -78,8 +136,8 @@ class Curve:
     """One class against all others, at every threshold of its probability; thinned to what an eye can see.
 
     Attributes:
-        name: Of the class.
-        area: Under the unthinned curve (for precision and recall: average precision), 0..1.
+        name: Name of the class.
+        area: Area under the unthinned curve (for precision and recall: average precision), 0..1.
         x: False positive rate of a ROC curve, recall of a precision-recall curve.
         y: True positive rate of a ROC curve, precision of a precision-recall curve.
         thresholds: Probability at each point. The first of a ROC curve and the last of a precision-recall
@@ -95,7 +153,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much a model is ahead of the champion in one metric, on the same examples.
+    """Lead of a model over the champion in one metric, on the same examples.
 
     Attributes:
         difference: The model's value minus the champion's.
@@ -113,10 +171,10 @@ class Mistake:
     """One wrong prediction.
 
     Attributes:
-        key: Of the example.
+        key: Key of the example.
         true: Name of its class.
-        predicted: Name of the class that the model gave.
-        probability: That the model gave to the class it predicted; None when an output was not finite.
+        predicted: Name of the predicted class.
+        probability: Probability of the predicted class; None when an output was not finite.
         image: The encoded image; b"" for a row of a table.
     """
 
@@ -129,31 +187,29 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured of an exported model.
+    """Everything measured of an exported model.
 
     Attributes:
-        fingerprint: Of the dataset.
+        fingerprint: Fingerprint of the dataset.
         split: Name of the split.
         examples: Number of examples, each of which was used once.
         accuracy: Share of right predictions, 0..1.
         log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
         non_finite: Number of examples with an output that is not finite.
-        class_names: In the order of the labels.
-        classes: Per class, in that order.
+        class_names: Class names in the order of the labels.
+        classes: Scores per class, in that order.
         confusion: Examples by true class (row) and predicted class (column).
         mistakes: The wrong predictions that the model was surest of, surest first.
-        metrics: Every single number by the name that rules use, see `shardline.components.validate.rules`;
-            what could not be measured is left out. Times in milliseconds, sizes in MB (10^6 bytes),
-            throughput in examples per second.
+        metrics: Values by the names in METRICS; what could not be measured is left out.
         intervals: 95 % bootstrap intervals of those metrics that have one.
         slices: By class, then by other features. The accuracy of a class's slice is its recall.
         calibration: Reliability by confidence, lowest first.
         roc: ROC curves of the classes; of many classes, of those with the smallest area.
         precision_recall: The same for precision over recall.
-        leads: How far the model is ahead of that champion, by metric; only of metrics that are counted from
-            right and wrong predictions. Of single classes as "recall[class=healthy]", as in `intervals`.
-        champion: What was measured of the present champion on the same examples, without mistakes; None
-            where there is none that could be measured.
+        leads: Leads over that champion by metric, only of the COUNTED ones and, as in `intervals`, of single
+            classes: "recall[class=healthy]".
+        champion: Evaluation of the present champion on the same examples, without mistakes; None where there
+            is none that could be measured.
     """
 
     fingerprint: str

@@ -1,33 +1,44 @@
-"""Export: a Keras model becomes a SavedModel that takes what clients have.
-
-The operations of an exported graph: whether a server has all of them.
-
-Where a model comes from: releases of what it was exported with, and the revision of the code around it.
-"""
+"""Export: a Keras model becomes a SavedModel that takes what clients have, and is compared with the model."""
 
 from __future__ import annotations
 
+import base64
 import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from shardline.components import model_store
+from shardline.components.model_store import Export
 from shardline.components.validate import signatures
-from shardline.components.validate.agreement import largest_difference, make_golden_set
 from shardline.components.validate.conversions import check_formats, convert
-from shardline.trainer import files
+from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import ModelError
+from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.head import Head, read_head
+
+#: Number of examples that an export is compared with its model on.
+SAMPLES = 256
+
+#: Number of examples in the golden set.
+GOLDEN = 16
+
+# Examples that the model has not seen come first.
+_SPLITS = ("test", "validation", "train")
+
+_PACKAGES = ("shardline", "tensorflow", "keras", "numpy")
+
+# As `git rev-parse HEAD`, with "-dirty" where files differ from it.
+_DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
@@ -35,8 +46,111 @@ _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _INNER = ("_", "Xla")
 
 
+def export_model(
+    model: keras.Model,
+    manifest: Manifest,
+    out: Path,
+    *,
+    model_file: Path | None = None,
+    samples: Sequence[bytes] = (),
+    settings: Mapping[str, Any] | None = None,
+    formats: Sequence[str] = (),
+) -> Export:
+    """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
+
+    The SavedModel has these signatures:
+
+    * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG, JPEG,
+      BMP, first frame of a GIF) of any size; of a table: a tensor [n] per column, named after it;
+    * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
+    * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
+
+    Each returns
+
+    * `probabilities`: float32 [n, classes],
+    * `label`: int64 [n], the most probable class,
+    * `label_name`: string [n], its name.
+
+    Decoding is the function that training uses, and is part of the graph. A softmax is added only to a
+    model that returns logits (see `read_head`). The SavedModel needs nothing of Shardline to be loaded.
+
+    A directory cannot be renamed on a Cloud Storage mount, so completeness is not told by the name of
+    saved_model/ but by export.json, which is removed first and written last.
+
+    Args:
+        model: Takes uint8 images of the manifest's shape, or its columns, and returns one number per class.
+        manifest: Manifest of the dataset that the model was trained on.
+        out: Output directory; made if it is not there. An earlier validation in it is removed.
+        model_file: The model.keras that the model was loaded from.
+        samples: Serialized tf.train.Example on which the export, loaded again, is compared with the model,
+            and from which the golden set is taken.
+        settings: Settings of the training, for export.json.
+        formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite".
+
+    Returns:
+        What was exported.
+
+    Raises:
+        ModelError: When the model does not fit the dataset or cannot be served, and nothing was written then;
+            or when it cannot be converted.
+        DatasetError: When one of the samples cannot be decoded.
+        SettingsError: When `out` cannot be written to, or what a format needs is not installed.
+    """
+    check_formats(formats, manifest)
+    head = read_head(model, manifest.info())
+    functions = signatures.make_signatures(model, manifest, head)
+    for function in functions.values():
+        check_operations(function.get_concrete_function())
+    model_store.clear(out)
+    saved_model = out / model_store.SAVED_MODEL
+    # The endpoints bring their variables along; `track(model)` would store each of them a second time.
+    archive = keras.export.ExportArchive()
+    for name, function in functions.items():
+        archive.add_endpoint(name, function)
+    archive.write_out(saved_model, verbose=False)
+    if model_file is not None:
+        _copy(model_file, out / model_store.MODEL_FILE)
+        beside = model_file.with_name(model_store.SETTINGS_FILE)  # names the module of the model's function
+        if beside.is_file():
+            _copy(beside, out / model_store.SETTINGS_FILE)
+    loaded = tf.saved_model.load(str(saved_model))
+    export = replace(_describe(model, manifest, head, loaded, saved_model), settings=dict(settings or {}))
+    if samples:
+        difference = largest_difference(model, head, manifest, loaded, samples)
+        export = replace(export, compared_examples=len(samples), max_difference=difference)
+    if formats:
+        converted = {name: convert(name, out, manifest, samples) for name in formats}
+        export = replace(export, formats=converted)
+    if samples:
+        export = replace(export, golden=make_golden_set(manifest, loaded, samples))
+    export.write(out)
+    return export
+
+
+def take_samples(manifest: Manifest, directory: Path, count: int = SAMPLES) -> tuple[bytes, ...]:
+    """Returns the first serialized tf.train.Example of the test split, then of the others.
+
+    Args:
+        manifest: Manifest of the dataset.
+        directory: Dataset directory.
+        count: Number of examples; a smaller dataset gives all it has.
+
+    Raises:
+        DatasetError: When a shard cannot be read.
+    """
+    splits = [manifest.splits[name] for name in _SPLITS if name in manifest.splits]
+    paths = [str(directory / shard.file) for split in splits for shard in split.shards]
+    records = tf.data.TFRecordDataset(paths, compression_type=manifest.compression.upper())
+    try:
+        return tuple(records.take(count).as_numpy_iterator())
+    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+        raise DatasetError(
+            f"a shard in {directory} is damaged: {_first_line(error)}; preprocess the data again"
+        ) from None
+
+
 def check_operations(concrete: Any) -> None:
-    """Checks that a traced function can be run where there is neither our code nor the user's.
+    """Checks that a traced function can run where there is neither our code nor the user's.
 
     Args:
         concrete: A concrete function.
@@ -62,17 +176,69 @@ def check_operations(concrete: Any) -> None:
         )
 
 
-_PACKAGES = ("shardline", "tensorflow", "keras", "numpy")
+def largest_difference(
+    model: keras.Model, head: Head, manifest: Manifest, loaded: Any, samples: Sequence[bytes]
+) -> float:
+    """Compares an export with its model, through every signature.
 
-# As `git rev-parse HEAD`, with "-dirty" where files differ from it.
-_DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    Args:
+        model: The trained model, which reads examples as it did in training.
+        head: Whether the model returns probabilities or logits.
+        manifest: Manifest of its dataset.
+        loaded: The export, as `tf.saved_model.load` returns it.
+        samples: Serialized tf.train.Example.
+
+    Returns:
+        The largest absolute difference between two probabilities, over all signatures, classes and examples.
+        Where one is a number and the other is not, it counts as 1.
+
+    Raises:
+        DatasetError: When an example cannot be decoded.
+    """
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def trained(inputs: Any) -> tf.Tensor:
+        return signatures.predict(model, inputs, head)
+
+    largest = 0.0
+    try:
+        for examples, inputs in signatures.read_batches(manifest, samples):
+            expected = trained(inputs).numpy()
+            for name, request in signatures.make_requests(manifest, examples, inputs).items():
+                found = loaded.signatures[name](**request)["probabilities"].numpy()
+                largest = max(largest, signatures.largest_gap(expected, found))
+    except tf.errors.InvalidArgumentError as error:
+        raise DatasetError(
+            f"one of the first {len(samples):,} examples cannot be served: {_first_line(error)}; "
+            "preprocess the data again"
+        ) from None
+    return largest
 
 
-def read_versions() -> dict[str, str]:
-    """Returns the releases of Python and of the packages that decide what an export is."""
+def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -> dict[str, Any]:
+    """Returns some requests with their answers, by which a deployment is recognized as this model.
+
+    Both are what TensorFlow Serving's REST interface takes and returns: POST {"instances": [...]} to
+    /v1/models/NAME:predict, and {"predictions": [...]} comes back.
+
+    Args:
+        manifest: Manifest of the dataset.
+        loaded: The export, as `tf.saved_model.load` returns it.
+        samples: Serialized tf.train.Example, at least one.
+    """
+    examples = tf.constant(samples[:GOLDEN])
+    inputs, _ = parse_batch(examples, manifest.inputs)
+    request = signatures.make_requests(manifest, examples, inputs)[signatures.DEFAULT]
+    answer = loaded.signatures[signatures.DEFAULT](**request)
+    if "image" in manifest.inputs:
+        images = request[signatures.IMAGES].numpy()
+        instances: list[Any] = [{"b64": base64.b64encode(image).decode("ascii")} for image in images]
+    else:
+        instances = _rows(request)
     return {
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in _PACKAGES},
+        "signature_name": signatures.DEFAULT,
+        "instances": instances,
+        "predictions": _rows({name: answer[name] for name in signatures.OUTPUTS}),
     }
 
 
@@ -86,84 +252,37 @@ def read_revision() -> str | None:
     return described.stdout.strip()
 
 
-def export_model(
-    model: keras.Model,
-    manifest: Manifest,
-    out: Path,
-    *,
-    model_file: Path | None = None,
-    samples: Sequence[bytes] = (),
-    settings: Mapping[str, Any] | None = None,
-    formats: Sequence[str] = (),
-) -> None:
-    """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
+def _describe(model: keras.Model, manifest: Manifest, head: Head, loaded: Any, saved_model: Path) -> Export:
+    """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
+    return Export(
+        fingerprint=manifest.fingerprint,
+        class_names=manifest.class_names,
+        inputs={
+            name: {**asdict(manifest.inputs[name]), "argument": argument}
+            for name, argument in signatures.argument_names(manifest.inputs).items()
+        },
+        signatures={name: _describe_signature(one) for name, one in loaded.signatures.items()},
+        softmax_added=head == "logits",
+        parameters=model.count_params(),
+        bytes=sum(path.stat().st_size for path in saved_model.rglob("*") if path.is_file()),
+        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES},
+        git_revision=read_revision(),
+    )
 
-    The SavedModel has these signatures:
 
-    * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG, JPEG,
-      BMP, first frame of a GIF) of any size; of a table: a tensor [n] per column, named after it;
-    * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
-    * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
+def _describe_signature(signature: Any) -> dict[str, Any]:
+    def describe(specs: Mapping[str, tf.TensorSpec], names: Sequence[str]) -> dict[str, Any]:
+        return {
+            name: {"dtype": specs[name].dtype.name, "shape": specs[name].shape.as_list()} for name in names
+        }
 
-    Each returns
-
-    * `probabilities`: float32 [n, classes],
-    * `label`: int64 [n], the most probable class,
-    * `label_name`: string [n], its name.
-
-    Decoding is the function that training uses, and is part of the graph. A softmax is added only to a
-    model that gives logits (see `read_head`). The saved model needs nothing of Shardline to be loaded.
-
-    A directory cannot be renamed on a Cloud Storage mount, so completeness is not told by the name of
-    saved_model/ but by export.json, which is removed first and written last.
-
-    Args:
-        model: Takes uint8 images of the manifest's shape, or its columns, and gives one number per class.
-        manifest: Of the dataset that the model was trained on.
-        out: Output directory; made if it is not there. An earlier export in it is replaced.
-        model_file: The model.keras that the model was loaded from.
-        samples: Serialized tf.train.Example on which the export, loaded again, is compared with the model,
-            and from which the golden set is taken.
-        settings: Of the training, for export.json.
-        formats: Into which `serving_tensor` is converted as well: "onnx", "tflite".
-
-    Raises:
-        ModelError: When the model does not fit the dataset or cannot be served, and nothing was written then;
-            or when it cannot be converted.
-        DatasetError: When one of the samples cannot be decoded.
-        SettingsError: When `out` cannot be written to, or what a format needs is not installed.
-    """
-    check_formats(formats, manifest)
-    head = read_head(model, manifest.info())
-    functions = signatures.make_signatures(model, manifest, head)
-    for function in functions.values():
-        check_operations(function.get_concrete_function())
-    model_store.clear(out)
-    # The endpoints bring their variables along; `track(model)` would store each of them a second time.
-    archive = keras.export.ExportArchive()
-    for name, function in functions.items():
-        archive.add_endpoint(name, function)
-    archive.write_out(out / model_store.SAVED_MODEL, verbose=False)
-    if model_file is not None:
-        _copy(model_file, out / model_store.MODEL_FILE)
-        if (
-            beside := model_file.with_name(model_store.SETTINGS_FILE)
-        ).is_file():  # it names the model's module
-            _copy(beside, out / model_store.SETTINGS_FILE)
-    loaded = tf.saved_model.load(str(out / model_store.SAVED_MODEL))
-    content = _describe(model, manifest, head, loaded, out) | {"settings": dict(settings or {})}
-    if samples:
-        content["compared_examples"] = len(samples)
-        content["max_difference"] = largest_difference(model, head, manifest, loaded, samples)
-    if formats:
-        content["formats"] = {name: convert(name, out, manifest, samples) for name in formats}
-    if samples:
-        content["golden"] = make_golden_set(manifest, loaded, samples)
-    files.write_json(out / model_store.EXPORT_FILE, content)
+    _, inputs = signature.structured_input_signature
+    outputs = signature.structured_outputs
+    return {"inputs": describe(inputs, list(inputs)), "outputs": describe(outputs, signatures.OUTPUTS)}
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies a file under a temporary name, then renames it; a file that lies there already stays."""
+    """Copies a file under a temporary name, then renames it; a file that is there already stays."""
     if target.exists() and source.samefile(target):
         return
     temporary = target.with_name(f".tmp-{target.name}")
@@ -171,36 +290,20 @@ def _copy(source: Path, target: Path) -> None:
     temporary.replace(target)
 
 
-def _describe(model: keras.Model, manifest: Manifest, head: Head, loaded: Any, out: Path) -> dict[str, Any]:
-    """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
-    return {
-        "format": "shardline.export",
-        "format_version": 1,
-        "fingerprint": manifest.fingerprint,
-        "class_names": list(manifest.class_names),
-        "inputs": {
-            name: {**asdict(manifest.inputs[name]), "argument": argument}
-            for name, argument in signatures.argument_names(manifest.inputs).items()
-        },
-        "signatures": {name: _describe_signature(one) for name, one in loaded.signatures.items()},
-        "softmax_added": head == "logits",
-        "parameters": model.count_params(),
-        "bytes": sum(
-            path.stat().st_size for path in (out / model_store.SAVED_MODEL).rglob("*") if path.is_file()
-        ),
-        "versions": read_versions(),
-        "git_revision": read_revision(),
-    }
+def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:
+    """Turns columns into rows for JSON: strings become text, numbers that are not finite None."""
+    values = {name: _plain(column.numpy()) for name, column in columns.items()}
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def _describe_signature(signature: Any) -> dict[str, Any]:
-    _, inputs = signature.structured_input_signature
-    outputs = signature.structured_outputs
-    return {
-        "inputs": {name: _spec(spec) for name, spec in inputs.items()},
-        "outputs": {name: _spec(outputs[name]) for name in signatures.OUTPUTS},
-    }
+def _plain(column: Any) -> list[Any]:
+    if column.dtype == object:
+        return [value.decode("utf-8", "replace") for value in column]
+    plain = column.astype(object)
+    if np.issubdtype(column.dtype, np.floating):
+        plain[~np.isfinite(column)] = None
+    return list(plain.tolist())
 
 
-def _spec(spec: tf.TensorSpec) -> dict[str, Any]:
-    return {"dtype": spec.dtype.name, "shape": spec.shape.as_list()}
+def _first_line(error: tf.errors.OpError) -> str:
+    return str(error.message).strip().partition("\n")[0]

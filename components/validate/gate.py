@@ -1,15 +1,10 @@
-"""The gate: the rules that a model must pass, and the policy where a rule cannot be judged.
-
-The verdict on an exported model, rule by rule: plain values.
-
-The judgement: every rule of a gate over one evaluation.
-"""
+"""Gate: the rules that a model must pass, the policy for those that cannot be judged, and the verdict."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,20 +16,27 @@ from shardline.trainer.errors import SettingsError
 
 FIRST_RUNS = ("bless", "block")
 
-
 _NO_SLICES = ("image", "label", "key")
+_MOST_NAMES = 20
+_NON_FINITE = "examples with non-finite output"
+
+# Changes that should not change a prediction, and the share of images from which on they are worth a warning.
+_HARMLESS = {"jpeg_flips": "Encoding as JPEG", "shift_flips": "A shift by one pixel"}
+_MOST_FLIPS = 0.1
+
+# Kernels for other batch sizes round differently, in 16 bits by a percent; more is a model's own doing.
+_BATCH = parse_rule("batch_difference <= 0.02")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Rules and policy.
+    """Rules and the policy for those that cannot be judged.
 
     Attributes:
         rules: All of them must pass.
-        first_run: What becomes of rules about a champion where there is none that can be measured on the
-            same examples (none yet, unreadable, of other classes): "bless" skips them, "block" does not let
-            the model pass.
-        min_slice: A slice with fewer examples is not judged.
+        first_run: Policy for rules about a champion where none can be measured on the same examples (none
+            yet, unreadable, of other classes): "bless" skips them, "block" fails them.
+        min_slice: Smallest slice that is judged, in examples.
         allow_undecided: Whether a model may pass though a rule could not be judged.
     """
 
@@ -60,35 +62,34 @@ class Gate:
         return replace(self, rules=(*self.rules, *parse_rules(texts)))
 
     def check(self, manifest: Manifest, champion_uri: str) -> None:
-        """Checks that what the rules are about can be there at all, before any work is done for them.
+        """Checks that the rules fit the dataset, before any work is done for them.
 
         Raises:
             SettingsError: When a rule is about a class or a feature that the dataset does not have, or about
-                a champion without a place where it could be.
+                a champion where `champion_uri` is "".
         """
+        known = ["class"]
+        known += [item.name for item in manifest.features if item.name not in _NO_SLICES and not item.shape]
         for rule in self.rules:
             if rule.champion and not champion_uri:
                 raise SettingsError(
                     f"the rule {rule.text!r} compares with the champion; say where champions are published"
                 )
             feature, _, value = rule.slice.partition("=")
-            known = [
-                item.name for item in manifest.features if item.name not in _NO_SLICES and not item.shape
-            ]
             if feature == "class" and value not in manifest.class_names:
                 raise SettingsError(
                     f"the rule {rule.text!r} is about class {value!r}; "
                     f"the dataset has {_enumerate(manifest.class_names)}"
                 )
-            if feature not in ("", "class", *known):
+            if feature and feature not in known:
                 raise SettingsError(
                     f"the rule {rule.text!r} is about feature {feature!r}; the dataset can be sliced by "
-                    f"{_enumerate(('class', *known))}"
+                    f"{_enumerate(known)}"
                 )
 
 
 def accuracy_gate(min_accuracy: float) -> Gate:
-    """Returns the gate with one rule, a smallest accuracy.
+    """Returns the gate with one rule, a smallest accuracy, 0..1.
 
     Raises:
         SettingsError: When it is not within 0..1.
@@ -98,7 +99,7 @@ def accuracy_gate(min_accuracy: float) -> Gate:
 
 
 def check_min_accuracy(min_accuracy: float) -> None:
-    """Checks a threshold before any work is done for it.
+    """Checks a smallest accuracy.
 
     Raises:
         SettingsError: When it is not within 0..1.
@@ -131,9 +132,9 @@ def read_gate(path: Path) -> Gate:
         raise SettingsError(f"{path}: {error}") from None
 
 
-def _enumerate(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:20])
-    return f"{shown} and {len(names) - 20:,} more" if len(names) > 20 else shown
+def _enumerate(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 #: "undecided": there is too little to judge on. "skipped": the rule needs a champion that is not there, and
@@ -146,18 +147,18 @@ class JudgedRule:
     """One rule, its two sides and the verdict on it.
 
     Attributes:
-        rule: As it was written: "accuracy >= champion - 0.005".
-        name: What was measured: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
-        left: Its value; None where it could not be measured.
+        rule: The rule as it was written: "accuracy >= champion - 0.005".
+        name: Its left side: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
+        left: Value of the left side; None where it could not be measured.
         operator: ">=", "<=", ">", "<" or "==".
         right: The limit; None where it is a champion's value that could not be measured.
         verdict: passed, failed, undecided or skipped.
         interval: 95 % interval of the left side; None where there is none.
-        champion: The champion's own value, where the rule compares with it.
+        champion: The champion's value, where the rule compares with it.
         difference: 95 % interval of the value minus the champion's, by paired bootstrap.
         p: Share of the paired resamples in which the champion is as good or better; None where the rule
             does not ask for it.
-        note: What else a person must know: which slice is the worst, why it is undecided; or "".
+        note: What else a person must know (which slice is the worst, why it is undecided), or "".
     """
 
     rule: str
@@ -180,8 +181,7 @@ class JudgedRule:
         if isinstance(self.left, int):
             return f"{self.left:,}"
         short = f"{self.left:.4f}" if self.left == 0 or 0.001 <= abs(self.left) < 1000 else f"{self.left:.4g}"
-        rounded_to_limit = float(short) == self.right and self.left != self.right
-        return repr(self.left) if rounded_to_limit else short
+        return repr(self.left) if float(short) == self.right and self.left != self.right else short
 
     @property
     def right_text(self) -> str:
@@ -203,8 +203,8 @@ class Blessing:
 
     Attributes:
         blessed: Whether the model may be published.
-        rules: Every rule, with both of its sides.
-        reason: Why, in one sentence.
+        rules: Every rule with its verdict.
+        reason: Reason for the verdict, in one sentence.
         warnings: What a person should know though it decides nothing, a sentence each.
     """
 
@@ -218,67 +218,46 @@ class Blessing:
         return asdict(self)
 
 
-_NON_FINITE = "examples with non-finite output"
-
-# Kernels for other batch sizes round differently, in 16 bits by a percent; more is a model's own doing.
-_BATCH = parse_rule("batch_difference <= 0.02")
-
-_HARMLESS = {"jpeg_flips": "Encoding as JPEG", "shift_flips": "A shift by one pixel"}
-_MOST_FLIPS = 0.1
-
-
 def judge(
     evaluation: Evaluation, gate: Gate, *, no_champion: str = "", warnings: tuple[str, ...] = ()
 ) -> Blessing:
     """Judges an evaluation.
 
-    Besides the gate's own rules there are two that always hold: every output is finite, and the size of a
-    batch does not matter.
+    Besides the gate's own rules two always hold: every output is finite, and the size of a batch does not
+    matter.
 
     Args:
-        evaluation: Of the exported model.
+        evaluation: Evaluation of the exported model.
         gate: Rules and policy.
         no_champion: Why there is no champion in the evaluation; "" where there is one or none is asked for.
-        warnings: What else a person should know.
+        warnings: Warnings that come before those about unstable predictions.
     """
-    rules = tuple(_judge(rule, evaluation, gate, no_champion) for rule in gate.rules)
-    rules += (_judge_finite(evaluation),)
+    wrong = evaluation.non_finite
+    finite: Verdict = "failed" if wrong else "passed"
+    rules = [_judge(rule, evaluation, gate, no_champion) for rule in gate.rules]
+    rules.append(JudgedRule(f"{_NON_FINITE} == 0", _NON_FINITE, wrong, "==", 0, finite))
     if _BATCH.metric in evaluation.metrics:
-        rules += (_judge(_BATCH, evaluation, gate, no_champion),)
-    blocking = [rule for rule in rules if _blocks(rule, gate)]
-    shown = blocking or (rules[0], *(rule for rule in rules[1:] if rule.verdict in ("undecided", "skipped")))
-    return Blessing(
-        blessed=not blocking,
-        rules=rules,
-        reason="; ".join(map(str, shown)),
-        warnings=(*warnings, *_flipping(evaluation)),
-    )
-
-
-def _judge_finite(evaluation: Evaluation) -> JudgedRule:
-    return JudgedRule(
-        rule=f"{_NON_FINITE} == 0",
-        name=_NON_FINITE,
-        left=evaluation.non_finite,
-        operator="==",
-        right=0,
-        verdict="passed" if evaluation.non_finite == 0 else "failed",
-    )
-
-
-def _blocks(rule: JudgedRule, gate: Gate) -> bool:
-    return rule.verdict == "failed" or (rule.verdict == "undecided" and not gate.allow_undecided)
+        rules.append(_judge(_BATCH, evaluation, gate, no_champion))
+    stopping = ("failed",) if gate.allow_undecided else ("failed", "undecided")
+    blocking = [rule for rule in rules if rule.verdict in stopping]
+    shown = blocking or [rules[0], *(rule for rule in rules[1:] if rule.verdict in ("undecided", "skipped"))]
+    flipping = [
+        f"{change} changes the predicted class of {share:.0%} of the images that were tried"
+        for metric, change in _HARMLESS.items()
+        if (share := evaluation.metrics.get(metric, 0.0)) > _MOST_FLIPS
+    ]
+    reason = "; ".join(map(str, shown))
+    return Blessing(not blocking, tuple(rules), reason, (*warnings, *flipping))
 
 
 def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, no_champion: str) -> JudgedRule:
     left, note = _measure(rule, evaluation)
-    limit: float | None = rule.limit
     judged = JudgedRule(
         rule=rule.text,
         name=rule.name,
         left=left,
         operator=rule.operator,
-        right=limit,
+        right=rule.limit,
         verdict="undecided",
         interval=_interval(rule, evaluation),
         note=note,
@@ -290,28 +269,26 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, no_champion: str) -> 
             note = f"{no_champion or 'there is no champion'}; first_run is {gate.first_run}"
             return replace(judged, right=None, verdict=verdict, note=note)
         theirs, theirs_note = _measure(rule, evaluation.champion)
-        limit = None if theirs is None else theirs + rule.limit
         lead = evaluation.leads.get(rule.name)
         judged = replace(
             judged,
-            right=limit,
+            right=None if theirs is None else theirs + rule.limit,
             champion=theirs,
             difference=lead.interval if lead else None,
             p=lead.p if lead and rule.p is not None else None,
             note=note or (f"of the champion {theirs_note}" if theirs is None else ""),
         )
-    if left is None or limit is None or (rule.p is not None and judged.p is None):
+    if left is None or judged.right is None or (rule.p is not None and judged.p is None):
         return judged
-    passed = OPERATORS[rule.operator](left, limit) and (rule.p is None or (judged.p or 0.0) < rule.p)
-    return replace(
-        judged,
-        verdict="passed" if passed else "failed",
-        note=judged.note if judged.p is None else f"p = {judged.p:.3f}, must be below {rule.p:g}",
-    )
+    passed = OPERATORS[rule.operator](left, judged.right)
+    if rule.p is not None and judged.p is not None:
+        passed = passed and judged.p < rule.p
+        judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
+    return replace(judged, verdict="passed" if passed else "failed")
 
 
 def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
-    """Returns the value of a rule's left side, if it can be told, and a note."""
+    """Returns the value of a rule's left side, None where it is unknown, and a note."""
     if rule.worst:
         return _worst(rule.metric, evaluation)
     if not rule.slice:
@@ -319,8 +296,7 @@ def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
         return value, "" if value is not None else "it was not measured"
     found = next((item for item in evaluation.slices if item.name == rule.slice), None)
     if found is None or not found.decided:
-        examples = found.examples if found else 0
-        return None, f"{examples:,} examples are too few"
+        return None, f"{found.examples if found else 0:,} examples are too few"
     return _of_slice(rule.metric, found, evaluation), ""
 
 
@@ -343,13 +319,7 @@ def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
     return float(getattr(score, metric))
 
 
-def _interval(rule: Rule, evaluation: Evaluation) -> tuple[float, float] | None:
+def _interval(rule: Rule, evaluation: Evaluation) -> Interval | None:
     if rule.slice and rule.metric == "accuracy":
         return next((item.interval for item in evaluation.slices if item.name == rule.slice), None)
     return evaluation.intervals.get(rule.name)
-
-
-def _flipping(evaluation: Evaluation) -> Iterator[str]:
-    for metric, change in _HARMLESS.items():
-        if (share := evaluation.metrics.get(metric, 0.0)) > _MOST_FLIPS:
-            yield f"{change} changes the predicted class of {share:.0%} of the images that were tried"

@@ -1,19 +1,15 @@
-"""Single numbers over all examples, by scikit-learn wherever it has them.
+"""Metrics: the numbers that follow from a model's outcomes on a split, with their bootstrap intervals.
 
-What a model said of every example of a split, beside what is true.
-
-Calibration: whether a model is right as often as its probabilities say.
-
-ROC and precision-recall curves, one class against all others.
-
-Slices: the accuracy on some of the examples, by class and by every further feature of the dataset.
-
-Which classes are taken for which: the confusion matrix, cut down to what a person can read.
+scikit-learn computes them wherever it has them. Metrics that are counted from right and wrong predictions
+depend on the examples only through the number in each cell (true class, predicted class). To draw n examples
+with replacement is then to draw the cells' numbers from a multinomial distribution, which needs no pass over
+the examples. The champion's predictions on the same examples make the cells finer; the two models are always
+drawn together (paired).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,8 +18,26 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from shardline.components.validate.bootstrap import share_interval
-from shardline.components.validate.evaluation import Bin, ClassScore, Curve, Slice
+from shardline.components.validate.evaluation import COUNTED, Bin, ClassScore, Curve, Interval, Lead, Slice
+
+#: Points that are kept of a curve, and curves of all classes that are kept.
+MOST_POINTS = 60
+MOST_CURVES = 12
+
+_TOP = 5
+_BINS = 15
+
+# A feature with more values is sliced at its quartiles when they are numbers, and not at all otherwise.
+_MOST_VALUES = 20
+
+_RESAMPLES = 1000
+_CHUNK = 100
+_SEED = 20170
+_PERCENTILES = (2.5, 97.5)
+
+_Array = npt.NDArray[Any]
+_Ints = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,16 +45,16 @@ class Outcomes:
     """Truth and predictions, an element per example.
 
     Attributes:
-        class_names: In the order of the labels.
+        class_names: Class names in the order of the labels.
         labels: int64 [n], the true classes.
-        predicted: int64 [n], as the model served them.
+        predicted: int64 [n], the classes that the model served.
         probabilities: float32 [n, classes].
-        columns: Further features of the examples by name, each [n]; what slices are made of.
+        columns: Further features of the examples by name, each [n]; slices are made of them.
     """
 
     class_names: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
-    predicted: npt.NDArray[np.int64]
+    labels: _Ints
+    predicted: _Ints
     probabilities: npt.NDArray[np.float32]
     columns: Mapping[str, npt.NDArray[np.generic]]
 
@@ -51,7 +65,7 @@ class Outcomes:
 
     @property
     def finite(self) -> npt.NDArray[np.bool_]:
-        """Of which examples every probability is finite, [n]."""
+        """Which examples have only finite probabilities, [n]."""
         finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(self.probabilities), axis=1)
         return finite
 
@@ -66,56 +80,17 @@ class Outcomes:
         )
 
 
-_BINS = 15
-
-
-def calibrate(outcomes: Outcomes) -> tuple[Bin, ...]:
-    """Returns the reliability by highest probability, in 15 bins of equal width (Guo et al., 2017).
-
-    scikit-learn's `calibration_curve` is for two classes only. Examples with outputs that are not finite
-    are left out, as are empty bins.
-    """
-    finite = outcomes.only(outcomes.finite)
-    if not len(finite.labels):
-        return ()
-    confidence, right = finite.probabilities.max(axis=1).astype(np.float64), finite.right
-    edges = np.linspace(0.0, 1.0, _BINS + 1)
-    # Each bin includes its upper edge; a probability rounded to more than 1 belongs to the last.
-    places = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, _BINS - 1)
-    bins = []
-    for place in np.unique(places):
-        inside = places == place
-        bins.append(
-            Bin(
-                lower=float(edges[place]),
-                upper=float(edges[place + 1]),
-                examples=int(inside.sum()),
-                confidence=float(confidence[inside].mean()),
-                accuracy=float(right[inside].mean()),
-            )
-        )
-    return tuple(bins)
-
-
-def calibration_error(bins: tuple[Bin, ...]) -> float:
-    """Returns the expected calibration error (ECE): mean distance of accuracy and confidence, 0..1."""
-    examples = sum(item.examples for item in bins)
-    return sum(item.examples * abs(item.accuracy - item.confidence) for item in bins) / examples
-
-
-_TOP = 5
-
-
 def score(outcomes: Outcomes, bins: tuple[Bin, ...]) -> dict[str, float]:
     """Returns the metrics of predictions and probabilities by name.
 
     Averages over classes leave out those that are neither among the labels nor among the predictions, as
-    scikit-learn does. What needs probabilities is measured on the examples with finite ones, but for
-    `top5_accuracy`, where others are wrong; it is left out where there are no more than five classes.
+    scikit-learn does. What needs probabilities is measured on the examples with finite ones, except
+    `top5_accuracy`, where the others are wrong; it is left out where there are no more than five classes.
 
     Args:
-        outcomes: Of every example.
-        bins: Their calibration.
+        outcomes: Outcomes of all examples.
+        bins: Their calibration, for the expected calibration error (ECE): the mean distance of accuracy and
+            confidence, 0..1.
     """
     labels, predicted = outcomes.labels, outcomes.predicted
     found = {"accuracy": float(metrics.accuracy_score(labels, predicted))}
@@ -123,11 +98,18 @@ def score(outcomes: Outcomes, bins: tuple[Bin, ...]) -> dict[str, float]:
     found |= dict(zip(("macro_precision", "macro_recall", "macro_f1"), map(float, macro[:3]), strict=True))
     found["weighted_f1"] = float(metrics.f1_score(labels, predicted, average="weighted", zero_division=0.0))
     finite = outcomes.only(outcomes.finite)
-    if len(finite.labels):
-        found["log_loss"] = _log_loss(finite)
-        found["ece"] = calibration_error(bins)
-        if len(outcomes.class_names) > _TOP:
-            found["top5_accuracy"] = _top(finite) / len(labels)
+    if total := len(finite.labels):
+        classes = list(range(len(outcomes.class_names)))
+        # Rows sum to one as exactly as scikit-learn expects; a softmax in 16 bits does not.
+        exact = finite.probabilities.astype(np.float64)
+        exact /= exact.sum(axis=1, keepdims=True)
+        found["log_loss"] = float(metrics.log_loss(finite.labels, exact, labels=classes))
+        found["ece"] = sum(item.examples * abs(item.accuracy - item.confidence) for item in bins) / total
+        if len(classes) > _TOP:
+            right = metrics.top_k_accuracy_score(
+                finite.labels, finite.probabilities, k=_TOP, normalize=False, labels=classes
+            )
+            found["top5_accuracy"] = float(right) / len(labels)
     return found
 
 
@@ -143,83 +125,127 @@ def score_classes(outcomes: Outcomes) -> tuple[ClassScore, ...]:
     )
 
 
+def calibrate(outcomes: Outcomes) -> tuple[Bin, ...]:
+    """Returns the reliability by highest probability, in 15 bins of equal width (Guo et al., 2017).
+
+    scikit-learn's `calibration_curve` is for two classes only. Examples with outputs that are not finite
+    are left out, as are empty bins.
+    """
+    finite = outcomes.only(outcomes.finite)
+    if not len(finite.labels):
+        return ()
+    confidence, right = finite.probabilities.max(axis=1).astype(np.float64), finite.right
+    edges = np.linspace(0.0, 1.0, _BINS + 1)
+    # Each bin includes its upper edge; a probability rounded to more than 1 belongs to the last.
+    places = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, _BINS - 1)
+    return tuple(
+        Bin(
+            lower=float(edges[place]),
+            upper=float(edges[place + 1]),
+            examples=int(inside.sum()),
+            confidence=float(confidence[inside].mean()),
+            accuracy=float(right[inside].mean()),
+        )
+        for place in np.unique(places)
+        for inside in [places == place]
+    )
+
+
+def draw_curves(outcomes: Outcomes) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
+    """Returns the ROC and precision-recall curves of the classes that some, not all, examples are of."""
+    finite = outcomes.only(outcomes.finite)
+    roc, precision_recall = [], []
+    for label, name in enumerate(finite.class_names):
+        positive, probabilities = finite.labels == label, finite.probabilities[:, label]
+        if not positive.any() or positive.all():
+            continue
+        x, y, thresholds = metrics.roc_curve(positive, probabilities)
+        # scikit-learn begins above all probabilities, at infinity, which JSON does not have.
+        roc.append(_thin(name, metrics.auc(x, y), x, y, np.minimum(thresholds, 1.0)))
+        precision, recall, thresholds = metrics.precision_recall_curve(positive, probabilities)
+        area = metrics.average_precision_score(positive, probabilities)
+        precision_recall.append(_thin(name, area, recall, precision, np.append(thresholds, 1.0)))
+    return tuple(roc), tuple(precision_recall)
+
+
 def mean_area(curves: tuple[Curve, ...]) -> float:
     """Returns the macro average of the areas under some curves."""
     return float(np.mean([curve.area for curve in curves]))
 
 
-def _log_loss(finite: Outcomes) -> float:
-    return float(
-        metrics.log_loss(
-            finite.labels, _normalised(finite.probabilities), labels=list(range(len(finite.class_names)))
-        )
-    )
-
-
-def _normalised(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Returns rows that sum to one as exactly as scikit-learn expects; a softmax in 16 bits does not."""
-    exact = probabilities.astype(np.float64)
-    exact /= exact.sum(axis=1, keepdims=True)
-    return exact
-
-
-def _top(finite: Outcomes) -> float:
-    return float(
-        metrics.top_k_accuracy_score(
-            finite.labels,
-            finite.probabilities,
-            k=_TOP,
-            normalize=False,
-            labels=list(range(len(finite.class_names))),
-        )
-    )
-
-
-#: Points that are kept of a curve.
-MOST_POINTS = 60
-
-_Array = npt.NDArray[Any]
-
-
-def roc_curves(outcomes: Outcomes) -> tuple[Curve, ...]:
-    """Returns the ROC curve of every class that some examples are of, and some are not."""
-    return _curves(outcomes, _roc)
-
-
-def precision_recall_curves(outcomes: Outcomes) -> tuple[Curve, ...]:
-    """Returns the precision over the recall of every class that some examples are of, and some are not."""
-    return _curves(outcomes, _precision_recall)
-
-
-def worst(curves: tuple[Curve, ...], most: int = 12) -> tuple[Curve, ...]:
-    """Returns the curves with the smallest areas, in the order of the classes."""
-    kept = set(sorted(range(len(curves)), key=lambda place: curves[place].area)[:most])
+def worst(curves: tuple[Curve, ...]) -> tuple[Curve, ...]:
+    """Returns up to 12 curves with the smallest areas, in the order of the classes."""
+    kept = set(sorted(range(len(curves)), key=lambda place: curves[place].area)[:MOST_CURVES])
     return tuple(curve for place, curve in enumerate(curves) if place in kept)
 
 
-def _curves(outcomes: Outcomes, draw: Callable[[str, _Array, _Array], Curve]) -> tuple[Curve, ...]:
-    finite = outcomes.only(outcomes.finite)
-    return tuple(draw(name, *sides) for name, *sides in _one_against_all(finite))
+def slice_outcomes(outcomes: Outcomes, min_slice: int) -> tuple[Slice, ...]:
+    """Returns the accuracy by class and by feature.
+
+    Args:
+        outcomes: Outcomes of all examples.
+        min_slice: Smallest number of examples that a rule may be judged on.
+    """
+    named = [(f"class={name}", outcomes.labels == i) for i, name in enumerate(outcomes.class_names)]
+    for feature, column in outcomes.columns.items():
+        named += [(f"{feature}={value}", chosen) for value, chosen in _parts(column)]
+    slices = []
+    for name, chosen in named:
+        examples, right = int(chosen.sum()), int((chosen & outcomes.right).sum())
+        decided = examples >= min_slice
+        interval = share_interval(right, examples) if decided else None
+        slices.append(Slice(name, examples, right / examples if examples else 0.0, decided, interval))
+    return tuple(slices)
 
 
-def _one_against_all(finite: Outcomes) -> Iterator[tuple[str, _Array, _Array]]:
-    for label, name in enumerate(finite.class_names):
-        positive = finite.labels == label
-        if positive.any() and not positive.all():
-            yield name, positive, finite.probabilities[:, label]
+def intervals(labels: _Ints, predicted: _Ints, class_names: tuple[str, ...]) -> dict[str, Interval]:
+    """Returns the 95 % interval of every counted metric, and of "recall[class=healthy]" and its like.
+
+    Classes without examples have none. The same arguments give the same intervals.
+
+    Args:
+        labels: True classes, [n], n >= 1.
+        predicted: Predicted classes, [n].
+        class_names: Class names in the order of the labels.
+    """
+    cells, counts = _cells(labels, predicted)
+    true, said = cells.T
+    values = np.concatenate([_values(drawn, true, said, len(class_names)) for drawn in _draw(counts)])
+    return {name: _interval(values[:, place]) for place, name in _measured(labels, class_names)}
 
 
-def _roc(name: str, positive: _Array, probabilities: _Array) -> Curve:
-    false_positive, true_positive, thresholds = metrics.roc_curve(positive, probabilities)
-    area = metrics.auc(false_positive, true_positive)
-    # scikit-learn begins above all probabilities, at infinity, which JSON does not have.
-    return _thin(name, area, false_positive, true_positive, np.minimum(thresholds, 1.0))
+def leads(labels: _Ints, predicted: _Ints, champion: _Ints, class_names: tuple[str, ...]) -> dict[str, Lead]:
+    """Returns the lead over the champion in each of those metrics.
+
+    Args:
+        labels: True classes, [n], n >= 1.
+        predicted: Predicted classes, [n].
+        champion: The champion's predictions for the same examples, [n].
+        class_names: Class names in the order of the labels.
+    """
+    classes = len(class_names)
+    cells, counts = _cells(labels, predicted, champion)
+    true, ours, theirs = cells.T
+
+    def difference(drawn: _Ints) -> _Floats:
+        return _values(drawn, true, ours, classes) - _values(drawn, true, theirs, classes)
+
+    measured = difference(counts[None])[0]
+    values = np.concatenate([difference(drawn) for drawn in _draw(counts)])
+    return {
+        name: Lead(
+            difference=float(measured[place]),
+            interval=_interval(values[:, place]),
+            p=float(((values[:, place] <= 0).sum() + 1) / (_RESAMPLES + 1)),
+        )
+        for place, name in _measured(labels, class_names)
+    }
 
 
-def _precision_recall(name: str, positive: _Array, probabilities: _Array) -> Curve:
-    precision, recall, thresholds = metrics.precision_recall_curve(positive, probabilities)
-    area = metrics.average_precision_score(positive, probabilities)
-    return _thin(name, area, recall, precision, np.append(thresholds, 1.0))
+def share_interval(right: int, examples: int) -> Interval:
+    """Returns the 95 % interval of a share, 0..1."""
+    drawn = np.random.default_rng(_SEED).binomial(examples, right / examples, _RESAMPLES)
+    return _interval(drawn / examples)
 
 
 def _thin(name: str, area: float, x: _Array, y: _Array, thresholds: _Array) -> Curve:
@@ -232,46 +258,11 @@ def _thin(name: str, area: float, x: _Array, y: _Array, thresholds: _Array) -> C
     )
 
 
-#: A feature with more values is sliced at its quartiles when they are numbers, and not at all otherwise.
-_MOST_VALUES = 20
-
-_Mask = npt.NDArray[np.bool_]
-
-
-def slice_outcomes(outcomes: Outcomes, min_slice: int) -> tuple[Slice, ...]:
-    """Returns the accuracy by class and by feature.
-
-    Args:
-        outcomes: Of every example.
-        min_slice: Smallest number of examples that a rule may be judged on.
-    """
-    slices = [
-        _measure(f"class={name}", outcomes, outcomes.labels == label, min_slice)
-        for label, name in enumerate(outcomes.class_names)
-    ]
-    for feature, column in outcomes.columns.items():
-        slices += [
-            _measure(f"{feature}={value}", outcomes, chosen, min_slice) for value, chosen in _parts(column)
-        ]
-    return tuple(slices)
-
-
-def _measure(name: str, outcomes: Outcomes, chosen: _Mask, min_slice: int) -> Slice:
-    examples, right = int(chosen.sum()), int((chosen & outcomes.right).sum())
-    decided = examples >= min_slice
-    return Slice(
-        name=name,
-        examples=examples,
-        accuracy=right / examples if examples else 0.0,
-        decided=decided,
-        interval=share_interval(right, examples) if decided else None,
-    )
-
-
-def _parts(column: npt.NDArray[np.generic]) -> Iterator[tuple[str, _Mask]]:
+def _parts(column: npt.NDArray[np.generic]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     values = np.unique(column)
     if len(values) <= _MOST_VALUES:
-        yield from ((_text(value), column == value) for value in values)
+        for value in values:
+            yield f"{value:g}" if isinstance(value, np.floating) else str(value), column == value
     elif np.issubdtype(column.dtype, np.number):
         edges = np.unique(np.nanquantile(column.astype(np.float64), (0.0, 0.25, 0.5, 0.75, 1.0)))
         for place, (lower, upper) in enumerate(pairwise(edges)):
@@ -279,81 +270,51 @@ def _parts(column: npt.NDArray[np.generic]) -> Iterator[tuple[str, _Mask]]:
             yield f"{lower:g}..{upper:g}", above & (column <= upper)
 
 
-def _text(value: np.generic) -> str:
-    return f"{value:g}" if isinstance(value, np.floating) else str(value)
+def _cells(*columns: _Ints) -> tuple[_Ints, _Ints]:
+    """Returns the distinct combinations, [cells, columns], and how often each of them occurs."""
+    return np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
 
 
-@dataclass(frozen=True)
-class Confusions:
-    """A confusion matrix, whole or of the classes that are confused most.
-
-    Attributes:
-        names: Of its classes; where some were left out the last one stands for all of these.
-        counts: Examples by true class (row) and predicted class (column).
-        left_out: Number of classes behind the last name; 0 when the matrix is whole.
-    """
-
-    names: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-    left_out: int = 0
+def _draw(counts: _Ints) -> Iterator[_Ints]:
+    """Yields all resamples of cells, [chunk, cells] at a time."""
+    rng = np.random.default_rng(_SEED)
+    total = int(counts.sum())
+    for _ in range(_RESAMPLES // _CHUNK):
+        yield rng.multinomial(total, counts / total, size=_CHUNK)
 
 
-@dataclass(frozen=True)
-class ConfusedPair:
-    """One class that is taken for another.
-
-    Attributes:
-        true: Name of the class.
-        predicted: Name of the class that it is taken for.
-        count: Number of such examples.
-        share: Of the examples of the true class, 0..1.
-    """
-
-    true: str
-    predicted: str
-    count: int
-    share: float
+def _values(drawn: _Ints, true: _Ints, predicted: _Ints, classes: int) -> _Floats:
+    """Returns the metrics of each resample, [resamples, metrics], in the order of `_measured`."""
+    hit = _sum_by(drawn * (true == predicted), true, classes)
+    support, said = _sum_by(drawn, true, classes), _sum_by(drawn, predicted, classes)
+    precision, recall, f1 = _divide(hit, said), _divide(hit, support), _divide(2 * hit, said + support)
+    present = (said + support) > 0
+    averages = [
+        hit.sum(axis=1) / support.sum(axis=1),
+        *(scores.sum(axis=1) / present.sum(axis=1) for scores in (precision, recall, f1)),
+        (f1 * support).sum(axis=1) / support.sum(axis=1),
+    ]
+    return np.concatenate([np.stack(averages, axis=1), precision, recall, f1], axis=1)
 
 
-def most_confused(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> Confusions:
-    """Returns the matrix of the classes with the most mistakes, missed and wrongly given together.
-
-    Args:
-        matrix: Examples by true class (row) and predicted class (column).
-        names: Of the classes.
-        most: Number of classes to keep, in their order; all others become one.
-    """
-    counts = np.asarray(matrix, dtype=np.int64)
-    if len(names) <= most:
-        return Confusions(tuple(names), tuple(map(tuple, counts.tolist())))
-    wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
-    kept = np.sort(np.argsort(-wrong, kind="stable")[:most])
-    place = np.full(len(names), most)
-    place[kept] = np.arange(most)
-    folded = np.zeros((most + 1, most + 1), np.int64)
-    np.add.at(folded, (place[:, None], place[None, :]), counts)
-    left_out = len(names) - most
-    shown = (*(names[i] for i in kept), f"{left_out:,} others")
-    return Confusions(shown, tuple(map(tuple, folded.tolist())), left_out)
+def _measured(labels: _Ints, class_names: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Yields place and name of the metrics in `_values`, less those of classes without examples."""
+    yield from enumerate(COUNTED)
+    present = np.unique(labels)
+    for row, metric in enumerate(("precision", "recall", "f1")):
+        for label in present:
+            place = len(COUNTED) + row * len(class_names) + int(label)
+            yield place, f"{metric}[class={class_names[label]}]"
 
 
-def confused_pairs(
-    matrix: Sequence[Sequence[int]], names: Sequence[str], most: int
-) -> tuple[ConfusedPair, ...]:
-    """Returns the pairs of classes that are confused most often, the most frequent first.
+def _sum_by(drawn: _Ints, keys: _Ints, classes: int) -> _Floats:
+    return np.stack([np.bincount(keys, weights=row, minlength=classes) for row in drawn])
 
-    Args:
-        matrix: Examples by true class (row) and predicted class (column).
-        names: Of the classes.
-        most: Number of pairs.
-    """
-    counts = np.array(matrix, dtype=np.int64)
-    examples = counts.sum(axis=1)
-    np.fill_diagonal(counts, 0)
-    first = np.argsort(-counts, axis=None, kind="stable")[:most]
-    cells = zip(*np.unravel_index(first, counts.shape), strict=True)
-    return tuple(
-        ConfusedPair(names[i], names[j], int(counts[i, j]), float(counts[i, j] / examples[i]))
-        for i, j in cells
-        if counts[i, j]
-    )
+
+def _divide(over: _Floats, under: _Floats) -> _Floats:
+    return np.divide(over, under, out=np.zeros_like(over), where=under > 0)
+
+
+def _interval(values: _Floats) -> Interval:
+    lower, upper = np.percentile(values, _PERCENTILES)
+    return float(lower), float(upper)

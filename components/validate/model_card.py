@@ -1,33 +1,34 @@
-"""The model card: what a model is for, takes, gives, was made of and is worth, as Markdown and as HTML.
-
-What a training left beside its model file: settings.json and history.csv, both optional.
-"""
+"""Model card: what a model is for, takes, returns, was made from and is worth, as Markdown and as HTML."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardline.components.html import Rows, fact_rows, render
+from shardline.components.model_store import SETTINGS_FILE, Export
 from shardline.components.validate.evaluation import Evaluation
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError
 
-# The names that the trainer gives to these files; importing them would import Keras.
-SETTINGS_FILE = "settings.json"
+# The name that the trainer gives to this file; importing it would import Keras.
 HISTORY_FILE = "history.csv"
 
 _NOT_METRICS = ("epoch", "examples", "seconds")
+_UNSET = ("", "[]", "{}", "null")
+_MOST_CLASSES = 40
+MOST_COLUMNS = 20
+_WEAKEST = 5
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How a model was trained.
+    """What a training left beside its model file.
 
     Attributes:
         settings: Content of settings.json; empty where there is none.
@@ -44,42 +45,50 @@ class TrainingRecord:
         return tuple(name for name in names if name.removeprefix("val_") not in names or name[:4] != "val_")
 
 
-def read(model_file: Path) -> TrainingRecord:
-    """Reads what lies beside a model file.
+def read_training(model_file: Path) -> TrainingRecord:
+    """Reads settings.json and history.csv beside a model file, both optional.
 
     Raises:
         ModelError: When one of the files is there and cannot be read.
     """
-    settings, history = model_file.with_name(SETTINGS_FILE), model_file.with_name(HISTORY_FILE)
     return TrainingRecord(
-        _read_settings(settings) if settings.exists() else {},
-        _read_history(history) if history.exists() else {},
+        _read(model_file.with_name(SETTINGS_FILE), _parse_settings),
+        _read(model_file.with_name(HISTORY_FILE), _parse_history),
     )
 
 
-def _read_settings(path: Path) -> Mapping[str, Any]:
+def _read(path: Path, parse: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return parse(path) if path.exists() else {}
+    except (OSError, ValueError, TypeError, csv.Error) as error:
         raise ModelError(f"cannot read {path} beside the model: {error}; remove it or train again") from None
+
+
+def _parse_settings(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("model"), str):
         raise ModelError(f"{path} beside the model names no model function; remove it or train again")
     return content
 
 
-def _read_history(path: Path) -> Mapping[str, tuple[float, ...]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        names = list(rows[0]) if rows else []
-        return {name: tuple(float(row[name] or math.nan) for row in rows) for name in names}
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise ModelError(f"cannot read {path} beside the model: {error}; remove it or train again") from None
+def _parse_history(path: Path) -> dict[str, tuple[float, ...]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: tuple(float(row[name] or math.nan) for row in rows) for name in (rows[0] if rows else ())}
 
 
-_MOST_CLASSES = 40
-_MOST_COLUMNS = 20
-_WEAKEST = 5
+def set_rows(settings: Mapping[str, Any]) -> Rows:
+    """Returns nested settings as rows, without those that are not set: null and empty values."""
+    return [(name, value) for name, value in fact_rows(settings) if value not in _UNSET]
+
+
+def describe_tensors(specs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the tensors of a signature in words: "images: string [n]"; of many the first 20."""
+    shown = [
+        f"{name}: {spec['dtype']} [{', '.join('n' if size is None else str(size) for size in spec['shape'])}]"
+        for name, spec in list(specs.items())[:MOST_COLUMNS]
+    ]
+    return "; ".join(shown) + (f"; {len(specs) - len(shown):,} more" if len(specs) > len(shown) else "")
 
 
 @dataclass(frozen=True)
@@ -87,15 +96,15 @@ class Section:
     """One part of the card.
 
     Attributes:
-        title: Its heading.
+        title: Heading.
         text: Its sentences.
         head: Names of the columns of its table.
-        rows: Of the table; () for none.
+        rows: Rows of the table; empty for none.
     """
 
     title: str
     text: str
-    head: tuple[str, ...] = ("", "")
+    head: tuple[str, ...] = ()
     rows: Sequence[tuple[str, ...]] = ()
 
 
@@ -129,33 +138,28 @@ class ModelCard:
 
 
 def make_card(
-    manifest: Manifest,
-    export: Mapping[str, Any],
-    training: TrainingRecord,
-    evaluation: Evaluation,
-    verdict: str,
+    manifest: Manifest, export: Export, training: TrainingRecord, evaluation: Evaluation, verdict: str
 ) -> ModelCard:
-    """Returns the card of an exported model.
+    """Returns the card of an exported model; a section without rows is left out.
 
     Args:
-        manifest: Of the dataset.
-        export: Content of export.json.
-        training: How the model was trained, as far as that is known.
-        evaluation: What was measured.
+        manifest: Manifest of the dataset.
+        export: What was exported.
+        training: Settings and history of the training, as far as they are known.
+        evaluation: Evaluation of the export.
         verdict: Whether it was blessed, and why, in one sentence.
     """
+    settings = training.settings.get("settings", training.settings)
     sections = (
-        _use(manifest),
         _interface(export),
         _quality(evaluation),
-        _weak_points(evaluation),
+        _weakest_classes(evaluation),
         _data(manifest),
-        Section("Training", "Settings of the run.", ("setting", "value"), _training_rows(training)),
+        Section("Training", "Settings of the run.", ("setting", "value"), set_rows(settings)),
         Section("Provenance", "How to tell this model from others.", ("what", "value"), _provenance(export)),
     )
     title = str(training.settings.get("model", "model"))
-    shown = tuple(one for one in sections if one.rows or one.title == "Use")
-    return ModelCard(title, verdict, shown)
+    return ModelCard(title, verdict, (_use(manifest), *(one for one in sections if one.rows)))
 
 
 def _use(manifest: Manifest) -> Section:
@@ -171,34 +175,22 @@ def _use(manifest: Manifest) -> Section:
     )
 
 
-def _interface(export: Mapping[str, Any]) -> Section:
+def _interface(export: Export) -> Section:
     return Section(
         "Interface",
         "Signatures of the SavedModel. The labels are inside; [n] is the number of examples in a request.",
         ("signature", "takes", "gives"),
         [
-            (name, _specs(signature["inputs"]), _specs(signature["outputs"]))
-            for name, signature in export["signatures"].items()
+            (name, describe_tensors(signature["inputs"]), describe_tensors(signature["outputs"]))
+            for name, signature in export.signatures.items()
         ],
     )
-
-
-def _specs(specs: Mapping[str, Mapping[str, Any]]) -> str:
-    shown = [
-        f"{name}: {spec['dtype']} [{', '.join('n' if size is None else str(size) for size in spec['shape'])}]"
-        for name, spec in list(specs.items())[:_MOST_COLUMNS]
-    ]
-    return "; ".join(shown) + (f"; {len(specs) - len(shown):,} more" if len(specs) > len(shown) else "")
 
 
 def _quality(evaluation: Evaluation) -> Section:
     metrics = evaluation.metrics or {"accuracy": evaluation.accuracy}
     rows = [
-        (
-            name,
-            f"{value:.4g}",
-            "to".join(f" {end:.4g} " for end in evaluation.intervals.get(name, ())).strip(),
-        )
+        (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
         for name, value in metrics.items()
     ]
     text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
@@ -207,7 +199,7 @@ def _quality(evaluation: Evaluation) -> Section:
     return Section("Quality", text, ("metric", "value", "95 % interval"), rows)
 
 
-def _weak_points(evaluation: Evaluation) -> Section:
+def _weakest_classes(evaluation: Evaluation) -> Section:
     weakest = sorted(evaluation.classes, key=lambda score: (score.f1, score.name))[:_WEAKEST]
     return Section(
         "Weakest classes",
@@ -227,26 +219,14 @@ def _data(manifest: Manifest) -> Section:
     return Section("Data", "What it was trained and measured on.", ("what", "value"), rows)
 
 
-def _training_rows(training: TrainingRecord) -> Rows:
-    settings = training.settings.get("settings", training.settings)
-    # Null, and empty text, stand for what was not asked for.
-    return [(name, value) for name, value in fact_rows(settings) if value not in ("null", "", "[]", "{}")]
-
-
-def _provenance(export: Mapping[str, Any]) -> Rows:
-    rows = [("parameters", f"{export['parameters']:,}"), ("bytes", f"{export['bytes']:,}")]
-    if export.get("max_difference") is not None:
-        examples = f"on {export['compared_examples']:,} examples"
-        rows.append(
-            ("largest difference from the trained model", f"{export['max_difference']:.2g} {examples}")
-        )
-    if revision := export.get("git_revision"):
-        rows.append(("git revision", revision))
-    return rows + fact_rows(export["versions"])
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _provenance(export: Export) -> Rows:
+    rows = [("parameters", f"{export.parameters:,}"), ("bytes", f"{export.bytes:,}")]
+    if export.max_difference is not None:
+        difference = f"{export.max_difference:.2g} on {export.compared_examples:,} examples"
+        rows.append(("largest difference from the trained model", difference))
+    if export.git_revision:
+        rows.append(("git revision", export.git_revision))
+    return rows + fact_rows(export.versions)
 
 
 def _escape(text: str) -> str:

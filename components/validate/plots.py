@@ -1,13 +1,4 @@
-"""A figure that becomes an <svg> element: its style, its colours, its text for screen readers.
-
-A reliability diagram: how often a model is right when it says that it is so sure.
-
-A confusion matrix as a plot.
-
-Curves of classes against all others: ROC, and precision over recall.
-
-A learning curve: one metric over the epochs.
-"""
+"""Plots of a report, as <svg> elements in the page's colours, each with a text for screen readers."""
 
 from __future__ import annotations
 
@@ -16,17 +7,18 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from shardline.components.validate.evaluation import Bin, Curve
-from shardline.components.validate.metrics import Confusions
 
 # Drawn in these colours, which nothing else uses, and then replaced by the page's own.
 INK, LINE, SOFT, FIRST, SECOND = "#010203", "#040506", "#050607", "#070809", "#0a0b0c"
@@ -59,26 +51,222 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
 }
 
+# Readable on a white page and on a black one: the cell's strength is its opacity.
+_CELL = "#3b6fd4"
+_MOST_NUMBERED_CLASSES = 20
+_LABEL_LENGTHS = (14, 20, 28, 36)
 
-@contextmanager
-def page_style(name: str) -> Iterator[None]:
-    """Draws what is drawn meanwhile in the page's style.
+# The weakest classes stand out; nobody could tell more than these apart.
+_NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
+_LONGEST_NAME = 20
+
+_MOST_MARKED_EPOCHS = 30
+
+
+def draw_calibration(bins: Sequence[Bin]) -> str:
+    """Draws a reliability diagram: the accuracy and the share of the examples over the confidence.
 
     Args:
-        name: Of the figure, different from others on the page: names inside the element derive from it.
+        bins: Bins of confidence, lowest first.
+
+    Returns:
+        An <svg> element.
     """
+    total = sum(one.examples for one in bins)
+    confidence, accuracy = [one.confidence for one in bins], [one.accuracy for one in bins]
+    with _page_style("calibration"):
+        figure = Figure(figsize=(4.0, 4.0), layout="constrained")
+        axes = _share_axes(figure, "confidence", "share")
+        axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as sure as right")
+        lower, heights = [one.lower for one in bins], [one.examples / total for one in bins]
+        widths = [one.upper - one.lower for one in bins]
+        axes.bar(lower, heights, widths, align="edge", color=SOFT, alpha=0.25, label="of the examples")
+        axes.plot(confidence, accuracy, "-o", color=FIRST, markersize=4, label="right predictions")
+        axes.legend(loc="upper left")
+        said = ", ".join(
+            f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
+        )
+        return _to_svg(figure, f"Reliability: {said}.")
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """A confusion matrix, whole or of the classes that are confused most.
+
+    Attributes:
+        names: Names of its classes; where some were left out the last one stands for all of these.
+        counts: Examples by true class (row) and predicted class (column).
+        left_out: Number of classes behind the last name; 0 when the matrix is whole.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    """One class that is taken for another.
+
+    Attributes:
+        true: Name of the class.
+        predicted: Name of the class that it is taken for.
+        count: Number of such examples.
+        share: Share of the examples of the true class, 0..1.
+    """
+
+    true: str
+    predicted: str
+    count: int
+    share: float
+
+
+def most_confused(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> Confusions:
+    """Returns the matrix of the classes with the most mistakes, missed and wrongly given together.
+
+    Args:
+        matrix: Examples by true class (row) and predicted class (column).
+        names: Class names.
+        most: Number of classes to keep, in their order; all others become one.
+    """
+    counts = np.asarray(matrix, dtype=np.int64)
+    if len(names) <= most:
+        return Confusions(tuple(names), tuple(map(tuple, counts.tolist())))
+    wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
+    kept = np.sort(np.argsort(-wrong, kind="stable")[:most])
+    place = np.full(len(names), most)
+    place[kept] = np.arange(most)
+    folded = np.zeros((most + 1, most + 1), np.int64)
+    np.add.at(folded, (place[:, None], place[None, :]), counts)
+    left_out = len(names) - most
+    shown = (*(names[i] for i in kept), f"{left_out:,} others")
+    return Confusions(shown, tuple(map(tuple, folded.tolist())), left_out)
+
+
+def confused_pairs(
+    matrix: Sequence[Sequence[int]], names: Sequence[str], most: int
+) -> tuple[ConfusedPair, ...]:
+    """Returns the pairs of classes that are confused most often, the most frequent first.
+
+    Args:
+        matrix: Examples by true class (row) and predicted class (column).
+        names: Class names.
+        most: Number of pairs.
+    """
+    counts = np.array(matrix, dtype=np.int64)
+    examples = counts.sum(axis=1)
+    np.fill_diagonal(counts, 0)
+    first = np.argsort(-counts, axis=None, kind="stable")[:most]
+    cells = zip(*np.unravel_index(first, counts.shape), strict=True)
+    return tuple(
+        ConfusedPair(names[i], names[j], int(counts[i, j]), float(counts[i, j] / examples[i]))
+        for i, j in cells
+        if counts[i, j]
+    )
+
+
+def draw_confusion(confusions: Confusions) -> str:
+    """Draws a confusion matrix; a cell is as strong as its share of the row's examples.
+
+    Args:
+        confusions: At most some 40 classes: every one is named.
+
+    Returns:
+        An <svg> element.
+    """
+    counts = np.asarray(confusions.counts, dtype=np.int64)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    short = _shorten(confusions.names)
+    side = float(np.clip(1.6 + 0.42 * len(short), 3.4, 8.5))
+    colours = LinearSegmentedColormap.from_list("cells", [(*to_rgba(_CELL)[:3], 0.0), to_rgba(_CELL)])
+    with _page_style("confusion"):
+        figure = Figure(figsize=(side, side), layout="constrained")
+        axes = figure.subplots()
+        axes.imshow(shares, cmap=colours, vmin=0.0, vmax=1.0, interpolation="none")
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
+        axes.set_xticks(range(len(short)), short, rotation=90 if max(map(len, short)) > 3 else 0)
+        axes.set_yticks(range(len(short)), short)
+        if len(short) <= _MOST_NUMBERED_CLASSES:
+            for row, column in np.argwhere(counts > 0):
+                colour = "white" if shares[row, column] > 0.5 else INK
+                count = f"{counts[row, column]:,}"
+                axes.text(column, row, count, ha="center", va="center", fontsize=9, color=colour)
+        right, total = int(np.trace(counts)), int(counts.sum())
+        return _to_svg(
+            figure,
+            f"Confusion matrix of {len(short)} classes: {right:,} examples on the diagonal, "
+            f"{total - right:,} beside it.",
+        )
+
+
+def draw_roc(curves: Sequence[Curve]) -> str:
+    """Draws ROC curves as an <svg> element, those with the smallest areas by name."""
+    return _draw_curves(curves, "ROC", "false positive rate", "true positive rate", "lower right")
+
+
+def draw_precision_recall(curves: Sequence[Curve]) -> str:
+    """Draws precision over recall as an <svg> element, the classes with the smallest areas by name."""
+    return _draw_curves(curves, "Precision over recall", "recall", "precision", "lower left")
+
+
+def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
+    """Draws one metric over the epochs, training and, where there is one, validation.
+
+    Args:
+        name: Name of the metric, a column of `history`; its validation twin is `val_<name>`.
+        history: Columns of numbers, one per epoch.
+
+    Returns:
+        An <svg> element.
+    """
+    said = []
+    with _page_style(f"curve {name}"):
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for column, label, colour, dashes, marker in (
+            (name, "training", FIRST, "-", "o"),
+            (f"val_{name}", "validation", SECOND, "--", "s"),
+        ):
+            if not (values := history.get(column)):
+                continue
+            epochs = history.get("epoch") or range(1, len(values) + 1)
+            marked = marker if len(values) <= _MOST_MARKED_EPOCHS else None
+            axes.plot(epochs, values, dashes, color=colour, label=label, marker=marked, markersize=4)
+            said.append(f"{label} from {values[0]:.4g} to {values[-1]:.4g}")
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid()
+        axes.legend()
+        return _to_svg(figure, f"{name} per epoch: {', '.join(said) or 'no values'}")
+
+
+def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str, legend: str) -> str:
+    weakest = sorted(curves, key=lambda curve: curve.area)
+    named = list(zip(weakest, _NAMED_LINES, strict=False))
+    with _page_style(title):
+        figure = Figure(figsize=(4.0, 4.0), layout="constrained")
+        axes = _share_axes(figure, x, y)
+        for curve in weakest[len(named) :]:
+            axes.plot(curve.x, curve.y, color=SOFT, linewidth=0.8, alpha=0.5)
+        for curve, (colour, dashes) in reversed(named):
+            name = curve.name if len(curve.name) <= _LONGEST_NAME else curve.name[: _LONGEST_NAME - 1] + "…"
+            axes.plot(curve.x, curve.y, dashes, color=colour, label=f"{name} {curve.area:.3f}")
+        axes.legend(loc=legend, title="smallest areas" if len(curves) > len(named) else "areas", reverse=True)
+        smallest = ", ".join(f"{curve.name} {curve.area:.3f}" for curve, _ in named)
+        return _to_svg(figure, f"{title} of {len(curves):,} classes; smallest areas: {smallest}.")
+
+
+@contextmanager
+def _page_style(name: str) -> Iterator[None]:
+    """Draws in the page's style; names inside the element derive from `name`, unique on the page."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         yield
 
 
-def share_axes(figure: Figure, x: str, y: str) -> Any:
-    """Returns axes that both show shares, 0..1, as a square.
-
-    Args:
-        figure: Gets the axes.
-        x: Name of what lies across.
-        y: Name of what lies upwards.
-    """
+def _share_axes(figure: Figure, x: str, y: str) -> Any:
+    """Returns square axes with these names that both show shares, 0..1."""
     axes = figure.subplots()
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=x, ylabel=y, aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
@@ -88,12 +276,12 @@ def share_axes(figure: Figure, x: str, y: str) -> Any:
     return axes
 
 
-def to_svg(figure: Figure, description: str) -> str:
+def _to_svg(figure: Figure, description: str) -> str:
     """Returns the figure as an element that can stand in a page beside others.
 
     Args:
-        figure: What to draw. The caller's style context must still be open.
-        description: What a screen reader says instead.
+        figure: Figure to draw. The caller's style context must still be open.
+        description: Text for a screen reader.
     """
     text = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -113,94 +301,9 @@ def to_svg(figure: Figure, description: str) -> str:
     width, height = figure.get_size_inches() * 72
     opening = (
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="{_escape(description)}" style="max-width:{width * 1.35:.0f}px">'
+        f'aria-label="{escape(description)}" style="max-width:{width * 1.35:.0f}px">'
     )
     return re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1)
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-
-
-def draw_calibration(bins: Sequence[Bin]) -> str:
-    """Draws the accuracy over the confidence, and how many examples have which confidence.
-
-    Args:
-        bins: Lowest confidence first.
-
-    Returns:
-        An <svg> element.
-    """
-    total = sum(one.examples for one in bins)
-    with page_style("calibration"):
-        figure = Figure(figsize=(4.0, 4.0), layout="constrained")
-        axes = share_axes(figure, "confidence", "share")
-        axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as sure as right")
-        axes.bar(
-            [one.lower for one in bins],
-            [one.examples / total for one in bins],
-            [one.upper - one.lower for one in bins],
-            align="edge",
-            color=SOFT,
-            alpha=0.25,
-            label="of the examples",
-        )
-        axes.plot(
-            [one.confidence for one in bins],
-            [one.accuracy for one in bins],
-            "-o",
-            color=FIRST,
-            markersize=4,
-            label="right predictions",
-        )
-        axes.legend(loc="upper left")
-        return to_svg(figure, f"Reliability: {_describe(bins)}.")
-
-
-def _describe(bins: Sequence[Bin]) -> str:
-    said = (
-        f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
-    )
-    return ", ".join(said) or "nothing was measured"
-
-
-# Readable on a white page and on a black one: the cell's strength is its opacity.
-_CELL = "#3b6fd4"
-_MOST_NUMBERED_CLASSES = 20
-_LABEL_LENGTHS = (14, 20, 28, 36)
-
-
-def draw_confusion(confusions: Confusions) -> str:
-    """Draws a confusion matrix; a cell is as strong as its share of the row's examples.
-
-    Args:
-        confusions: At most some 40 classes: every one is named.
-
-    Returns:
-        An <svg> element.
-    """
-    counts = np.asarray(confusions.counts, dtype=np.int64)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    short = _shorten(confusions.names)
-    side = float(np.clip(1.6 + 0.42 * len(short), 3.4, 8.5))
-    colours = LinearSegmentedColormap.from_list("cells", [(*to_rgba(_CELL)[:3], 0.0), to_rgba(_CELL)])
-    with page_style("confusion"):
-        figure = Figure(figsize=(side, side), layout="constrained")
-        axes = figure.subplots()
-        axes.imshow(shares, cmap=colours, vmin=0.0, vmax=1.0, interpolation="none")
-        axes.set_xlabel("predicted class")
-        axes.set_ylabel("true class")
-        upright = max(map(len, short)) > 3
-        axes.set_xticks(range(len(short)), short, rotation=90 if upright else 0)
-        axes.set_yticks(range(len(short)), short)
-        if len(short) <= _MOST_NUMBERED_CLASSES:
-            _write_counts(axes, counts, shares)
-        right, total = int(np.trace(counts)), int(counts.sum())
-        return to_svg(
-            figure,
-            f"Confusion matrix of {len(short)} classes: {right:,} examples on the diagonal, "
-            f"{total - right:,} beside it.",
-        )
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
@@ -211,113 +314,3 @@ def _shorten(names: Sequence[str]) -> list[str]:
         if len(set(short)) == len(short):
             break
     return short
-
-
-def _write_counts(axes: Any, counts: Any, shares: Any) -> None:
-    for row, column in np.argwhere(counts > 0):
-        axes.text(
-            column,
-            row,
-            f"{counts[row, column]:,}",
-            ha="center",
-            va="center",
-            fontsize=9,
-            color="white" if shares[row, column] > 0.5 else INK,
-        )
-
-
-# The weakest classes stand out; more than these nobody could tell apart.
-_NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
-
-
-def draw_roc(curves: Sequence[Curve]) -> str:
-    """Draws ROC curves, those with the smallest areas by name.
-
-    Returns:
-        An <svg> element.
-    """
-    return _draw(curves, "ROC", "false positive rate", "true positive rate", "lower right")
-
-
-def draw_precision_recall(curves: Sequence[Curve]) -> str:
-    """Draws precision over recall, the classes with the smallest areas by name.
-
-    Returns:
-        An <svg> element.
-    """
-    return _draw(curves, "Precision over recall", "recall", "precision", "lower left")
-
-
-def _draw(curves: Sequence[Curve], title: str, x: str, y: str, legend: str) -> str:
-    weakest = sorted(curves, key=lambda curve: curve.area)
-    named = list(zip(weakest, _NAMED_LINES, strict=False))
-    with page_style(title):
-        figure = Figure(figsize=(4.0, 4.0), layout="constrained")
-        axes = share_axes(figure, x, y)
-        for curve in weakest[len(named) :]:
-            axes.plot(curve.x, curve.y, color=SOFT, linewidth=0.8, alpha=0.5)
-        for curve, (colour, dashes) in reversed(named):
-            axes.plot(
-                curve.x,
-                curve.y,
-                dashes,
-                color=colour,
-                label=f"{_curves_shorten(curve.name)} {curve.area:.3f}",
-            )
-        axes.legend(loc=legend, title="smallest areas" if len(curves) > len(named) else "areas", reverse=True)
-        smallest = ", ".join(f"{curve.name} {curve.area:.3f}" for curve, _ in named)
-        return to_svg(figure, f"{title} of {len(curves):,} classes; smallest areas: {smallest}.")
-
-
-def _curves_shorten(name: str) -> str:
-    return name if len(name) <= 20 else name[:19] + "…"
-
-
-_MOST_MARKED_EPOCHS = 30
-
-
-def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
-    """Draws one metric over the epochs, training and, where there is one, validation.
-
-    Args:
-        name: Of the metric, a column of `history`; its validation twin is `val_<name>`.
-        history: Columns of numbers, one per epoch.
-
-    Returns:
-        An <svg> element.
-    """
-    lines = (
-        (name, "training", FIRST, "-", "o"),
-        (f"val_{name}", "validation", SECOND, "--", "s"),
-    )
-    with page_style(f"curve {name}"):
-        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
-        axes = figure.subplots()
-        for column, label, colour, dashes, marker in lines:
-            values = history.get(column)
-            if values is None:
-                continue
-            epochs = history.get("epoch") or range(1, len(values) + 1)
-            axes.plot(
-                epochs,
-                values,
-                dashes,
-                color=colour,
-                label=label,
-                marker=marker if len(values) <= _MOST_MARKED_EPOCHS else None,
-                markersize=4,
-            )
-        axes.set_xlabel("epoch")
-        axes.set_ylabel(name)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid()
-        axes.legend()
-        return to_svg(figure, f"{name} per epoch: {_learning_describe(name, history)}")
-
-
-def _learning_describe(name: str, history: Mapping[str, Sequence[float]]) -> str:
-    said = []
-    for column, label in ((name, "training"), (f"val_{name}", "validation")):
-        if values := history.get(column):
-            said.append(f"{label} from {values[0]:.4g} to {values[-1]:.4g}")
-    return ", ".join(said) or "no values"

@@ -1,48 +1,35 @@
-"""One rule of the gate, as a person writes it: `accuracy >= 0.95`, `recall[class=healthy] >= champion - 0.1`.
+"""Rules of the gate: what a model must pass, as a person writes it.
+
+A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion - 0.1`.
 
     rule   = value operator limit ["(" "p" "<" number ")"]
     value  = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")"
     limit  = number | "champion" [("+" | "-") number]
 
-The texts are read by regular expressions; nothing in them is ever evaluated.
-
-The comparisons that a rule may make.
+Rules are read by a regular expression; nothing in them is ever evaluated.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from shardline.components.validate.evaluation import COUNTED
+from shardline.components.validate.evaluation import COUNTED, METRICS
 from shardline.trainer.errors import SettingsError
 
-#: Every metric that a rule may name; times are in milliseconds, sizes in MB, throughput in examples/s.
-METRICS = (
-    *COUNTED,
-    "top5_accuracy",
-    "log_loss",
-    "roc_auc",
-    "pr_auc",
-    "ece",
-    "latency_p50_ms",
-    "latency_p95_ms",
-    "latency_batch32_p50_ms",
-    "latency_batch32_p95_ms",
-    "throughput",
-    "size_mb",
-    "peak_memory_mb",
-    "max_difference",
-    "batch_difference",
-    "jpeg_flips",
-    "shift_flips",
-)
-
-#: Metrics of one class, as in `recall[class=healthy]`; of any other slice there is the accuracy.
+#: Metrics of one class, as in `recall[class=healthy]`; any other slice has only the accuracy.
 CLASS_METRICS = ("accuracy", "precision", "recall", "f1")
+
+#: Every one of them is False for NaN.
+OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RULE = re.compile(
@@ -60,8 +47,8 @@ class Rule:
     """One comparison that a model must pass.
 
     Attributes:
-        text: As it was written.
-        metric: What is measured: one of METRICS, or of CLASS_METRICS where it is of a slice.
+        text: The rule as it was written.
+        metric: Name of the metric: one of METRICS, or of CLASS_METRICS for a slice.
         operator: ">=", "<=", ">", "<" or "==".
         limit: The number to compare with, or what is added to the champion's value.
         slice: Name of the slice, "class=healthy"; "" for all examples.
@@ -87,11 +74,20 @@ class Rule:
         return f"{self.metric}[{self.slice}]" if self.slice else self.metric
 
 
+def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+    """Reads some rules.
+
+    Raises:
+        SettingsError: When one is no rule, or names an unknown metric; lists the known ones.
+    """
+    return tuple(map(parse_rule, texts))
+
+
 def parse_rule(text: str) -> Rule:
     """Reads one rule.
 
     Raises:
-        SettingsError: When it is no rule, or names a metric that there is none of; says which there are.
+        SettingsError: As `parse_rules` does.
     """
     if not (match := _RULE.fullmatch(text)):
         raise SettingsError(
@@ -112,25 +108,16 @@ def parse_rule(text: str) -> Rule:
         champion=bool(part["champion"]),
         p=float(part["p"]) if part["p"] else None,
     )
-    _check_metric(rule, feature.strip())
+    _check_metric(rule)
     _check_p(rule)
     return rule
 
 
-def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Reads some rules.
-
-    Raises:
-        SettingsError: As `parse_rule` does.
-    """
-    return tuple(parse_rule(text) for text in texts)
-
-
-def _check_metric(rule: Rule, feature: str) -> None:
-    known: tuple[str, ...] = METRICS
-    if rule.worst or feature == "class":
+def _check_metric(rule: Rule) -> None:
+    known = METRICS
+    if rule.worst or rule.slice.startswith("class="):
         known = CLASS_METRICS
-    elif feature:
+    elif rule.slice:
         known = ("accuracy",)
     if rule.metric not in known:
         where = f" of the slice {rule.slice!r}" if rule.slice else " of slices" if rule.worst else ""
@@ -143,24 +130,11 @@ def _check_metric(rule: Rule, feature: str) -> None:
 def _check_p(rule: Rule) -> None:
     if rule.p is None:
         return
-    if not (rule.champion and rule.operator == ">" and rule.limit == 0 and _is_counted(rule)):
+    is_counted = not rule.worst and rule.metric in (CLASS_METRICS[1:] if rule.slice else COUNTED)
+    if not (rule.champion and rule.operator == ">" and rule.limit == 0 and is_counted):
         raise SettingsError(
             f"(p < ...) belongs to a rule like 'accuracy > champion (p < 0.05)', got {rule.text!r}; its "
             f"metric may be one of {', '.join(COUNTED)}, or precision, recall or f1 of a class"
         )
-    if not 0 < rule.p < 1 or math.isnan(rule.p):
+    if not 0 < rule.p < 1:
         raise SettingsError(f"p must be between 0 and 1, got {rule.p} in the rule {rule.text!r}; try 0.05")
-
-
-def _is_counted(rule: Rule) -> bool:
-    return not rule.worst and (rule.metric in COUNTED if not rule.slice else rule.metric in CLASS_METRICS[1:])
-
-
-#: By sign; every one of them is False for NaN.
-OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    ">": operator.gt,
-    "<": operator.lt,
-}

@@ -1,8 +1,7 @@
-"""A SavedModel, used as a client would use it: through its serving signature.
+"""Served model: a SavedModel used as a client uses it, through its signatures, and what it costs to serve.
 
-Latency: how long a client waits for the exported model, and what the model costs in memory.
-
-Stability: whether a model says the same of an example however it is asked (metamorphic checks).
+Latency is what a client waits. Stability is whether the model says the same of an example however it is asked
+(metamorphic checks): alone or in a batch, and after changes that a person hardly sees.
 """
 
 from __future__ import annotations
@@ -18,13 +17,23 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.components.validate.signatures import DEFAULT, EXAMPLE, OUTPUTS
+from shardline.components.validate.signatures import DEFAULT, EXAMPLE, EXAMPLES, IMAGES, OUTPUTS
 from shardline.trainer.errors import ModelError
+
+#: Number of requests that `measure_costs` uses.
+REQUESTS = 32
+
+_WARM_UP = 3
+_MOST_CALLS = 100
+_SECONDS = 1.0
+_BATCH = 32
+_MB = 1e6
+_JPEG_QUALITY = 90
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of some images.
+    """Answers of a model.
 
     Attributes:
         probabilities: float32 [n, classes].
@@ -35,29 +44,29 @@ class Predictions:
     labels: npt.NDArray[np.int64]
 
 
+Serve = Callable[[tf.Tensor], Predictions]
+
+
 class ServedModel:
-    """A SavedModel behind the signature that Shardline exports."""
+    """A SavedModel behind the signatures that Shardline exports."""
 
     def __init__(self, path: Path, classes: int) -> None:
         """Loads the model.
 
         Args:
             path: Directory of the SavedModel.
-            classes: Number of probabilities per image that are expected.
+            classes: Number of probabilities per example that are expected.
 
         Raises:
             ModelError: When there is no SavedModel, or it has another signature.
         """
-        self._path = path
+        self.path = path
         try:
-            # The signature alone does not keep the variables alive, the loaded object does.
+            # The signatures alone do not keep the variables alive, the loaded object does.
             self._loaded = tf.saved_model.load(str(path))
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise ModelError(f"cannot load the exported model {path}: {error}; export it again") from None
-        self._serve = self._loaded.signatures.get(DEFAULT)
-        if self._serve is None:
-            raise ModelError(f"the SavedModel {path} has no signature {DEFAULT!r}; export it again")
-        outputs = self._serve.structured_outputs
+        outputs = self._signature(DEFAULT).structured_outputs
         if missing := [name for name in OUTPUTS if name not in outputs]:
             raise ModelError(
                 f"the signature {DEFAULT!r} of {path} has no output {', '.join(missing)}; export it again"
@@ -77,8 +86,7 @@ class ServedModel:
         Raises:
             tf.errors.InvalidArgumentError: When one of them cannot be decoded.
         """
-        outputs = self._serve(images=images)
-        return Predictions(outputs["probabilities"].numpy(), outputs["label"].numpy())
+        return self._answer(DEFAULT, {IMAGES: images})
 
     def predict_examples(self, serialized: tf.Tensor) -> Predictions:
         """Predicts a batch of examples as a dataset holds them: of images or of tables.
@@ -90,20 +98,39 @@ class ServedModel:
             ModelError: When the model was exported without that signature.
             tf.errors.InvalidArgumentError: When one of them lacks a column or cannot be decoded.
         """
-        serve = self._loaded.signatures.get(EXAMPLE)
-        if serve is None:
-            raise ModelError(f"the SavedModel {self._path} has no signature {EXAMPLE!r}; export it again")
-        outputs = serve(examples=serialized)
+        return self._answer(EXAMPLE, {EXAMPLES: serialized})
+
+    def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
+        outputs = self._signature(signature)(**request)
         return Predictions(outputs["probabilities"].numpy(), outputs["label"].numpy())
 
+    def _signature(self, name: str) -> Any:
+        if (found := self._loaded.signatures.get(name)) is None:
+            raise ModelError(f"the SavedModel {self.path} has no signature {name!r}; export it again")
+        return found
 
-_WARM_UP = 3
-_MOST_CALLS = 100
-_SECONDS = 1.0
-_BATCH = 32
-_MB = 1e6
 
-Serve = Callable[[tf.Tensor], object]
+def measure_costs(model: ServedModel, images: tf.Tensor | None, records: tf.Tensor) -> dict[str, float]:
+    """Measures what a model costs to serve, and how stable its answers are.
+
+    Args:
+        model: The served model.
+        images: At least one encoded image, a string tensor [n]; None for a table.
+        records: The same examples serialized, for a table.
+
+    Returns:
+        The latencies of `measure_latency`; batch_difference; of images jpeg_flips and shift_flips;
+        peak_memory_mb, the largest resident size that this process has had, TensorFlow included; and size_mb,
+        the size of the SavedModel. Sizes are in MB.
+    """
+    serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
+    return {
+        **measure_latency(serve, requests),
+        "batch_difference": batch_difference(serve, requests),
+        **({} if images is None else flips(serve, images)),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
+        "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
+    }
 
 
 def measure_latency(serve: Serve, requests: tf.Tensor) -> dict[str, float]:
@@ -119,22 +146,51 @@ def measure_latency(serve: Serve, requests: tf.Tensor) -> dict[str, float]:
     """
     single, batched = _time(serve, requests, 1), _time(serve, requests, _BATCH)
     return {
-        "latency_p50_ms": _percentile(single, 50),
-        "latency_p95_ms": _percentile(single, 95),
-        "latency_batch32_p50_ms": _percentile(batched, 50),
-        "latency_batch32_p95_ms": _percentile(batched, 95),
+        **{f"latency_p{p}_ms": float(np.percentile(single, p)) * 1e3 for p in (50, 95)},
+        **{f"latency_batch32_p{p}_ms": float(np.percentile(batched, p)) * 1e3 for p in (50, 95)},
         "throughput": _BATCH / float(np.mean(batched)),
     }
 
 
-def size_mb(directory: Path) -> float:
-    """Returns the size of the files in a directory, in MB."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / _MB
+def batch_difference(serve: Serve, requests: tf.Tensor) -> float:
+    """Returns the largest difference that batch size and order make to a probability, on 32 examples.
+
+    Examples with an output that is not finite are left out.
+
+    Args:
+        serve: Answers some requests.
+        requests: At least one, [n].
+    """
+    some = requests[:REQUESTS]
+    together = serve(some).probabilities
+    turned = serve(some[::-1]).probabilities[::-1]
+    alone = np.concatenate([serve(some[place : place + 1]).probabilities for place in range(len(together))])
+    differences = np.abs(np.stack([turned, alone]) - together)
+    finite = differences[np.isfinite(differences)]
+    return float(finite.max()) if finite.size else 0.0
 
 
-def peak_memory_mb() -> float:
-    """Returns the largest resident size that this process has had, TensorFlow included, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB
+def flips(serve: Serve, images: tf.Tensor) -> dict[str, float]:
+    """Returns the share of 32 images whose predicted class a hardly visible change flips.
+
+    Args:
+        serve: Answers some encoded images.
+        images: At least one, a string tensor of shape [n].
+
+    Returns:
+        jpeg_flips for encoding as a JPEG of quality 90, shift_flips for a shift by one pixel.
+    """
+    some = images[:REQUESTS]
+    predicted = serve(some).labels
+    pixels = [tf.io.decode_image(image, expand_animations=False) for image in some]
+    changed = {
+        "jpeg_flips": [tf.io.encode_jpeg(one, quality=_JPEG_QUALITY) for one in pixels],
+        "shift_flips": [tf.io.encode_png(_shift(one.numpy())) for one in pixels],
+    }
+    return {
+        name: float((serve(tf.stack(encoded)).labels != predicted).mean())
+        for name, encoded in changed.items()
+    }
 
 
 def _time(serve: Serve, requests: tf.Tensor, size: int) -> list[float]:
@@ -151,63 +207,6 @@ def _time(serve: Serve, requests: tf.Tensor, size: int) -> list[float]:
     return seconds
 
 
-def _percentile(seconds: list[float], percent: float) -> float:
-    return float(np.percentile(seconds, percent)) * 1e3
-
-
-_EXAMPLES = 32
-_JPEG_QUALITY = 90
-_SHIFT = 1
-
-Answer = Callable[[tf.Tensor], Predictions]
-
-
-def batch_difference(serve: Answer, requests: tf.Tensor) -> float:
-    """Returns the largest difference that batch size and order make to a probability, on 32 examples.
-
-    Examples with an output that is not finite are left out.
-
-    Args:
-        serve: Answers some requests.
-        requests: At least one, [n].
-    """
-    some = requests[:_EXAMPLES]
-    together = serve(some).probabilities
-    turned = serve(some[::-1]).probabilities[::-1]
-    alone = np.concatenate([serve(some[place : place + 1]).probabilities for place in range(len(together))])
-    differences = np.abs(np.stack([turned, alone]) - together)
-    finite = differences[np.isfinite(differences)]
-    return float(finite.max()) if finite.size else 0.0
-
-
-def flips(serve: Answer, images: tf.Tensor) -> dict[str, float]:
-    """Returns on which share of 32 images a change that a person hardly sees changes the predicted class.
-
-    Args:
-        serve: Answers some encoded images.
-        images: At least one, a string tensor of shape [n].
-
-    Returns:
-        jpeg_flips for encoding as a JPEG of quality 90, shift_flips for a shift by one pixel.
-    """
-    some = images[:_EXAMPLES]
-    predicted = serve(some).labels
-    changes: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {"jpeg_flips": _as_jpeg, "shift_flips": _shifted}
-    return {
-        name: float((serve(tf.stack([change(image) for image in some])).labels != predicted).mean())
-        for name, change in changes.items()
-    }
-
-
-def _as_jpeg(image: tf.Tensor) -> tf.Tensor:
-    return tf.io.encode_jpeg(_decode(image), quality=_JPEG_QUALITY)
-
-
-def _shifted(image: tf.Tensor) -> tf.Tensor:
-    pixels: npt.NDArray[Any] = _decode(image).numpy()
-    edges = ((_SHIFT, 0), (_SHIFT, 0), (0, 0))
-    return tf.io.encode_png(np.pad(pixels, edges, mode="edge")[:-_SHIFT, :-_SHIFT])
-
-
-def _decode(image: tf.Tensor) -> tf.Tensor:
-    return tf.io.decode_image(image, expand_animations=False)
+def _shift(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Shifts an image by one pixel to the lower right; the edge is repeated."""
+    return np.pad(pixels, ((1, 0), (1, 0), (0, 0)), mode="edge")[:-1, :-1]

@@ -1,31 +1,35 @@
-"""The signatures of an exported model: what each of them takes, and the one answer that all of them give."""
+"""Signatures of an exported model: what each takes, the answer that all give, and requests to them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.trainer.data.decode import Inputs, decode_batch, decode_image
+from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, encode_stored, parse_batch
 from shardline.trainer.data.manifest import Feature, Manifest
 from shardline.trainer.models.head import Head
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"
 
-#: Images that are decoded already.
+#: Decoded images.
 TENSOR = "serving_tensor"
 
 #: Serialized tf.train.Example, as a dataset holds them; label and key are not needed.
 EXAMPLE = "serving_example"
 
-#: The argument of each signature, where it has but one.
+#: The argument of each signature that has only one.
 IMAGES, PIXELS, EXAMPLES = "images", "pixels", "examples"
 
 OUTPUTS = ("probabilities", "label", "label_name")
+
+_BATCH = 64
 
 Answer = dict[str, tf.Tensor]
 
@@ -34,34 +38,23 @@ Function = Any
 
 
 def make_signatures(model: keras.Model, manifest: Manifest, head: Head) -> dict[str, Function]:
-    """Returns the signatures of a model, by name; their docstring is that of `export.export_model`.
+    """Returns the signatures of a model by name, as `export.export_model` documents them.
 
     Args:
-        model: Takes the manifest's images or columns and gives one number per class.
-        manifest: Of the dataset that the model was trained on.
+        model: Takes the manifest's images or columns and returns one number per class.
+        manifest: Manifest of the dataset that the model was trained on.
         head: Whether these numbers are probabilities or logits, which get a softmax.
     """
 
-    # Functions of their own, so that model and decoder are traced once, however many signatures there are.
-    def answer_inputs(inputs: Inputs) -> Answer:
-        return _answer(predict(model, inputs, head), manifest.class_names)
+    def answer(inputs: Inputs) -> Answer:
+        probabilities = predict(model, inputs, head)
+        label = tf.argmax(probabilities, axis=-1)
+        label_name = tf.gather(tf.constant(manifest.class_names), label)
+        return dict(zip(OUTPUTS, (probabilities, label, label_name), strict=True))
 
-    inputs = manifest.inputs
-    if "image" not in inputs:
-        takes = {name: tf.TensorSpec([None], item.dtype) for name, item in inputs.items()}
-        answer = _function(answer_inputs, takes)
-        return {DEFAULT: _on_columns(answer, inputs), EXAMPLE: _on_examples(answer, inputs)}
-    image = inputs["image"]
-    answer = _function(answer_inputs, tf.TensorSpec([None, *image.shape], tf.uint8))
-    decode = _function(lambda files: _decode_files(files, image), tf.TensorSpec([None], tf.string))
-    stored = decode
-    if image.encoding == "raw":
-        stored = _function(lambda pixels: decode_batch(pixels, image), tf.TensorSpec([None], tf.string))
-    return {
-        DEFAULT: _on_images(answer, decode),
-        TENSOR: _on_pixels(answer, image),
-        EXAMPLE: _on_examples(answer, inputs, stored),
-    }
+    if "image" in manifest.inputs:
+        return _image_signatures(answer, manifest.inputs["image"])
+    return _table_signatures(answer, manifest.inputs)
 
 
 def predict(model: keras.Model, inputs: Inputs, head: Head) -> tf.Tensor:
@@ -89,49 +82,79 @@ def argument_names(inputs: Collection[str]) -> dict[str, str]:
     return names
 
 
+def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> dict[str, dict[str, tf.Tensor]]:
+    """Returns the arguments of each signature for a batch of stored examples.
+
+    Args:
+        manifest: Manifest of the dataset.
+        examples: Serialized tf.train.Example, a string tensor of shape [n].
+        inputs: The same examples as the model takes them.
+    """
+    if "image" not in manifest.inputs:
+        names = argument_names(manifest.inputs)
+        columns = {names[column]: values for column, values in inputs.items()}
+        return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: columns}
+    stored = tf.io.parse_example(examples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
+    images = tf.stack([encode_stored(one, manifest.image) for one in stored])
+    return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: {IMAGES: images}, TENSOR: {PIXELS: inputs}}
+
+
+def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple[tf.Tensor, Any]]:
+    """Yields serialized examples in batches of up to 64, as they are stored and as the model takes them."""
+    for start in range(0, len(samples), _BATCH):
+        examples = tf.constant(samples[start : start + _BATCH])
+        yield examples, parse_batch(examples, manifest.inputs)[0]
+
+
+def largest_gap(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32]) -> float:
+    """Returns the largest absolute difference; 1 where one of two is a number and the other is not."""
+    finite = np.isfinite(expected)
+    if (finite != np.isfinite(found)).any():
+        return 1.0
+    return float(np.abs(np.where(finite, expected, 0) - np.where(finite, found, 0)).max())
+
+
 def _is_plain(name: str) -> bool:
     # TensorFlow has a use of its own for an argument "self".
     return bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)) and name != "self"
 
 
-def _answer(probabilities: tf.Tensor, class_names: tuple[str, ...]) -> Answer:
-    label = tf.argmax(probabilities, axis=-1)
-    label_name = tf.gather(tf.constant(class_names), label)
-    return dict(zip(OUTPUTS, (probabilities, label, label_name), strict=True))
-
-
-def _on_images(answer: Function, decode: Function) -> Function:
-    def serve(images: tf.Tensor) -> Any:
-        return answer(decode(images))
-
-    return _function(serve, tf.TensorSpec([None], tf.string, IMAGES))
-
-
-def _on_pixels(answer: Function, image: Feature) -> Function:
-    return _function(lambda pixels: answer(pixels), tf.TensorSpec([None, *image.shape], tf.uint8, PIXELS))
-
-
-def _on_columns(answer: Function, columns: Mapping[str, Feature]) -> Function:
-    names = argument_names(columns)
-
-    def serve(given: dict[str, tf.Tensor]) -> Any:
-        return answer({column: given[name] for column, name in names.items()})
-
-    return _function(
-        serve, {names[name]: tf.TensorSpec([None], item.dtype, names[name]) for name, item in columns.items()}
-    )
-
-
-def _on_examples(answer: Function, inputs: Mapping[str, Feature], decode: Function | None = None) -> Function:
-    stored = {
-        name: tf.io.FixedLenFeature([], "string" if decode else item.dtype) for name, item in inputs.items()
+def _image_signatures(answer: Callable[[Inputs], Answer], image: Feature) -> dict[str, Function]:
+    # Functions of their own, so that model and decoder are traced once, however many signatures there are.
+    answer = _function(answer, tf.TensorSpec([None, *image.shape], tf.uint8))
+    decode = _function(lambda files: _decode_files(files, image), tf.TensorSpec([None], tf.string))
+    stored = decode
+    if image.encoding == "raw":
+        stored = _function(lambda pixels: decode_batch(pixels, image), tf.TensorSpec([None], tf.string))
+    parse = {"image": tf.io.FixedLenFeature([], "string")}
+    return {
+        DEFAULT: _function(lambda images: answer(decode(images)), tf.TensorSpec([None], tf.string, IMAGES)),
+        TENSOR: _function(
+            lambda pixels: answer(pixels), tf.TensorSpec([None, *image.shape], tf.uint8, PIXELS)
+        ),
+        EXAMPLE: _function(
+            lambda examples: answer(stored(tf.io.parse_example(examples, parse)["image"])),
+            tf.TensorSpec([None], tf.string, EXAMPLES),
+        ),
     }
 
-    def serve(examples: tf.Tensor) -> Any:
-        parsed = tf.io.parse_example(examples, stored)
-        return answer(decode(parsed["image"]) if decode else parsed)
 
-    return _function(serve, tf.TensorSpec([None], tf.string, EXAMPLES))
+def _table_signatures(
+    answer: Callable[[Inputs], Answer], columns: Mapping[str, Feature]
+) -> dict[str, Function]:
+    answer = _function(answer, {name: tf.TensorSpec([None], item.dtype) for name, item in columns.items()})
+    names = argument_names(columns)
+    parse = {name: tf.io.FixedLenFeature([], item.dtype) for name, item in columns.items()}
+    return {
+        DEFAULT: _function(
+            lambda given: answer({column: given[name] for column, name in names.items()}),
+            {names[name]: tf.TensorSpec([None], item.dtype, names[name]) for name, item in columns.items()},
+        ),
+        EXAMPLE: _function(
+            lambda examples: answer(tf.io.parse_example(examples, parse)),
+            tf.TensorSpec([None], tf.string, EXAMPLES),
+        ),
+    }
 
 
 def _decode_files(images: tf.Tensor, image: Feature) -> tf.Tensor:

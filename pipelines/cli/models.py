@@ -11,7 +11,6 @@ import click
 
 from shardline.components.validate.gate import FIRST_RUNS, Gate, accuracy_gate, read_gate
 from shardline.pipelines.cli.options import foreground, json_option, show_json
-from shardline.trainer.errors import ModelError
 
 if TYPE_CHECKING:
     from shardline.components.model_store import Version
@@ -73,8 +72,8 @@ def validate(
     from shardline.components.validate import validation
 
     with foreground():
-        blessing = validation.validate(model, dataset, out, gate=gate, champion_uri=champion, formats=formats)
-    sys.exit(0 if blessing.blessed else 1)
+        outcome = validation.validate(model, dataset, out, gate=gate, champion_uri=champion, formats=formats)
+    sys.exit(0 if outcome.blessing.blessed else 1)
 
 
 def _gate(
@@ -99,12 +98,10 @@ def champion() -> None:
 @json_option
 def show(directory: str, as_json: bool) -> None:
     """Show the champion in DIRECTORY (or gs://) and the versions to which it can be rolled back."""
-    from shardline.components.model_store import champion_directory, complete_versions, current
+    from shardline.components.model_store import champion_directory, complete_versions, require_current
 
     path = champion_directory(directory)
-    present = current(path)
-    if present is None:
-        raise ModelError(f"nothing has been published in {path}; give the directory of a champion")
+    present = require_current(path)
     if as_json:
         versions = [asdict(version) for version in reversed(complete_versions(path))]
         show_json({"champion": _facts(path, present), "versions": versions})
@@ -129,9 +126,9 @@ def show(directory: str, as_json: bool) -> None:
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
     """Roll the champion in DIRECTORY (or gs://) back to the version that it replaced."""
-    from shardline.components import model_store as champions
+    from shardline.components import model_store
 
-    restored = champions.rollback(champions.champion_directory(directory), version)
+    restored = model_store.rollback(model_store.champion_directory(directory), version)
     if as_json:
         show_json(asdict(restored))
         return
@@ -139,10 +136,9 @@ def rollback(directory: str, version: str, as_json: bool) -> None:
 
 
 def _facts(directory: Path, version: Version) -> dict[str, str]:
-    from shardline.components import model_store
-    from shardline.components.model_store import read_part
+    from shardline.components.model_store import Export
 
-    export = read_part(directory / version.path, model_store.EXPORT_FILE)
+    export = Export.read(directory / version.path)
     return {
         "champion": version.version,
         "path": str(directory / version.path),
@@ -150,8 +146,8 @@ def _facts(directory: Path, version: Version) -> dict[str, str]:
         "dataset": version.fingerprint,
         "published": version.created,
         "replaced": version.previous or "nothing",
-        "parameters": f"{export.get('parameters', 0):,}",
-        "size": f"{export.get('bytes', 0) / 1e6:.1f} MB",
-        "revision": export.get("git_revision") or "unknown",
-        "made with": ", ".join(f"{name} {number}" for name, number in export.get("versions", {}).items()),
+        "parameters": f"{export.parameters:,}",
+        "size": f"{export.bytes / 1e6:.1f} MB",
+        "revision": export.git_revision or "unknown",
+        "made with": ", ".join(f"{name} {number}" for name, number in export.versions.items()),
     }

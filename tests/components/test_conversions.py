@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.validate import conversions
-from shardline.components.validate.examples import take_samples
-from shardline.components.validate.export import export_model
+from shardline.components.validate.export import export_model, take_samples
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from tests.helpers.datasets import write_dataset, write_table

@@ -15,10 +15,15 @@ import pytest
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate import examples, signatures
-from shardline.components.validate import export as provenance
-from shardline.components.validate.agreement import largest_difference
-from shardline.components.validate.export import check_operations, export_model
+from shardline.components.validate import signatures
+from shardline.components.validate.export import (
+    SAMPLES,
+    check_operations,
+    export_model,
+    largest_difference,
+    read_revision,
+    take_samples,
+)
 from shardline.components.validate.served import ServedModel
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.errors import DatasetError, ModelError
@@ -26,7 +31,7 @@ from shardline.trainer.models.build import build
 from tests.helpers import clean_server
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 
-RECORDS = {"train": 12, "validation": 6, "test": examples.MOST + 4}
+RECORDS = {"train": 12, "validation": 6, "test": SAMPLES + 4}
 SHAPE = (12, 12, 3)
 
 
@@ -62,7 +67,7 @@ class Exported:
 
     @property
     def taken(self):
-        return examples.take_samples(self.manifest, self.dataset)
+        return take_samples(self.manifest, self.dataset)
 
     def expected(self):
         """Returns what the model gives for the samples, and what it takes for them."""
@@ -76,7 +81,7 @@ class Exported:
 
 
 def export(model, manifest, dataset, out, **options):
-    taken = examples.take_samples(manifest, dataset)
+    taken = take_samples(manifest, dataset)
     export_model(model, manifest, out, samples=taken, **options)
     return Exported(model, manifest, dataset, out)
 
@@ -131,7 +136,7 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
     answers = [answer["predictions"] for answer in json.loads(process.stdout.splitlines()[-1])]
     for (one, _), answer in zip(asked[:5], answers[:5], strict=True):
         expected, _ = one.expected()
-        assert len(answer) == examples.MOST
+        assert len(answer) == SAMPLES
         np.testing.assert_allclose([row["probabilities"] for row in answer], expected, rtol=0, atol=1e-5)
         assert [row["label"] for row in answer] == expected.argmax(axis=1).tolist()
         assert all(row["label_name"] == CLASS_NAMES[row["label"]] for row in answer)
@@ -147,7 +152,7 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
 def test_export_json_says_how_far_the_export_is_from_the_model(name, request):
     content = request.getfixturevalue(name).content
 
-    assert content["compared_examples"] == examples.MOST
+    assert content["compared_examples"] == SAMPLES
     assert 0.0 <= content["max_difference"] <= 1e-5
 
 
@@ -301,7 +306,7 @@ def test_samples_are_test_examples_first(tmp_path):
 
     keys = [
         tf.train.Example.FromString(one).features.feature["key"].bytes_list.value[0].decode().split("/")[0]
-        for one in examples.take_samples(manifest, tmp_path, 10)
+        for one in take_samples(manifest, tmp_path, 10)
     ]
 
     assert keys == ["test"] * 3 + ["validation"] * 4 + ["train"] * 3
@@ -314,7 +319,7 @@ def test_a_damaged_sample_is_refused(images, tmp_path):
     shard.write_bytes(shard.read_bytes()[:-5] + b"12345")
 
     with pytest.raises(DatasetError, match=r"is damaged: .*; preprocess the data again"):
-        examples.take_samples(images.manifest, copy, 1000)
+        take_samples(images.manifest, copy, 1000)
 
     with pytest.raises(DatasetError, match="one of the first 1 examples cannot be served"):
         export_model(
@@ -377,18 +382,18 @@ def test_columns_of_any_name_are_served(table, tmp_path):
 def test_the_git_revision_is_that_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance.read_revision() is None
+    assert read_revision() is None
 
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run(["git", *command], check=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    assert provenance.read_revision() == head.stdout.strip()
+    assert read_revision() == head.stdout.strip()
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.read_revision() is None
+    assert read_revision() is None
     monkeypatch.setenv("SHARDLINE_REVISION", "what the image was built from")
-    assert provenance.read_revision() == "what the image was built from"
+    assert read_revision() == "what the image was built from"
 
 
 @pytest.mark.parametrize(("operation", "refused"), [("SentencepieceOp", True), ("XlaCallModule", False)])

@@ -22,15 +22,16 @@ from PIL import Image, ImageOps
 from sklearn import metrics
 
 from shardline.components import model_store
+from shardline.components.model_store import Export
+from shardline.components.validate import validation
 from shardline.components.validate.component import export_validate
-from shardline.components.validate.evaluate import MOST_MISTAKES, evaluate
+from shardline.components.validate.evaluate import MOST_MISTAKES, Examples, measure
 from shardline.components.validate.evaluation import ClassScore, Evaluation, Mistake
 from shardline.components.validate.export import export_model
 from shardline.components.validate.gate import accuracy_gate, judge
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.report import render_report
 from shardline.components.validate.served import ServedModel
-from shardline.components.validate.validation import validate
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import decode_image
@@ -108,6 +109,14 @@ def events():
         yield seen
 
 
+def evaluate(saved_model, dataset, **options):
+    return measure(saved_model, Examples(dataset, manifests.load(dataset)), **options).evaluation
+
+
+def validate(model_file, dataset, out, *, gate):
+    return validation.validate(model_file, dataset, out, gate=gate).blessing
+
+
 def save(model, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     model.save(directory / "model.keras")
@@ -180,7 +189,7 @@ import base64, json, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("trainer", "components", "pipelines"):
+        if name.partition(".")[0] in ("shardline", "trainer", "components", "pipelines"):
             raise ImportError("not in a clean process: " + name)
 
 sys.meta_path.insert(0, Refuse())
@@ -783,7 +792,7 @@ def an_evaluation(names, *, mistakes=()):
 
 def a_report(names, manifest, *, mistakes=()):
     evaluation = an_evaluation(names, mistakes=mistakes)
-    export = {"parameters": 1234, "bytes": 5678, "versions": {"keras": "3.15.1"}}
+    export = Export(parameters=1234, bytes=5678, versions={"keras": "3.15.1"})
     history = {"epoch": (1.0, 2.0), "loss": (1.0, 0.5), "val_loss": (1.1, 0.7), "accuracy": (0.5, 0.9)}
     training = TrainingRecord({"model": "mnist_cnn", "seed": 0}, history)
     return render_report(evaluation, judge(evaluation, accuracy_gate(0.95)), manifest, export, training)

@@ -16,11 +16,11 @@ from sklearn import metrics
 
 from shardline.components import model_store
 from shardline.components.model_store import publish
-from shardline.components.validate.evaluate import compare, evaluate, measure
+from shardline.components.validate.evaluate import Examples, compare, measure
 from shardline.components.validate.export import export_model
 from shardline.components.validate.gate import Gate, accuracy_gate, judge
 from shardline.components.validate.rules import parse_rules
-from shardline.components.validate.validation import challenge, run
+from shardline.components.validate.validation import challenge, validate
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
 from tests.helpers.datasets import write_dataset, write_table
@@ -87,7 +87,7 @@ def dataset(tmp_path_factory):
 def champion(dataset, tmp_path_factory):
     """A directory with a published champion that is right on about two thirds."""
     work = tmp_path_factory.mktemp("champion")
-    outcome = run(save(band_model(**PRESENT), work), dataset, work / "out", gate=accuracy_gate(0.3))
+    outcome = validate(save(band_model(**PRESENT), work), dataset, work / "out", gate=accuracy_gate(0.3))
     publish(work / "out", work / "champions", accuracy=outcome.evaluation.accuracy)
     return work / "champions"
 
@@ -96,7 +96,11 @@ def champion(dataset, tmp_path_factory):
 def measured(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp("measured")
     export_model(band_model(**PRESENT), manifests.load(dataset), out)
-    return measure(out / model_store.SAVED_MODEL, dataset)
+    return measure(out / model_store.SAVED_MODEL, examples(dataset))
+
+
+def examples(directory):
+    return Examples(directory, manifests.load(directory))
 
 
 def save(model, directory):
@@ -212,7 +216,8 @@ def test_a_table_is_sliced_by_its_columns(tmp_path):
     model.compile("sgd", "sparse_categorical_crossentropy")
     export_model(model, manifest, tmp_path / "out")
 
-    evaluation = evaluate(tmp_path / "out" / model_store.SAVED_MODEL, tmp_path / "data", min_slice=20)
+    saved_model = tmp_path / "out" / model_store.SAVED_MODEL
+    evaluation = measure(saved_model, examples(tmp_path / "data"), min_slice=20).evaluation
 
     names = {item.name.partition("=")[0] for item in evaluation.slices}
     assert names == {"class", "year", "income", "city"}
@@ -269,11 +274,11 @@ def test_each_model_gets_the_verdict_that_it_deserves(
 ):
     gate = Gate(parse_rules(rules))
     export_model(build(), manifests.load(dataset), tmp_path)
-    challenger = measure(tmp_path / model_store.SAVED_MODEL, dataset)
+    challenger = measure(tmp_path / model_store.SAVED_MODEL, examples(dataset))
 
     evaluation, no_champion = challenger.evaluation, ""
     if any(rule.champion for rule in gate.rules):
-        evaluation, no_champion = challenge(challenger, str(champion), dataset, "test", min_slice=10)
+        evaluation, no_champion = challenge(challenger, str(champion), examples(dataset), min_slice=10)
     blessing = judge(evaluation, gate, no_champion=no_champion)
 
     assert blessing.blessed == blessed, blessing.reason
@@ -306,7 +311,7 @@ def test_a_champion_that_cannot_be_measured_is_never_ignored(
     damage(place, publish_into)
     rules = parse_rules(["accuracy >= 0.3", "accuracy >= champion"])
 
-    evaluation, no_champion = challenge(measured, str(place), dataset, "test", min_slice=10)
+    evaluation, no_champion = challenge(measured, str(place), examples(dataset), min_slice=10)
 
     assert because in no_champion
     for first_run, verdict in (("bless", "skipped"), ("block", "failed")):
@@ -324,7 +329,7 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
     train = dataclasses.replace(manifest.splits["train"], class_counts=(6, 6, 0))
     manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "train": train}), copy)
 
-    blessing = run(
+    blessing = validate(
         save(band_model(), tmp_path),
         copy,
         tmp_path / "out",

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from shardline.components.model_store import Export
 from shardline.components.validate.evaluation import ClassScore, Evaluation
 from shardline.components.validate.model_card import TrainingRecord, make_card
 from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
@@ -15,17 +16,17 @@ OUTPUTS = {
     "label_name": {"dtype": "string", "shape": [None]},
 }
 
-EXPORT = {
-    "signatures": {
+EXPORT = Export(
+    signatures={
         "serving_default": {"inputs": {"images": {"dtype": "string", "shape": [None]}}, "outputs": OUTPUTS}
     },
-    "parameters": 1234,
-    "bytes": 56789,
-    "compared_examples": 256,
-    "max_difference": 1.2e-7,
-    "git_revision": "0123abc",
-    "versions": {"keras": "3.15.1"},
-}
+    parameters=1234,
+    bytes=56789,
+    compared_examples=256,
+    max_difference=1.2e-7,
+    git_revision="0123abc",
+    versions={"keras": "3.15.1"},
+)
 
 TRAINING = TrainingRecord({"model": "mnist_cnn", "settings": {"epochs": 3, "augmentation": ""}})
 
@@ -121,7 +122,7 @@ def test_a_model_of_many_classes_and_columns_has_a_short_card():
     columns = {f"column {i}": {"dtype": "float32", "shape": [None]} for i in range(300)}
     signature = {"serving_default": {"inputs": columns, "outputs": OUTPUTS}}
 
-    text = a_card(names, {**EXPORT, "signatures": signature}).to_markdown()
+    text = a_card(names, dataclasses.replace(EXPORT, signatures=signature)).to_markdown()
 
     assert "class 39 and 960 more." in text
     assert "column 19: float32 \\[n\\]; 280 more" in text
@@ -137,7 +138,7 @@ def test_a_table_is_described_by_its_columns():
 
 
 def test_what_is_not_known_is_left_out():
-    bare = {key: EXPORT[key] for key in ("signatures", "parameters", "bytes", "versions")}
+    bare = dataclasses.replace(EXPORT, compared_examples=None, max_difference=None, git_revision=None)
     evaluation = dataclasses.replace(an_evaluation(), metrics={}, intervals={}, non_finite=3)
 
     text = make_card(a_manifest(), bare, TrainingRecord(), evaluation, "Not blessed").to_markdown()

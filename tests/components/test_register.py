@@ -90,7 +90,7 @@ def test_nothing_temporary_is_left(exported, champion):
 # Kills the publisher with SIGKILL just before it writes one of its files.
 CRASH = """
 import os, pathlib, signal, sys
-from shardline.components.register import champion
+from shardline.components import model_store as champion
 
 def kill_before(name, function):
     def wrapper(*arguments):

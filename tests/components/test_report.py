@@ -168,7 +168,8 @@ def test_no_text_of_a_user_becomes_markup(name):
     curves = tuple(Curve(name, 0.5, (0.0, 1.0), (0.0, 1.0), (1.0, 0.0)) for _ in range(2))
     evaluation = with_champion(dataclasses.replace(plain, roc=curves, precision_recall=curves))
     rule = JudgedRule(name, name, 0.5, ">=", 0.9, "failed", note=name)
-    export = {**EXPORT, "git_revision": name, "signatures": {name: {"inputs": {}, "outputs": {}}}}
+    signatures = {name: {"inputs": {}, "outputs": {}}}
+    export = dataclasses.replace(EXPORT, git_revision=name, signatures=signatures)
 
     shown = make_report(evaluation, blessing=Blessing(False, (rule,), name, (name,)), export=export)
 

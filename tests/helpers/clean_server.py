@@ -12,7 +12,7 @@ class Refuse:
     """Stands in for a machine on which Shardline is not installed."""
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("trainer", "components", "pipelines"):
+        if name.partition(".")[0] in ("shardline", "trainer", "components", "pipelines"):
             raise ImportError("not in a clean process: " + name)
 
 

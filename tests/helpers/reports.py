@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from shardline.components.model_store import Export
 from shardline.components.validate.evaluation import Bin, ClassScore, Curve, Evaluation, Lead, Mistake, Slice
 from shardline.components.validate.gate import Blessing, JudgedRule
 from shardline.components.validate.model_card import TrainingRecord
@@ -16,19 +17,18 @@ from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
 
 IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))
 
-EXPORT: Mapping[str, Any] = {
-    "format": "shardline.export",
-    "signatures": {
+EXPORT = Export(
+    signatures={
         "serving_default": {
             "inputs": {"images": {"dtype": "string", "shape": [None]}},
             "outputs": {"probabilities": {"dtype": "float32", "shape": [None, 3]}},
         }
     },
-    "git_revision": "4ccda76",
-    "parameters": 1234,
-    "bytes": 5678,
-    "versions": {"keras": "3.15.1"},
-}
+    git_revision="4ccda76",
+    parameters=1234,
+    bytes=5678,
+    versions={"keras": "3.15.1"},
+)
 
 TRAINING = TrainingRecord(
     {"model": "mnist_cnn", "seed": 0},

@@ -1,6 +1,6 @@
 import numpy as np
 
-from shardline.components.validate.metrics import ConfusedPair, confused_pairs, most_confused
+from shardline.components.validate.plots import ConfusedPair, confused_pairs, most_confused
 
 NAMES = ("a", "b", "c", "d")
 MATRIX = (

@@ -3,12 +3,11 @@ import dataclasses
 import pytest
 
 from shardline.components.validate import report
-from shardline.components.validate.evaluation import Lead
-from shardline.components.validate.rules import METRICS
+from shardline.components.validate.evaluation import METRICS, QUALITY, SERVING, Lead
 from tests.helpers.reports import make_evaluation, with_champion
 
-LOG_LOSS = next(one for one in report.QUALITY if one.name == "log_loss")
-ACCURACY = next(one for one in report.QUALITY if one.name == "accuracy")
+LOG_LOSS = next(one for one in QUALITY if one.name == "log_loss")
+ACCURACY = next(one for one in QUALITY if one.name == "accuracy")
 
 
 def row(measure, value, before, lead=None):
@@ -16,7 +15,7 @@ def row(measure, value, before, lead=None):
     champion = dataclasses.replace(evaluation.champion, metrics={measure.name: before})
     leads = {measure.name: lead} if lead else {}
     changed = dataclasses.replace(evaluation, metrics={measure.name: value}, leads=leads, champion=champion)
-    return report.measure_rows(changed, (measure,))[0]
+    return report.metric_rows(changed, (measure,))[0]
 
 
 @pytest.mark.parametrize(
@@ -40,14 +39,14 @@ def test_a_difference_from_the_champion(measure, value, before, lead, difference
 def test_what_was_not_measured_is_left_out():
     evaluation = make_evaluation(("a", "b"))
 
-    rows = report.measure_rows(evaluation, report.QUALITY + report.SERVING)
+    rows = report.metric_rows(evaluation, QUALITY + SERVING)
 
     assert {one.name for one in rows} == set(evaluation.metrics)
     assert rows[0].champion == rows[0].difference == rows[0].change == ""
 
 
 def test_values_carry_their_units():
-    rows = report.measure_rows(make_evaluation(("a", "b")), report.SERVING)
+    rows = report.metric_rows(make_evaluation(("a", "b")), SERVING)
 
     assert [one.value for one in rows] == ["12.50 ms", "1.50 MB"]
 
@@ -58,4 +57,4 @@ def test_intervals():
 
 
 def test_every_metric_that_a_rule_may_name_is_shown():
-    assert {one.name for one in report.QUALITY + report.SERVING} == set(METRICS)
+    assert {one.name for one in QUALITY + SERVING} == set(METRICS)
