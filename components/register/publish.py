@@ -1,10 +1,7 @@
-"""Registration of a blessed model.
+"""Registration of a blessed model: as the champion, in the Model Registry, and on an endpoint.
 
-A model as TensorFlow Serving takes it: its directory, its container, its description.
-
-The evaluation of an uploaded model, as the Model Registry shows it.
-
-Which part of an endpoint's traffic each of its models gets once another model is deployed.
+TensorFlow Serving gets the model's directory and a container; the registry gets a description and the
+evaluation; an endpoint's traffic is shared between its models and the new one.
 """
 
 from __future__ import annotations
@@ -15,18 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import champion_directory, current, publish, read_part
+from shardline.components.model_store import Export, champion_directory, current, publish, read_part
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer.errors import ModelError, RunError
 from shardline.trainer.progress import fact, say
 
+#: TensorFlow Serving serves only subdirectories whose name is a number.
+VERSION_DIRECTORY = "1"
+
+#: Name of the model that is being deployed in the API; it has no id yet.
+NEW_MODEL = "0"
+
+_NAME = "model"
+_A_YEAR_S = 31_536_000
+_SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/classification_metrics_1.0.0.yaml"
+# The confusion matrix of more classes would be a request of megabytes, and unreadable.
+_MOST_CLASSES = 200
+
 
 def register_model(exported: Path, accuracy: float, champion_uri: str) -> None:
-    """Makes an exported, blessed model the champion, where there is a place for one.
+    """Makes an exported, blessed model the champion.
 
     Args:
         exported: Output directory of a validation that ended with a blessing.
-        accuracy: On the test split, 0..1.
+        accuracy: Accuracy on the test split, 0..1.
         champion_uri: Directory or gs://; "" publishes nothing.
 
     Raises:
@@ -45,13 +54,6 @@ def register_model(exported: Path, accuracy: float, champion_uri: str) -> None:
     fact("champion", str(directory / published.path))
 
 
-#: TensorFlow Serving serves only subdirectories whose name is a number.
-VERSION_DIRECTORY = "1"
-
-_NAME = "model"
-_A_YEAR_S = 31_536_000
-
-
 def lay_out(exported: Path, target: Path) -> None:
     """Copies an exported model to `target`/1.
 
@@ -63,7 +65,7 @@ def lay_out(exported: Path, target: Path) -> None:
         ModelError: When `exported` holds no complete export.
         RunError: When copying fails.
     """
-    read_part(exported, model_store.EXPORT_FILE)
+    Export.read(exported)  # written last: the export is complete
     saved_model = exported / model_store.SAVED_MODEL
     if not saved_model.is_dir():
         raise ModelError(f"no {model_store.SAVED_MODEL} in {exported}; validate the model again")
@@ -87,7 +89,7 @@ def container_spec(image_uri: str) -> dict[str, Any]:
     Source: https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 
     Args:
-        image_uri: TensorFlow Serving.
+        image_uri: Image of TensorFlow Serving.
     """
     return {
         "imageUri": image_uri,
@@ -105,19 +107,12 @@ def container_spec(image_uri: str) -> dict[str, Any]:
 
 
 def describe(exported: Path, accuracy: float) -> str:
-    """Returns one line on an exported model, for the registry.
+    """Returns a line that describes an exported model in the registry.
 
     It is pasted between quotes into the launcher's payload, so it holds neither quotes nor backslashes.
     """
-    export = read_part(exported, model_store.EXPORT_FILE)
-    return f"test accuracy {accuracy:.4f}, {export.get('parameters', 0):,} parameters, dataset " + str(
-        export.get("fingerprint")
-    )
-
-
-_SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/classification_metrics_1.0.0.yaml"
-#: The confusion matrix of more classes would be a request of megabytes, and unreadable.
-_MOST_CLASSES = 200
+    export = Export.read(exported)
+    return f"test accuracy {accuracy:.4f}, {export.parameters:,} parameters, dataset {export.fingerprint}"
 
 
 def import_evaluation(exported: Path, resource_name: str) -> str:
@@ -125,8 +120,8 @@ def import_evaluation(exported: Path, resource_name: str) -> str:
 
     Args:
         exported: Output directory of the model's validation.
-        resource_name: Of the registered model, projects/P/locations/L/models/ID@VERSION; "" in a local
-            run, where nothing has been uploaded.
+        resource_name: Name of the registered model, projects/P/locations/L/models/ID@VERSION; "" in a
+            local run, where nothing has been uploaded.
 
     Returns:
         The resource name of the evaluation; "" where nothing was imported.
@@ -180,14 +175,10 @@ def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-#: What the API calls the model that is being deployed, which has no id yet.
-NEW_MODEL = "0"
-
-
 def share_traffic(present: Mapping[str, int], percent: int) -> dict[str, int]:
     """Returns the traffic of each deployed model, in percent, with that of the new one under "0".
 
-    The models that have traffic keep their proportions in what is left; percents are whole and add up to 100,
+    The models that have traffic keep their proportions in the rest; percents are whole and add up to 100,
     the largest remainders being rounded up.
 
     Source: google.cloud.aiplatform_v1.types.DeployModelRequest.traffic_split, which replaces the endpoint's;
@@ -195,7 +186,7 @@ def share_traffic(present: Mapping[str, int], percent: int) -> dict[str, int]:
 
     Args:
         present: Percents by the id of the deployed model.
-        percent: Of the new model, 0..100.
+        percent: Share of the new model, 0..100.
 
     Returns:
         Percents above 0 by id; {} where nothing changes.
@@ -214,7 +205,7 @@ def share_traffic(present: Mapping[str, int], percent: int) -> dict[str, int]:
 
 
 def read_traffic(endpoint: str) -> dict[str, int]:
-    """Returns the traffic of each model that is deployed to an endpoint, in percent, also where it is 0.
+    """Returns the traffic of each model deployed to an endpoint, in percent, 0 included.
 
     Args:
         endpoint: projects/P/locations/L/endpoints/ID.
@@ -228,12 +219,12 @@ def read_traffic(endpoint: str) -> dict[str, int]:
 
 
 def plan_traffic(endpoint: str, model: str, percent: int) -> dict[str, str]:
-    """Reads an endpoint's traffic and says how it will be shared with a new model.
+    """Reads an endpoint's traffic and plans how it is shared with a new model.
 
     Args:
         endpoint: projects/P/locations/L/endpoints/ID.
         model: Resource name of the uploaded model; "" in a local run, where nothing has been uploaded.
-        percent: Of the new model, 0..100.
+        percent: Share of the new model, 0..100.
 
     Returns:
         Percents by the id of the deployed model, as texts: KFP would make 10.0 of a number.
@@ -242,23 +233,22 @@ def plan_traffic(endpoint: str, model: str, percent: int) -> dict[str, str]:
         PlatformError: When the API refuses or is not reached.
     """
     if not model:
-        say("deploy", "nothing was uploaded: no traffic is shared out")
+        say("deploy", "nothing was uploaded: no traffic is assigned")
         return {}
     present = read_traffic(endpoint)
     shared = share_traffic(present, percent)
     if not shared:
         say("deploy", f"the new model gets no traffic of {endpoint}, which stays as it is")
         return {}
-    parts = ", ".join(f"{share} % {_name(deployed)}" for deployed, share in shared.items())
+    parts = ", ".join(
+        f"{share} % {'the new model' if model_id == NEW_MODEL else f'deployed model {model_id}'}"
+        for model_id, share in shared.items()
+    )
     say("deploy", f"traffic of {endpoint}: {parts}")
     if idle := sorted(set(present) - set(shared)):
         say(
             "deploy",
             f"deployed without traffic, at the price of machines: {', '.join(idle)}; take them off with "
-            "gcloud ai endpoints undeploy-model once nobody wants to go back to them",
+            "gcloud ai endpoints undeploy-model once they are no longer needed for a rollback",
         )
     return {deployed: str(share) for deployed, share in shared.items()}
-
-
-def _name(deployed: str) -> str:
-    return "the new model" if deployed == NEW_MODEL else f"deployed model {deployed}"

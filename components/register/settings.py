@@ -1,6 +1,6 @@
-"""What becomes of an uploaded model: an endpoint, a batch prediction. Fixed when the pipeline is compiled.
+"""Settings of the upload to the Model Registry, the deployment and the batch prediction of a blessed model.
 
-The upload of a blessed model to the Model Registry: what is fixed when the pipeline is compiled.
+They are fixed when the pipeline is compiled.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from shardline.trainer.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True)
 class ServingMachines:
-    """The machines that a model answers on.
+    """Machines that serve a model.
 
     Attributes:
-        machine_type: Of each replica.
+        machine_type: Machine type of each replica.
         accelerator_type: NVIDIA_TESLA_T4, ...; "" for none.
-        accelerator_count: For each replica.
-        min_replica_count: Replicas at the start, and those of an endpoint at all times.
+        accelerator_count: Accelerators of each replica.
+        min_replica_count: Replicas at the start, and of an endpoint at all times.
         max_replica_count: Replicas under load.
-        service_account: As which the serving container acts; "" for the platform's own.
+        service_account: Service account of the serving container; "" for the platform's own.
     """
 
     machine_type: str
@@ -60,14 +60,14 @@ class ServingMachines:
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy(ServingMachines):
-    """How a blessed model is deployed, after its upload to the Model Registry.
+    """Deployment of a blessed model, after its upload to the Model Registry.
 
     Attributes:
         endpoint: projects/P/locations/L/endpoints/ID, in the region of the run; "" makes a new endpoint in
             every run.
-        display_name: Of the new endpoint, at most 128 characters.
-        traffic_percent: Share of an endpoint's traffic that the new model gets, 0..100; the models that
-            are there keep the rest in their proportions. A new endpoint's only model gets all of it.
+        display_name: Name of the new endpoint, at most 128 characters.
+        traffic_percent: Share of an endpoint's traffic that the new model gets, 0..100; the models deployed
+            before keep the rest in their proportions. A new endpoint's only model gets all of it.
     """
 
     endpoint: str = ""
@@ -100,11 +100,11 @@ class Deploy(ServingMachines):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPrediction(ServingMachines):
-    """A batch prediction with each blessed model, after its upload to the Model Registry.
+    """Batch prediction with each blessed model, after its upload to the Model Registry.
 
     Attributes:
         gcs_source_uris: Files with instances, gs://BUCKET/PATH; a last * stands for any characters.
-        gcs_destination_output_uri_prefix: Directory below which every run makes one with its predictions.
+        gcs_destination_output_uri_prefix: Directory in which every run makes one with its predictions.
         instances_format: jsonl, tf-record, csv or file-list.
         predictions_format: jsonl or csv.
     """
@@ -137,15 +137,15 @@ _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUpload:
-    """How a blessed model is entered in the Vertex AI Model Registry.
+    """Upload of a blessed model to the Vertex AI Model Registry.
 
     Attributes:
-        display_name: Of the model, at most 128 characters.
-        serving_image_uri: TensorFlow Serving, in an Artifact Registry that Vertex AI can read.
+        display_name: Name of the model, at most 128 characters.
+        serving_image_uri: Image of TensorFlow Serving, in an Artifact Registry that Vertex AI can read.
         parent_model: The registered model that gets a new version,
             projects/P/locations/L/models/ID; "" to register a new model with each upload.
-        version_aliases: Names that the new version takes over; with "default" it is the one that is
-            deployed where no version is named.
+        version_aliases: Aliases that the new version takes over; with "default" it is the version that is
+            deployed where none is named.
         labels: Labels of the model.
     """
 

@@ -1,7 +1,4 @@
-"""The tasks that come after the upload of a model: its deployment, and a batch prediction.
-
-The task that uploads a model to the Model Registry.
-"""
+"""Tasks of a pipeline that upload a model to the Model Registry, deploy it and predict with it in a batch."""
 
 from __future__ import annotations
 
@@ -27,18 +24,13 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
     """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
 
     Args:
-        upload: Which model it is in the registry.
-        ready: A task of the component `serving_model`.
+        upload: Settings of the upload.
+        ready: Task of the component `serving_model`.
         labels: Labels of the model, beside those of `upload`, which win.
     """
     parent = {}
     if upload.parent_model:
-        imported = dsl.importer(
-            artifact_uri=upload.parent_uri,
-            artifact_class=VertexModel,
-            metadata={"resourceName": upload.parent_model},
-        )
-        parent["parent_model"] = imported.output
+        parent["parent_model"] = _import(VertexModel, upload.parent_uri, upload.parent_model)
     return ModelUploadOp(
         location=LOCATION,
         display_name=upload.display_name,
@@ -59,22 +51,17 @@ def deploy_tasks(
     A task that fails is not tried again: the model could be deployed twice.
 
     Args:
-        component: Makes a component of our function.
-        deploy: Where to, and on which machines.
-        uploaded: The task of the upload.
-        labels: Of a new endpoint.
+        component: Makes a component of a function.
+        deploy: Settings of the deployment.
+        uploaded: Task of the upload.
+        labels: Labels of a new endpoint.
 
     Returns:
         The task that deploys.
     """
     model = uploaded.outputs["model"]
     if deploy.endpoint:
-        imported = dsl.importer(
-            artifact_uri=deploy.endpoint_uri,
-            artifact_class=VertexEndpoint,
-            metadata={"resourceName": deploy.endpoint},
-        )
-        endpoint = imported.output
+        endpoint = _import(VertexEndpoint, deploy.endpoint_uri, deploy.endpoint)
         shared = component(traffic_split)(endpoint=endpoint, model=model, percent=deploy.traffic_percent)
         traffic = shared.set_caching_options(False).output
     else:
@@ -105,10 +92,10 @@ def batch_prediction_task(
     """Adds a batch prediction with an uploaded model to the pipeline that is being defined.
 
     Args:
-        batch: What it reads and writes, and on which machines.
+        batch: Settings of the batch prediction.
         name: Display name of the job.
-        uploaded: The task of the upload.
-        labels: Of the job.
+        uploaded: Task of the upload.
+        labels: Labels of the job.
     """
     return ModelBatchPredictOp(
         location=LOCATION,
@@ -126,5 +113,12 @@ def batch_prediction_task(
         service_account=batch.service_account,
         labels=dict(labels),
         encryption_spec_key_name=ENCRYPTION_KEY,
-        # The files of today may be others than those of yesterday.
+        # Today's files may differ from yesterday's.
     ).set_caching_options(False)
+
+
+def _import(artifact_class: type[dsl.Artifact], uri: str, resource_name: str) -> Any:
+    imported = dsl.importer(
+        artifact_uri=uri, artifact_class=artifact_class, metadata={"resourceName": resource_name}
+    )
+    return imported.output

@@ -62,7 +62,7 @@ def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
         (
             {"endpoint": ENDPOINT, "traffic_percent": 10},
             [
-                "nothing was uploaded: no traffic is shared out",
+                "nothing was uploaded: no traffic is assigned",
                 f"it would be, to {ENDPOINT}, on 1 to 1 n1-st",
             ],
         ),

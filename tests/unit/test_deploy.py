@@ -119,7 +119,7 @@ def test_where_nothing_was_uploaded_nobody_is_asked() -> None:
     with progress.sink(seen.append):
         assert plan_traffic(ENDPOINT, "", 10) == {}
 
-    assert [event.text for event in seen] == ["nothing was uploaded: no traffic is shared out"]
+    assert [event.text for event in seen] == ["nothing was uploaded: no traffic is assigned"]
 
 
 def test_the_example_shows_every_key() -> None:
