@@ -33,7 +33,7 @@ def export_validate(
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("validate"):
-        from shardline.components.validate.artifacts import validate_artifacts
+        from shardline.components.validate.validation import validate_artifacts
 
         return validate_artifacts(
             dataset, model, exported, gate, metrics=metrics, confusion=confusion, sliced=sliced, report=report

@@ -1,15 +1,22 @@
-"""Validation from a model file to a verdict: export, evaluate, compare with the champion, judge, report."""
+"""Validation from a model file to a verdict: export, evaluate, compare with the champion, judge, report.
+
+`validate` works on files, `validate_artifacts` on the artifacts of a pipeline's task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
+from shardline.components.parameters import GateSettings, read
 from shardline.components.validate.evaluate import Examples, Measured, compare, measure
-from shardline.components.validate.evaluation import Evaluation
+from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Blessing, Gate, judge
 from shardline.components.validate.model_card import make_card, read_training
@@ -23,6 +30,11 @@ from shardline.trainer.saving import load_model
 
 _MOST_NAMES = 5
 
+# A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
+_LARGEST_MATRIX_BYTES = 64 * 1024
+# About as many points of each class's curve, for the same reason.
+_POINTS = 30
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -30,6 +42,11 @@ class Validation:
 
     evaluation: Evaluation
     blessing: Blessing
+
+    @property
+    def blessed(self) -> bool:
+        """Whether the model may be published."""
+        return self.blessing.blessed
 
 
 def validate(
@@ -146,6 +163,53 @@ def find_champion(directory: Path, manifest: Manifest) -> Path:
     return path / model_store.SAVED_MODEL
 
 
+def validate_artifacts(
+    dataset: Any,
+    model: Any,
+    exported: Any,
+    gate: Mapping[str, Any],
+    *,
+    metrics: Any,
+    confusion: Any,
+    sliced: Any,
+    report: Any,
+) -> tuple[bool, float]:
+    """Validates the model of one task for the next; the artifacts are handed in, kfp is not imported.
+
+    Args:
+        dataset: Input artifact, a dataset directory.
+        model: Input artifact, a directory with model.keras.
+        exported: Output artifact: gets the whole output directory of `validate`.
+        gate: Fields of `GateSettings`.
+        metrics: Output artifact: gets every metric and the number of examples.
+        confusion: Output artifact: gets the confusion matrix, if it is small enough for a task's metadata,
+            and of two classes the ROC curve of the second.
+        sliced: Output artifact: gets the ROC curve of each class against the others.
+        report: Output artifact: gets the HTML page.
+
+    Returns:
+        Whether the model is blessed, and its accuracy.
+
+    Raises:
+        ShardlineError: As `validate` does.
+    """
+    out = Path(exported.path)
+    judge = read(GateSettings, gate, "gate")
+    model_file = Path(model.path) / "model.keras"
+    outcome = validate(model_file, Path(dataset.path), out, gate=judge.gate, champion_uri=judge.champion_uri)
+    evaluation, blessed = outcome.evaluation, outcome.blessed
+    exported.framework = "tensorflow"
+    exported.metadata.update(
+        blessed=blessed, accuracy=evaluation.accuracy, fingerprint=evaluation.fingerprint
+    )
+    _log(evaluation, metrics, confusion)
+    # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
+    sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
+    Path(report.path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(out / model_store.REPORT_FILE, report.path)
+    return blessed, evaluation.accuracy
+
+
 def _measure(out: Path, export: Export, examples: Examples, min_slice: int) -> Measured:
     measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=min_slice)
     if export.max_difference is None:
@@ -178,3 +242,29 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
 
 def _enumerate(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+def _log(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
+    metrics.log_metric("examples", evaluation.examples)
+    for name, value in evaluation.metrics.items():
+        metrics.log_metric(name, value)
+    matrix = [list(row) for row in evaluation.confusion]
+    if len(json.dumps([evaluation.class_names, matrix])) <= _LARGEST_MATRIX_BYTES:
+        confusion.log_confusion_matrix(list(evaluation.class_names), matrix)
+    if len(evaluation.class_names) == 2 and len(evaluation.roc) == 2:
+        curve = evaluation.roc[1]
+        confusion.log_roc_curve(list(curve.x), list(curve.y), list(curve.thresholds))
+
+
+def _slice(curve: Curve) -> dict[str, Any]:
+    """Returns a class's ROC curve as the schema of SlicedClassificationMetrics has it."""
+    every = max(1, len(curve.x) // _POINTS)
+    points = zip(curve.thresholds[::every], curve.y[::every], curve.x[::every], strict=True)
+    readings = [
+        {"confidenceThreshold": threshold, "recall": recall, "falsePositiveRate": false_positives}
+        for threshold, recall, false_positives in points
+    ]
+    return {
+        "slice": f"class={curve.name}",
+        "sliceClassificationMetrics": {"confidenceMetrics": readings},
+    }

@@ -73,7 +73,7 @@ def validate(
 
     with foreground():
         outcome = validation.validate(model, dataset, out, gate=gate, champion_uri=champion, formats=formats)
-    sys.exit(0 if outcome.blessing.blessed else 1)
+    sys.exit(0 if outcome.blessed else 1)
 
 
 def _gate(
