@@ -13,7 +13,7 @@ from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
-from tests.compile.test_model_upload import JOB, blessed_tasks
+from tests.helpers.compiled import JOB, blessed_tasks
 
 ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
 PINNED = f"europe-west4-docker.pkg.dev/my-project/shardline/shardline@sha256:{64 * 'a'}"

@@ -5,33 +5,20 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from shardline.components.register.settings import ModelUpload
-from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
+from tests.helpers.compiled import JOB, blessed_tasks
 
 PARENT = "projects/my-project/locations/europe-west4/models/7"
-JOB = CustomJobSettings(cluster=Cluster.of(WorkerPool(replica_count=1, machine_type="n1-standard-8")))
 
 
 def compiled(upload: ModelUpload | None, *, pools_at_run_time: bool = False) -> str:
     return compile_pipeline(
         Settings(image="i:1", train=JOB, model_upload=upload, pools_at_run_time=pools_at_run_time)
     )
-
-
-def blessed_tasks(text: str) -> dict[str, dict]:
-    spec = yaml.safe_load(text)
-    (tasks,) = (
-        item["dag"]["tasks"]
-        for name, item in spec["components"].items()
-        if "register" in item.get("dag", {}).get("tasks", {}) and name.count("-") == 2
-    )
-    return tasks
 
 
 @pytest.mark.parametrize("pools_at_run_time", [False, True])

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from shardline.components.model_store import complete_versions, current, publish, rollback
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError
-from tests.components.test_register import write_export
+from tests.helpers.exports import write_export
 
 
 @pytest.fixture

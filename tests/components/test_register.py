@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from kfp import dsl
@@ -15,25 +14,7 @@ from shardline.components.register.component import register
 from shardline.components.register.publish import register_model
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, SettingsError
-
-
-def write_export(directory: Path, *, blessed: bool = True, weights: bytes = b"weights") -> Path:
-    saved_model = directory / model_store.SAVED_MODEL
-    (saved_model / "variables").mkdir(parents=True)
-    (saved_model / "saved_model.pb").write_bytes(b"graph")
-    (saved_model / "variables" / "variables.index").write_bytes(weights)
-    (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
-    verdict = {"blessed": blessed, "reason": "accuracy 0.9 is not >= 0.95"}
-    (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
-    return directory
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file() and path.name != "version.json"
-    }
+from tests.helpers.exports import contents, write_export
 
 
 @pytest.fixture

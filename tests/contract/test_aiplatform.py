@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
+from tests.contract.fake.requests import CONTAINER, POOL
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 
 pytestmark = pytest.mark.timeout(90)
-
-CONTAINER = {"image_uri": "image:1", "command": ["python"], "args": ["-c", "print('{{ x }} \"é\"')"]}
-POOL = {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1, "container_spec": CONTAINER}
 
 
 def submit(vertex: FakeVertex, transport: str = "grpc", **request: Any) -> subprocess.CompletedProcess[str]:

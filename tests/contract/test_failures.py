@@ -21,9 +21,9 @@ from shardline.pipelines.cli.main import main
 from shardline.trainer.errors import EXIT_PLATFORM
 from tests.contract.conftest import enter
 from tests.contract.fake.failures import Drop, permission_of
+from tests.contract.fake.requests import PARENT, Waiting
 from tests.contract.fake.services import PROJECT, FakeServices
 from tests.contract.fake.vertex import BUCKET, LOCATION, fake_vertex
-from tests.contract.test_fake_pipelines import PARENT, Waiting
 from tests.helpers.checks import pipeline
 
 pytestmark = pytest.mark.timeout(180)

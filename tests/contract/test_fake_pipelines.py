@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,48 +10,15 @@ from typing import Any
 import pytest
 from google.api_core import exceptions
 from google.cloud import aiplatform_v1
-from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, PipelineTaskDetail, Schedule
+from google.cloud.aiplatform_v1.types import PipelineState, PipelineTaskDetail, Schedule
 from google.rpc import code_pb2
 
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
-from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
-from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
+from tests.contract.fake.requests import NOON, NUMBERED, PARENT, Waiting, job, schedule
+from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
 
 pytestmark = pytest.mark.timeout(90)
-
-PARENT = f"projects/{PROJECT}/locations/{LOCATION}"
-NUMBERED = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}"
-SPEC = {
-    "pipelineInfo": {"name": "toy"},
-    "schemaVersion": "2.1.0",
-    "components": {},
-    "deploymentSpec": {},
-    "root": {
-        "inputDefinitions": {
-            "parameters": {
-                "count": {"parameterType": "NUMBER_INTEGER"},
-                "when": {"parameterType": "STRING", "defaultValue": ""},
-            }
-        }
-    },
-}
-NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
-
-
-def job(**changes: Any) -> dict[str, Any]:
-    config = {"gcs_output_directory": f"gs://{BUCKET}/runs", "parameter_values": {"count": 3.0}}
-    return {"display_name": "toy", "pipeline_spec": SPEC, "runtime_config": config, **changes}
-
-
-def schedule(**changes: Any) -> dict[str, Any]:
-    return {
-        "display_name": "nightly",
-        "cron": "TZ=Europe/Vienna 0 6 * * *",
-        "max_concurrent_run_count": 1,
-        "create_pipeline_job_request": {"parent": PARENT, "pipeline_job": job()},
-        **changes,
-    }
 
 
 @pytest.fixture(params=["grpc", "rest"])
@@ -132,20 +98,6 @@ def test_parameters_have_the_types_that_the_pipeline_declares(
     else:
         with pytest.raises(Exception, match="must be NUMBER_INTEGER"):
             vertex.services.call("CreatePipelineJob", request)
-
-
-class Waiting:
-    """A run that lasts until it is cancelled."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-
-    def __call__(self, job: PipelineJob) -> PipelineOutcome:
-        self.stop.wait()
-        return PipelineOutcome()
-
-    def cancel(self, job: PipelineJob) -> None:
-        self.stop.set()
 
 
 def test_a_running_job_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from kfp.registry import RegistryClient
 
 from tests.contract.conftest import enter
 from tests.contract.fake.pipelines import LocalRuns
+from tests.contract.fake.requests import PARENT, SPEC, job
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
-from tests.contract.test_fake_pipelines import PARENT, SPEC, job
 from tests.helpers import toy_pipeline
 
 pytestmark = pytest.mark.timeout(120)

@@ -41,8 +41,8 @@ def export(exported: dsl.Output[dsl.Model]) -> None:
     import json
     from pathlib import Path
 
-    from tests.components.test_register import write_export
     from tests.helpers.evaluations import EVALUATION
+    from tests.helpers.exports import write_export
 
     write_export(Path(exported.path))
     Path(exported.path, "evaluation.json").write_text(json.dumps(EVALUATION))

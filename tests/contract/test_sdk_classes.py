@@ -21,10 +21,9 @@ from google.rpc import code_pb2
 
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
+from tests.contract.fake.requests import NOON, POOL, SPEC, Waiting
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
-from tests.contract.test_aiplatform import POOL
-from tests.contract.test_fake_pipelines import NOON, SPEC, Waiting
 
 pytestmark = pytest.mark.timeout(120)
 

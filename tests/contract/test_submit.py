@@ -62,14 +62,17 @@ def task(number: int, name: str, state: State, parent: int = 0, error: str = "")
     )
 
 
+#: Set where a run with way=held may end.
+_HELD = threading.Event()
+
+
 def run_by_label(job: PipelineJob) -> PipelineOutcome:
     """Ends as the job's label says, with the task details that the platform has of such a run."""
     own = job.name.rpartition("/")[2]
-    held = threading.Event()
     way = job.labels.get("way", "succeed")
     if way == "held":
         job.job_detail.task_details = [task(1, own, State.RUNNING), task(2, "train", State.RUNNING, 1)]
-        held.wait(60)
+        _HELD.wait(60)
     if way == "fail":
         error = "The replica workerpool0-0 exited with a non-zero status of 137."
         details = [
@@ -92,7 +95,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex
         enter({**fake.environment, **PLACE}, monkeypatch)
         monkeypatch.setenv("PYTHONPATH", os.getcwd())
         monkeypatch.chdir(tmp_path)
+        _HELD.clear()
         yield fake
+        _HELD.set()
         assert fake.refused == []
 
 

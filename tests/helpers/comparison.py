@@ -5,6 +5,34 @@ import json
 import numpy as np
 import pytest
 
+#: Cases of exchange_cases, by name: without an import of TensorFlow.
+CASES = [
+    "global_clipnorm",
+    "clipnorm",
+    "clipvalue",
+    "adam_schedule",
+    "adamw",
+    "nadam",
+    "ema",
+    "ema_overwrite",
+    "accumulation",
+    "loss_scale_factor",
+    "overflow",
+    "overflow_accumulation",
+    "half",
+    "two_optimizers",
+    "multi_optimizer",
+    "multi_optimizer_scaled",
+    "sparse",
+    "sparse_clipnorm",
+    "sparse_accumulation",
+    "uneven",
+    "uneven_clipped",
+    "uneven_accumulation",
+    "uneven_half",
+    "empty",
+]
+
 # float16 rounds the gradients of half a batch otherwise than those of the whole.
 TOLERANCES = {"half": 1e-3, "uneven_half": 1e-3}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers import comparison, replicas
-from tests.trainer.test_mirrored import CASES
+from tests.helpers.comparison import CASES
 
 pytestmark = pytest.mark.multiworker
 

@@ -8,38 +8,13 @@ import numpy as np
 import pytest
 
 from shardline.trainer import progress
-from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
-from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
 from tests.helpers import programs
 from tests.helpers.replicas import ROOT
+from tests.helpers.snapshots import checkpoints, save, snapshot
 
 DATA = ".data-00000-of-00001"
-
-
-def checkpoints(directory, *, keep=3, write=True, dataset="d1", **options):
-    identity = Identity("mnist_cnn", dataset, {"model/0000/kernel": "float32 4"})
-    return Checkpoints(directory, identity, keep=keep, write=write, **options)
-
-
-def snapshot(steps, size=4):
-    arrays = {
-        "model/0000/kernel": np.full(size, steps, np.float32),
-        "optimizer/0000/iteration": np.array(steps, np.int64),
-        "random/0000/state": np.array([steps, 7], np.uint32),
-    }
-    return Snapshot(
-        Position(1, 10, steps), arrays, {"history": [{"loss": float("inf")}], "stop_training": False}
-    )
-
-
-def save(directory, *steps, **options):
-    written = checkpoints(directory, **options)
-    for step in steps:
-        written.save(snapshot(step))
-    written.wait()
-    return written
 
 
 def same(found, expected):
@@ -62,7 +37,7 @@ def in_a_child(script, directory):
     """Runs Python code that has `directory`, `checkpoints` and `snapshot`."""
     head = (
         "import os, sys, resource, signal\nfrom pathlib import Path\n"
-        "from tests.trainer.test_checkpoint import *\n"
+        "from tests.helpers.snapshots import checkpoints, save, snapshot\n"
         "from shardline.trainer.checkpoint import store as checkpoint\n"
         "directory = Path(sys.argv[1])\n"
     )

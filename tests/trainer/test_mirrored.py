@@ -7,34 +7,7 @@ import sys
 import pytest
 
 from tests.helpers import comparison, replicas
-
-# The cases as a list of names, without an import of TensorFlow for their sake.
-CASES = [
-    "global_clipnorm",
-    "clipnorm",
-    "clipvalue",
-    "adam_schedule",
-    "adamw",
-    "nadam",
-    "ema",
-    "ema_overwrite",
-    "accumulation",
-    "loss_scale_factor",
-    "overflow",
-    "overflow_accumulation",
-    "half",
-    "two_optimizers",
-    "multi_optimizer",
-    "multi_optimizer_scaled",
-    "sparse",
-    "sparse_clipnorm",
-    "sparse_accumulation",
-    "uneven",
-    "uneven_clipped",
-    "uneven_accumulation",
-    "uneven_half",
-    "empty",
-]
+from tests.helpers.comparison import CASES
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, RunError, SettingsError
-from tests.components.test_register import contents, write_export
 from tests.helpers.evaluations import EVALUATION
+from tests.helpers.exports import contents, write_export
 
 PARENT = "projects/my-project/locations/europe-west4/models/7"
 BASE = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'

@@ -1,0 +1,31 @@
+"""Snapshots of a tiny model, and the checkpoints that hold them."""
+
+import numpy as np
+
+from shardline.trainer.checkpoint.identity import Identity
+from shardline.trainer.checkpoint.state import Position, Snapshot
+from shardline.trainer.checkpoint.store import Checkpoints
+
+
+def checkpoints(directory, *, keep=3, write=True, dataset="d1", **options):
+    identity = Identity("mnist_cnn", dataset, {"model/0000/kernel": "float32 4"})
+    return Checkpoints(directory, identity, keep=keep, write=write, **options)
+
+
+def snapshot(steps, size=4):
+    arrays = {
+        "model/0000/kernel": np.full(size, steps, np.float32),
+        "optimizer/0000/iteration": np.array(steps, np.int64),
+        "random/0000/state": np.array([steps, 7], np.uint32),
+    }
+    return Snapshot(
+        Position(1, 10, steps), arrays, {"history": [{"loss": float("inf")}], "stop_training": False}
+    )
+
+
+def save(directory, *steps, **options):
+    written = checkpoints(directory, **options)
+    for step in steps:
+        written.save(snapshot(step))
+    written.wait()
+    return written
