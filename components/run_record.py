@@ -7,7 +7,7 @@ A run on this machine keeps its record in its run directory, and with it all tha
     outputs/RUN/TASK/               artifacts, and executor_output.json of each task
     replicas/TASK/job.json, *.log   of each custom job: how its replicas ended, and what each has printed
 
-`observe` reads such a directory, also while the run is going on; `vertex.runs` reads a run on the platform.
+`observe` reads such a directory, also while the run is going on; `vertex.evidence` a run on the platform.
 """
 
 from __future__ import annotations

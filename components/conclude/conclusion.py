@@ -8,9 +8,9 @@ from pathlib import Path
 from shardline.components.conclude import notification
 from shardline.components.model_store import champion_directory
 from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord, observe
-from shardline.components.vertex import runs
 from shardline.components.vertex.causes import Failure, explain
 from shardline.components.vertex.client import Platform
+from shardline.components.vertex.evidence import read_record
 from shardline.trainer.errors import ShardlineError
 from shardline.trainer.progress import say
 
@@ -66,7 +66,7 @@ def _read(state: str, error: str, job_name: str, job_resource_name: str, project
         if here := os.environ.get(RUN_VARIABLE):
             return observe(Path(here), state)
         platform = Platform.of(job_resource_name, project=project)
-        return runs.read_record(platform, job_resource_name, state)
+        return read_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
         say(TOPIC, f"cannot read what became of the run: {what}{_line(str(failure))}")

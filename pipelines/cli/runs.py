@@ -173,7 +173,7 @@ def logs(
                 raise SettingsError("--since is for runs on the platform: lines of a local run have no time")
             lines = read_files(place, task, replica, follow=follow)
         else:
-            from shardline.components.vertex.runs import read_log
+            from shardline.components.vertex.evidence import read_log
 
             lines = read_log(place, run, task, _pool_name(replica), since=_time(since), follow=follow)
         for line in lines:
@@ -196,7 +196,7 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
         if isinstance(place, Path):
             found = observe(place)
         else:
-            from shardline.components.vertex.runs import read_record
+            from shardline.components.vertex.evidence import read_record
 
             found = read_record(place, run)
     if as_json:
