@@ -52,13 +52,13 @@ def conclude_run(
         try:
             run.write(champion_directory(history_uri) / "runs" / job_name)
         except (OSError, ShardlineError) as failure:
-            say(TOPIC, f"cannot keep the record of this run under {history_uri}: {failure}")
+            say(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
     if notification.is_wanted(notify_when, run.state):
         try:
             if notification.notify(run, webhook_secret):
                 say(TOPIC, "the webhook has been called")
         except ShardlineError as failure:
-            say(TOPIC, f"nobody has been notified: {failure}")
+            say(TOPIC, f"no notification was sent: {failure}")
 
 
 def _read(state: str, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:

@@ -104,7 +104,7 @@ CAUSES = (
         r"ImagePull|[Ff]ailed to pull image|[Uu]nable to pull|"
         r"[Ii]mage \S+ (?:is not found|not found|does not exist)|manifest unknown",
         "the container image cannot be pulled",
-        "look whether its name and tag exist in Artifact Registry, and grant the service agents of Vertex AI "
+        "check that its name and tag exist in Artifact Registry, and grant the service agents of Vertex AI "
         "roles/artifactregistry.reader on it; 'shardline doctor' checks both",
     ),
     Cause(
@@ -154,8 +154,8 @@ CAUSES = (
     ),
     Cause(
         r"no file matches|[Nn]o such file or directory: ?'?([^'\s]*)|NoSuchKey|No such object|404.*\bb/",
-        "data that is missing",
-        "look whether the path exists and is readable from where the task runs; gs:// paths need the service "
+        "data is missing",
+        "check that the path exists and is readable from where the task runs; gs:// paths need the service "
         "account's access to the bucket",
     ),
     Cause(
@@ -165,7 +165,7 @@ CAUSES = (
     ),
     Cause(
         r"DEADLINE_EXCEEDED|[Tt]imed out|its timeout of [\d.]+ s has passed",
-        "something took longer than it was given",
+        "something took longer than its timeout",
         "raise the timeout ([train.job] timeout) if the work is that long, else look for what was waited for",
     ),
     Cause(
@@ -194,7 +194,7 @@ _BY_EXIT = {137: _KILLED, **dict.fromkeys((132, 134, 135, 139), _NATIVE)}
 _BY_EXIT |= {**dict.fromkeys((130, 143), _STOPPED), **dict.fromkeys((126, 127), _MISSING)}
 
 _SIGNALS = {
-    signal.SIGKILL: "most likely out of memory, else somebody killed it",
+    signal.SIGKILL: "most likely out of memory, or killed by hand",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or a full /dev/shm",
     signal.SIGABRT: "native code gave up: a failed check, or no memory",

@@ -153,7 +153,7 @@ def _task_names(run: Run, task: str, *, wait: bool) -> dict[str, str]:
     chosen = [item for item in ran if task in ("", item.name, item.path.rpartition(".")[2])]
     if task and not wait and not chosen:
         known = ", ".join(item.name for item in ran)
-        raise SettingsError(f"no task {task!r} has run; there are {known or 'none'}")
+        raise SettingsError(f"no task {task!r} has run; these have: {known or 'none'}")
     return {_id(job): item.name for item in chosen for job in item.jobs}
 
 

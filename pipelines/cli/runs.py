@@ -170,7 +170,7 @@ def logs(
             from shardline.pipelines.local.log_files import read_log as read_files
 
             if since:
-                raise SettingsError("--since is for runs on the platform: lines of a local run have no time")
+                raise SettingsError("--since is for runs on the platform: here lines have no time")
             lines = read_files(place, task, replica, follow=follow)
         else:
             from shardline.components.vertex.evidence import read_log

@@ -41,7 +41,7 @@ def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool
         log = (directory / LOG).read_text(encoding="utf-8").splitlines()
         known = run_record.tasks(log)
         if task not in known:
-            raise SettingsError(f"no task {task!r} has run; there are {', '.join(known) or 'none'}")
+            raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
 
 
 def _replica_log(directory: Path, task: str, replica: str) -> Path:
@@ -53,7 +53,7 @@ def _replica_log(directory: Path, task: str, replica: str) -> Path:
     raise SettingsError(
         f"no replica {replica!r} has run"
         + (f" in {task!r}" if task else "")
-        + f"; there are {known or 'none'}"
+        + f"; these have: {known or 'none'}"
     )
 
 

@@ -119,7 +119,7 @@ def download(url: str) -> tuple[bytes, str]:
     found = _URL.fullmatch(url)
     if found is None:
         raise PipelineError(
-            f"{url!r} is no pipeline in a registry; the form is "
+            f"{url!r} is not the address of a pipeline in a registry; the form is "
             "https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/PACKAGE/TAG, or .../sha256:DIGEST"
         )
     repository, package, version = _Repository(found["host"]), found["package"], found["version"]

@@ -120,7 +120,7 @@ def test_a_webhook_that_refuses_fails_nothing_and_stays_secret(
 
     finish("FAILED")
 
-    assert events[-1].text == "nobody has been notified: the webhook did not take the message (status 500)"
+    assert events[-1].text == "no notification was sent: the webhook did not take the message (status 500)"
     assert not any("T0PS3CRET" in event.text for event in events)
 
 
@@ -131,7 +131,7 @@ def test_a_history_that_cannot_be_written_fails_nothing(
 
     finish("FAILED", tmp_path / "file")
 
-    assert events[-1].text.startswith("cannot keep the record of this run under ")
+    assert events[-1].text.startswith("cannot write the record of this run to ")
 
 
 def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(

@@ -144,7 +144,7 @@ def test_a_failed_run_is_explained(start: Callable[..., Run]) -> None:
     assert result.stdout.splitlines() == [
         "toy failed: train, replica workerpool1-0",
         "  failed step   train, replica workerpool1-0",
-        "  exit          SIGKILL (exit code 137): most likely out of memory, else somebody killed it",
+        "  exit          SIGKILL (exit code 137): most likely out of memory, or killed by hand",
         f"  error         {KILLED}",
         *result.stdout.splitlines()[4:6],
         f"  run           https://console.cloud.google.com/vertex-ai/locations/{LOCATION}/pipelines/runs/toy-1"
@@ -209,7 +209,7 @@ def test_logs_have_the_lines_of_every_replica_in_order(start: Callable[..., Run]
     assert invoke("logs", "toy-1", "--task", "train", "--follow").stdout.splitlines() == everything
     refused = invoke("logs", "toy-1", "--task", "tran")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "no task 'tran' has run; there are train" in refused.output
+    assert "no task 'tran' has run; these have: train" in refused.output
 
 
 def test_logs_begin_at_a_time(start: Callable[..., Run]) -> None:
@@ -266,7 +266,7 @@ def test_a_secret_that_cannot_be_read_fails_nothing(
 
     conclude("FAILED", tmp_path)
 
-    assert "nobody has been notified: cannot read the secret" in capsys.readouterr().out
+    assert "no notification was sent: cannot read the secret" in capsys.readouterr().out
     assert (tmp_path / "runs" / "toy-1" / "run.json").is_file()
 
 

@@ -15,7 +15,7 @@ from shardline.trainer.errors import SettingsError
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (-9, 137, "SIGKILL (exit code 137): most likely out of memory, else somebody killed it"),
+        (-9, 137, "SIGKILL (exit code 137): most likely out of memory, or killed by hand"),
         ("SIGSEGV", 139, "SIGSEGV (exit code 139): a crash in native code"),
         (143, 143, "SIGTERM (exit code 143): asked to stop: preempted, cancelled, or past its timeout"),
         (2, 2, "exit code 2: a mistake in what was given; trying again cannot help"),
@@ -54,8 +54,8 @@ BUCKET = (
         ("OOM when allocating tensor with shape[64,512]", "a tensor could not be allocated", "accelerator"),
         ("[Errno 28] No space left on device: '/tmp/x'", "the disk is full", "boot_disk_size_gb"),
         ("ModuleNotFoundError: No module named 'my_models'", "module my_models is not there", "image"),
-        ("No such file or directory: '/gcs/bucket/x'", "data that is missing", "bucket"),
-        ("the job was stopped: its timeout of 60 s has passed", "longer than it was given", "timeout"),
+        ("No such file or directory: '/gcs/bucket/x'", "data is missing", "bucket"),
+        ("the job was stopped: its timeout of 60 s has passed", "longer than its timeout", "timeout"),
     ],
 )
 def test_a_known_cause_is_found_in_what_was_said(error: str, cause: str, step: str) -> None:

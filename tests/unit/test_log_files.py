@@ -64,11 +64,11 @@ def test_a_replica_s_own_log_is_whole(run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task", "tran"], "no task 'tran' has run; there are prepare, train"),
-        (["--replica", "worker-9"], "no replica 'worker-9' has run; there are chief-0"),
+        (["--task", "tran"], "no task 'tran' has run; these have: prepare, train"),
+        (["--replica", "worker-9"], "no replica 'worker-9' has run; these have: chief-0"),
         (
             ["--replica", "chief-0", "--task", "prepare"],
-            "no replica 'chief-0' has run in 'prepare'; there are none",
+            "no replica 'chief-0' has run in 'prepare'; these have: none",
         ),
         (["--since", "1h"], "--since is for runs on the platform"),
     ],
