@@ -19,14 +19,20 @@ class Schedule:
         cron: "TZ=Europe/Vienna 0 6 * * 1".
         max_concurrent_run_count: How many runs may be being started at the same time.
         max_concurrent_active_run_count: How many runs may be running at the same time; None for no limit.
+        allow_queueing: Whether a run that finds too many others waits; else it is skipped.
         max_run_count: After how many runs the schedule ends; None for never.
+        start_time: Before it no run is started; None for at once.
+        end_time: After it no run is started; None for never.
         display_name: Its name.
     """
 
     cron: str
     max_concurrent_run_count: int = 1
     max_concurrent_active_run_count: int | None = None
+    allow_queueing: bool = False
     max_run_count: int | None = None
+    start_time: datetime.datetime | None = None
+    end_time: datetime.datetime | None = None
     display_name: str = ""
 
     @property

@@ -196,7 +196,7 @@ def _plans(
         wanted = declared[name]
         try:
             spec, template_uri = read_spec(wanted.pipeline)
-            parameters, warnings = check_run(spec, wanted.parameters, wanted.checked)
+            parameters, warnings = check_run(spec, wanted.parameters, wanted)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardline.pipelines.check.registry import Severity
+from shardline.pipelines.check import registry
 from shardline.pipelines.check.schedule import Schedule, split_zone
 from shardline.pipelines.tables import read_tables
 from shardline.trainer.errors import SettingsError
@@ -18,35 +17,22 @@ TABLE = "schedules"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
+class Declared(Schedule):
     """One schedule, [schedules.NAME]; the words are those of the Vertex AI API.
 
+    Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
+
     Attributes:
-        display_name: NAME, by which it is found on the platform.
-        cron: Five fields with a time zone in front: "TZ=Europe/Vienna 0 6 * * 1".
         pipeline: Compiled pipeline, a path from the file's own directory, or an address in a registry.
         parameters: What each run is given.
         enable_caching: Whether steps may be answered from KFP's cache; None leaves it to the pipeline.
-        max_concurrent_run_count: How many runs may be being started at the same time.
-        max_concurrent_active_run_count: How many runs may be running at the same time.
-        allow_queueing: Whether a run that finds too many others waits; else it is skipped.
-        max_run_count: After how many runs the schedule ends; None for never.
-        start_time: Before it no run is started; None for at once.
-        end_time: After it no run is started; None for never.
         paused: Whether it is paused; None leaves that to `shardline schedule pause` and `resume`.
     """
 
-    display_name: str
-    cron: str
     pipeline: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     enable_caching: bool | None = None
-    max_concurrent_run_count: int = 1
-    max_concurrent_active_run_count: int = 1
-    allow_queueing: bool = False
-    max_run_count: int | None = None
-    start_time: datetime.datetime | None = None
-    end_time: datetime.datetime | None = None
+    max_concurrent_active_run_count: int | None = 1
     paused: bool | None = None
 
     def __post_init__(self) -> None:
@@ -57,8 +43,11 @@ class Declared:
                 f"cron {self.cron!r} has no time zone; "
                 "write it in front: TZ=Europe/Vienna 0 6 * * 1, or TZ=UTC"
             )
-        for finding in _findings(self.checked):
-            raise SettingsError(f"{finding.why}; {finding.fix}")
+        from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
+
+        for finding in registry.apply({Schedule: [self]}):
+            if finding.severity is registry.Severity.ERROR:
+                raise SettingsError(f"{finding.why}; {finding.fix}")
         for name in ("start_time", "end_time"):
             moment = getattr(self, name)
             if moment is not None and moment.tzinfo is None:
@@ -69,17 +58,6 @@ class Declared:
             json.dumps(dict(self.parameters), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise SettingsError(f"parameters must be JSON values: {error}") from None
-
-    @property
-    def checked(self) -> Schedule:
-        """The schedule as the rules of `shardline check` see it."""
-        return Schedule(
-            cron=self.cron,
-            max_concurrent_run_count=self.max_concurrent_run_count,
-            max_concurrent_active_run_count=self.max_concurrent_active_run_count,
-            max_run_count=self.max_run_count,
-            display_name=self.display_name,
-        )
 
 
 def load_schedules(path: Path) -> dict[str, Declared]:
@@ -101,11 +79,3 @@ def _read(path: Path, name: str, table: dict[str, Any]) -> Declared:
         return Declared(display_name=name, **table)
     except SettingsError as error:
         raise SettingsError(f"{path}: {TABLE}.{name}: {error}") from None
-
-
-def _findings(schedule: Schedule) -> list[Any]:
-    from shardline.pipelines.check import registry, rules  # noqa: F401  # the rules register themselves
-
-    return [
-        finding for finding in registry.apply({Schedule: [schedule]}) if finding.severity is Severity.ERROR
-    ]

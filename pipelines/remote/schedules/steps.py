@@ -19,7 +19,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from shardline.components.text import timestamp
-from shardline.pipelines.check.schedule import Cron, parse, split_zone
+from shardline.pipelines.check.schedule import Cron, Schedule, parse, split_zone
 
 #: A cron expression that names a day fires within so many days: 29 February, over a century that has none.
 _LONGEST_PAUSE_DAYS = 9 * 366
@@ -92,37 +92,21 @@ COMPLETED = "COMPLETED"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Existing:
+class Existing(Schedule):
     """One schedule on the platform.
 
     Attributes:
         name: Resource name.
-        display_name: The name that people give.
         state: ACTIVE, PAUSED or COMPLETED.
-        cron: Cron expression, with or without a zone.
-        max_concurrent_run_count: How many runs may be being started at the same time.
-        max_concurrent_active_run_count: How many runs may be running at the same time; None for no limit.
-        allow_queueing: Whether a run that finds too many others waits.
-        max_run_count: After how many runs it ends; None for never.
-        started_run_count: How many there have been.
-        start_time: Before it no run is started.
-        end_time: After it no run is started; None for never.
+        started_run_count: How many runs it has started.
         create_time: When it was made.
         next_run_time: When it fires next; None for never.
         request: CreatePipelineJobRequest of each run, in the API's JSON form.
     """
 
     name: str
-    display_name: str
     state: str
-    cron: str
-    max_concurrent_run_count: int
-    max_concurrent_active_run_count: int | None
-    allow_queueing: bool
-    max_run_count: int | None
     started_run_count: int
-    start_time: datetime.datetime | None
-    end_time: datetime.datetime | None
     create_time: datetime.datetime | None
     next_run_time: datetime.datetime | None
     request: Mapping[str, Any]
