@@ -1,4 +1,4 @@
-"""The container image of docker/Dockerfile: how it is built, pushed and pinned."""
+"""Container image of docker/Dockerfile: building, pushing and pinning it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from shardline.trainer.errors import PlatformError, RunError, SettingsError
 
-#: What the image can have installed; docker/Dockerfile says what each is for.
+#: Sets of packages in the image; docker/Dockerfile says what each is for.
 VARIANTS = ("cpu", "gpu", "control")
 #: The label that the OCI image specification has for the revision of the source.
 REVISION_LABEL = "org.opencontainers.image.revision"
@@ -46,8 +46,8 @@ class Image:
         it would break every pipeline.
 
         Args:
-            reference: As settings have it, with a tag, a digest, both or none.
-            tags: Instead of the reference's own.
+            reference: Name of the image in the settings, with a tag, a digest, both or none.
+            tags: Tags to use instead of the reference's own.
             variant: One of VARIANTS.
 
         Raises:
@@ -72,7 +72,7 @@ def find_tool(*, needed: bool = True) -> str:
     """Returns the program that builds images on this machine.
 
     Args:
-        needed: Whether it is to be run; docker is named otherwise, where there is none.
+        needed: Whether it must be there; otherwise docker is returned where there is none.
 
     Raises:
         SettingsError: When there is none.
@@ -95,7 +95,7 @@ def source_revision(*, allow_dirty: bool) -> str:
         allow_dirty: Whether files may differ from the revision, or be unknown to it.
 
     Raises:
-        SettingsError: When they do and may not, or there is no revision.
+        SettingsError: When they differ and may not, or there is no revision.
     """
     try:
         revision = _git("rev-parse", "HEAD")
@@ -131,7 +131,7 @@ def push_commands(tool: str, image: Image) -> list[list[str]]:
 
 
 def build(tool: str, image: Image, revision: str) -> None:
-    """Builds an image from the working directory; what the tool says goes to standard error.
+    """Builds an image from the working directory; the tool's output goes to standard error.
 
     Raises:
         SettingsError: When there is no docker/Dockerfile.
@@ -141,7 +141,9 @@ def build(tool: str, image: Image, revision: str) -> None:
         raise SettingsError(f"no {_DOCKERFILE} in {Path.cwd()}; run this at the top of a clone of Shardline")
     command = build_command(tool, image, revision)
     if status := _run(command):
-        raise RunError(f"the build ended with {status}; what {tool} said is above: {shlex.join(command)}")
+        raise RunError(
+            f"the build ended with {status}; see the output of {tool} above: {shlex.join(command)}"
+        )
 
 
 def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:
