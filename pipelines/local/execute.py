@@ -7,7 +7,6 @@ command's own, and so that all of a run can be stopped at one place.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import os
@@ -18,20 +17,23 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shardline.pipelines.local import preloaded, processes, start
-from shardline.pipelines.local.custom_job import EXECUTOR_VARIABLE
+from shardline.pipelines.local import guardian, kfp_internals, processes, start
+from shardline.pipelines.local.start import EXECUTOR_VARIABLE
+from shardline.pipelines.local.warm import SERVER_VARIABLE
 from shardline.trainer import progress
 from shardline.trainer.errors import RunError
 
 #: Topic of the error that this process itself reports; a task's own error says more.
 TOPIC = "pipeline"
 
+#: Modules that tasks forked from the server would import.
+_PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.supervisor")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_INNER_TASK = re.compile(r"Inner task failed: (.*?)\.?$", re.DOTALL)
 
 
 def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -> None:
@@ -44,21 +46,34 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
         scratch: Directory for temporary files; removed at the end, as the parent does, whoever is left.
         parent: Process id of the process that started this one.
     """
-    processes.die_with_parent(int(parent))
+    guardian.die_with(int(parent), signal.SIGTERM)
     signal.signal(signal.SIGTERM, _ending(scratch))
     # Lightweight components leave their source behind among the temporary files.
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ[EXECUTOR_VARIABLE] = str(os.getpid())
-    _keep_python3_in_texts()
-    _hide_directory_docker()
+    kfp_internals.keep_python3_in_texts()
+    kfp_internals.hide_directory_docker()
     try:
         text = Path(pipeline).read_text(encoding="utf-8")
-        forks = preloaded.loading(scratch) if start.__name__ in text else contextlib.nullcontext()
-        with processes.adopted_orphans(), forks, progress.errors_end_the_process(TOPIC):
+        with processes.adopted_orphans(), _fork_server(text), progress.errors_end_the_process(TOPIC):
             _run(text, json.loads(Path(parameters).read_text()), root)
     finally:
         processes.stop_descendants()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _fork_server(pipeline: str) -> Iterator[None]:
+    """Has TensorFlow loaded for the tasks that need it, while the first ones, which do not, are at work."""
+    if start.__name__ not in pipeline:
+        yield
+        return
+    with start.fork_server(os.environ, *_PRELOADED) as path:
+        os.environ[SERVER_VARIABLE] = path
+        try:
+            yield
+        finally:
+            del os.environ[SERVER_VARIABLE]
 
 
 def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
@@ -74,14 +89,14 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
         workspace_root=tempfile.mkdtemp(prefix="workspace-"),
         raise_on_error=True,
     )
-    skipped = _SkippedConditions()
+    skipped = kfp_internals.SkippedConditions()
     logging.getLogger().addHandler(skipped)
     try:
         components.load_component_from_text(pipeline)(**parameters)
     except RuntimeError as error:
         text = _COLOUR.sub("", str(error))
-        inner = _INNER_TASK.search(text)
-        raise RunError(f"the task {inner.group(1)} failed" if inner else text) from None
+        task = kfp_internals.failed_task(text)
+        raise RunError(f"the task {task} failed" if task else text) from None
     except Exception as error:  # kfp.local raises whatever it stumbles over
         for line in traceback.format_exc().splitlines():
             print(f"kfp.local: {line}")
@@ -91,43 +106,6 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
             f"kfp.local could not evaluate a condition and skipped its tasks: {skipped.reasons[0]}; "
             "conditions on booleans and numbers can be evaluated, free text cannot"
         )
-
-
-class _SkippedConditions(logging.Handler):
-    """Notes where kfp.local takes a condition that it cannot evaluate for false, and goes on."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.reasons: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keeps what kfp's orchestrator says of a condition."""
-        text = record.getMessage()
-        if text.startswith(("Could not resolve", "Condition evaluation failed")):
-            self.reasons.append(text)
-
-
-def _hide_directory_docker() -> None:
-    """Hides a mere directory called docker, which a repository often has, from kfp.local.
-
-    Where it can be imported, as a namespace package, kfp.local takes it for the Docker client and fails.
-    """
-    found = importlib.util.find_spec("docker")
-    if found is not None and found.origin is None:
-        sys.modules["docker"] = None  # type: ignore[assignment]
-
-
-def _keep_python3_in_texts() -> None:
-    """Makes kfp.local leave "python3" alone.
-
-    It replaces that word by the path of the interpreter wherever it stands in a task's command, the
-    values of parameters included. With its own directory first in PATH the word already means this
-    interpreter.
-    """
-    here = os.path.dirname(sys.executable)
-    if os.access(os.path.join(here, "python3"), os.X_OK):
-        os.environ["PATH"] = f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        sys.executable = "python3"
 
 
 def _ending(scratch: str) -> Any:

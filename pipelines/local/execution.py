@@ -19,9 +19,9 @@ from typing import TextIO
 from shardline.components.run_record import LOG, RUN_VARIABLE
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes
-from shardline.pipelines.local.custom_job import INJECTIONS_VARIABLE
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.output import LineBuffer
+from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
 from shardline.pipelines.local.terminal import Terminal
 from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_BAD_INPUT

@@ -1,9 +1,13 @@
-"""The guardian of one replica: starts a command, ends with it, and lets nothing of it outlive either.
+"""The guardian of one process: starts it, ends with it, and lets nothing of it outlive either.
 
-Run by path (`python -I -S guardian.py PARENT_PID COMMAND ...`) as the leader of a new session. A command
-is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the guardian asks for the
-signal itself. It adopts every process below it whose own parent has died, in whatever session that
-process may be, and so can kill them all. It imports next to nothing, to start in a few milliseconds.
+Run by path (`python -I -S guardian.py COMMAND ...`) as the leader of a new session, or forked by `warm`. A
+command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the guardian adopts every
+process below it whose own parent has died, in whatever session that process may be, and kills them all. It
+imports next to nothing, to start in a few milliseconds.
+
+The control socket connects it with whoever wants the process. When the other end is shut down or its holder
+dies, the guardian ends the process. When the process has ended, it sends the exit status and the largest
+resident set in KiB, as text, and ends.
 """
 
 from __future__ import annotations
@@ -12,80 +16,98 @@ import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import sys
-from types import FrameType
+from collections.abc import Callable
+from typing import NoReturn
 
-#: Where the guardian writes the largest resident set of all that it has guarded, in KiB, when it ends.
-#: Its own rusage would not do: Linux counts the process from which it was spawned.
-MEMORY_FD = 3
+#: Descriptor of the control socket where the guardian runs by path.
+CONTROL_FD = 3
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_OWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
 
 
-def prepare(parent: int) -> None:
-    """Makes this process a guardian, before it starts what it guards.
+def die_with(parent: int, signum: int) -> None:
+    """Has the kernel send this process a signal when its parent dies; ends it if the parent is dead."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os._exit(1)
 
-    SIGHUP, sent by hand or by the kernel when the parent dies, then kills everything and ends it.
+
+def guard(start: Callable[[], int], control: int, grace: int = 0) -> None:
+    """Starts a process and guards it; returns only in the process itself, where `start` forks.
 
     Args:
-        parent: Process id of the parent.
-
-    Raises:
-        SystemExit: When the parent has died already.
+        start: Starts the process and returns its id, 0 in the process itself.
+        control: Descriptor of the control socket.
+        grace: Seconds between SIGTERM and SIGKILL once the other end of the socket is closed.
     """
-    os.set_inheritable(MEMORY_FD, False)
-    signal.signal(signal.SIGHUP, _kill_everything)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        # A handler and not SIG_IGN: handlers are reset by exec, so the command has the default action.
-        signal.signal(signum, _wait_for_child)
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-    if os.getppid() != parent:  # the parent died before the signal was asked for
-        raise SystemExit(1)
 
+    def end(status: int) -> NoReturn:
+        _kill_children()
+        with contextlib.suppress(OSError):  # nobody is left who wants to know
+            # The guardian's own rusage would not do: Linux counts the process from which it was spawned.
+            os.write(control, b"%d %d" % (status, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+        os._exit(0)
 
-def watch(child: int) -> int:
-    """Waits for the child and returns its exit status; a death by signal becomes 128 + the signal."""
-    pid = 0
-    while pid != child:
-        pid, status = os.wait()
-    _end()
-    code = os.waitstatus_to_exitcode(status)
-    return 128 - code if code < 0 else code
-
-
-def main(parent: int, command: list[str]) -> int:
-    """Runs the command and returns its exit status, 127 when it cannot be started."""
-    prepare(parent)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    wake, waking = os.pipe()
+    os.set_blocking(waking, False)
+    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    # When the group is asked to stop, the guardian stays until the process has ended. Handlers, not SIG_IGN:
+    # exec resets them, so that the process has the default action.
+    for signum in _OWN_SIGNALS:
+        signal.signal(signum, lambda *_: None)
+    for signum in (signal.SIGHUP, signal.SIGALRM):
+        signal.signal(signum, lambda *_: end(128 + signal.SIGKILL))
     try:
-        child = os.posix_spawnp(command[0], command, os.environ)
+        child = start()
     except OSError as error:
-        print(f"cannot start {command[0]!r}: {error.strerror}", file=sys.stderr)
-        return 127
-    return watch(child)
+        print(f"cannot start {error.filename!r}: {error.strerror}", file=sys.stderr, flush=True)
+        end(127)
+    if not child:
+        signal.set_wakeup_fd(-1)
+        for signum in _OWN_SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for descriptor in (wake, waking, control):
+            os.close(descriptor)
+        return
+    watched = [wake, control]
+    while (status := _reap(child)) is None:
+        ready = select.select(watched, [], [])[0]
+        if control in ready:
+            watched.remove(control)
+            if not grace:
+                end(128 + signal.SIGKILL)
+            signal.alarm(grace)
+            os.kill(child, signal.SIGTERM)
+        if wake in ready:
+            os.read(wake, 1 << 10)
+    end(status)
 
 
-def _kill_everything(_signum: int, _frame: FrameType | None) -> None:
-    _end()
-    os._exit(128 + signal.SIGKILL)
+def _reap(child: int) -> int | None:
+    """Reaps all children that have ended; returns the child's exit status, 128 + n for death by signal n."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+                found = 128 - code if code < 0 else code
+    return found
 
 
-def _wait_for_child(_signum: int, _frame: FrameType | None) -> None:
-    """The group was asked to stop, the command with it; the guardian stays until the command has ended."""
-
-
-def _end() -> None:
+def _kill_children() -> None:
     """Kills children until there are none: those of a killed one become this process's own."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for pid in _children():
                 os.kill(pid, signal.SIGKILL)
             os.wait()
-    with contextlib.suppress(BrokenPipeError):  # nobody is left who wants to know
-        os.write(MEMORY_FD, b"%d" % resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def _children() -> list[int]:
@@ -98,4 +120,5 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    os.set_inheritable(CONTROL_FD, False)
+    guard(lambda: os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ), CONTROL_FD)

@@ -1,45 +1,45 @@
-"""Compiled pipeline in, pipeline that stock kfp.local can run out: a pure rewrite of the IR.
+"""Localization of a compiled pipeline: a pure rewrite of the IR into one that stock kfp.local can run.
 
-Five things change, and only where they stand:
+Five things change, and nothing else:
 
-* An executor that runs GCPC's launcher of custom jobs, tuning jobs, model uploads or deployments, or its
-  e-mail component, runs our own stand-in.
-* A task that will load TensorFlow is started by `start`, which may fork it from a process that has done so.
+* An executor that runs one of GCPC's launchers, or its e-mail component, runs the stand-in (`stand_ins`).
+* A task that will load TensorFlow is started by `start`, which may fork it from a process that has loaded it.
 * Placeholders that only the platform can resolve become local values.
-* A condition on a task's named output is written so that kfp.local finds the output.
-* Optional pipeline parameters without default and without value are taken from the tasks that would
-  have received them, since kfp.local cannot pass "nothing" on.
+* A condition on a task's named output is written so that kfp.local finds the output (`kfp_internals`).
+* An optional pipeline parameter without default and without value is removed from the tasks that would
+  receive it, since kfp.local cannot pass on "no value".
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from shardline.pipelines.local import start
-from shardline.pipelines.local.forking import recognize
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
+from shardline.pipelines.local.kfp_internals import (
+    EXECUTOR,
+    MARKER,
+    components_with_tasks,
+    name_outputs_in_conditions,
+)
 from shardline.trainer.errors import PipelineError
 
 _GCPC = "google_cloud_pipeline_components.container.v1"
 _LAUNCHER = f"{_GCPC}.custom_job.launcher"
-_UPLOAD_LAUNCHER = f"{_GCPC}.model.upload_model.launcher"
-_TUNING_LAUNCHER = f"{_GCPC}.hyperparameter_tuning_job.launcher"
+#: Names of stand-ins by the module that they stand in for.
 _STAND_INS = {
-    _LAUNCHER: "shardline.pipelines.local.custom_job",
-    _UPLOAD_LAUNCHER: "shardline.pipelines.local.model_upload",
-    _TUNING_LAUNCHER: "shardline.pipelines.local.tuning",
-    f"{_GCPC}.vertex_notification_email.executor": ("shardline.pipelines.local.notification_email"),
-    **{
-        f"{_GCPC}.{name}.launcher": "shardline.pipelines.local.model_deploy"
-        for name in ("endpoint.create_endpoint", "endpoint.deploy_model", "batch_prediction_job")
-    },
+    _LAUNCHER: "CustomJob",
+    f"{_GCPC}.hyperparameter_tuning_job.launcher": "HyperparameterTuningJob",
+    f"{_GCPC}.model.upload_model.launcher": "UploadModel",
+    f"{_GCPC}.endpoint.create_endpoint.launcher": "CreateEndpoint",
+    f"{_GCPC}.endpoint.deploy_model.launcher": "DeployModel",
+    f"{_GCPC}.batch_prediction_job.launcher": "BatchPredictionJob",
+    f"{_GCPC}.vertex_notification_email.executor": "VertexNotificationEmail",
 }
-_PYTHON_COMPONENT = "kfp.dsl.executor_main"
-# kfp.local's SubprocessRunner takes any command that contains this word.
-_OPTIONS = (f"--marker={_PYTHON_COMPONENT}", "--executor_input", "{{$}}")
+_OPTIONS = (MARKER, "--executor_input", "{{$}}")
 
 _LOCAL_VALUES = {
     "json_escape[1]": EXECUTOR_INPUT_MARKER,
@@ -87,15 +87,15 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         command = container.get("command", [])
         stand_in = next((_STAND_INS[part] for part in command if part in _STAND_INS), None)
         if stand_in:
-            container["command"] = command = ["python3", "-u", "-m", stand_in, *_OPTIONS]
-        elif not any(_PYTHON_COMPONENT in part for part in [*command, *container.get("args", [])]):
+            container["command"] = command = ["python3", "-u", "-m", start.STAND_INS, stand_in, *_OPTIONS]
+        elif not any(EXECUTOR in part for part in [*command, *container.get("args", [])]):
             raise PipelineError(
                 f"task {_task_of(local, label)!r} runs the container {container.get('image', '')!r}; on this "
                 "machine only Python components and custom jobs can run"
             )
-        if recognize(command):
+        if start.recognize(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
-    _name_outputs_in_conditions(local)
+    name_outputs_in_conditions(local)
     _drop_unset(local, set(given))
     return local
 
@@ -147,15 +147,9 @@ def _local_text(match: re.Match[str], created: str) -> str:
     raise PipelineError(f"the placeholder {match.group(0)} cannot be resolved on this machine")
 
 
-def _components_with_tasks(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for component in (spec["root"], *spec.get("components", {}).values()):
-        if "dag" in component:
-            yield component
-
-
 def _task_of(spec: dict[str, Any], executor_label: str) -> str:
     """Returns the name of the first task that runs the executor, or the executor's own label."""
-    for component in _components_with_tasks(spec):
+    for component in components_with_tasks(spec):
         for name, task in component["dag"]["tasks"].items():
             used = spec["components"].get(task["componentRef"]["name"], {})
             if used.get("executorLabel") == executor_label:
@@ -163,28 +157,12 @@ def _task_of(spec: dict[str, Any], executor_label: str) -> str:
     return executor_label
 
 
-def _name_outputs_in_conditions(spec: dict[str, Any]) -> None:
-    """Writes `pipelinechannel--TASK-NAME` in conditions as `pipelinechannel--TASK--NAME`.
-
-    kfp.local 2.17 parses the first form only where NAME is "Output"; for every other name it logs a
-    warning, takes the condition for false, and the pipeline succeeds without the tasks in question.
-    """
-    for component in _components_with_tasks(spec):
-        for task in component["dag"]["tasks"].values():
-            policy = task.get("triggerPolicy", {})
-            for name, item in task.get("inputs", {}).get("parameters", {}).items():
-                output = item.get("taskOutputParameter")
-                if output and "condition" in policy:
-                    channel = f"pipelinechannel--{output['producerTask']}--{output['outputParameterKey']}"
-                    policy["condition"] = policy["condition"].replace(f"['{name}']", f"['{channel}']")
-
-
 def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
     """Takes inputs that have neither value nor default from the tasks of every DAG.
 
     What one DAG does not pass on is unset in the DAGs inside it, so this goes on until nothing changes.
     """
-    while any(_drop_unset_in(dag, _supplied(spec, dag, given)) for dag in _components_with_tasks(spec)):
+    while any(_drop_unset_in(dag, _supplied(spec, dag, given)) for dag in components_with_tasks(spec)):
         pass
 
 
@@ -194,7 +172,7 @@ def _supplied(spec: dict[str, Any], component: dict[str, Any], given: set[str]) 
         return given
     return {
         name
-        for user in _components_with_tasks(spec)
+        for user in components_with_tasks(spec)
         for task in user["dag"]["tasks"].values()
         if spec["components"].get(task["componentRef"]["name"]) is component
         for name in [

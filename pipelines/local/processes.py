@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import signal
 import socket
 import threading
@@ -21,7 +20,6 @@ from shardline.trainer.errors import EXIT_FAILED, RunError
 #: Seconds between a polite SIGTERM and SIGKILL.
 GRACE_S = 5.0
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,18 +78,6 @@ def undisturbed() -> Iterator[None]:
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """Has the kernel send this process SIGTERM when its parent dies.
-
-    Args:
-        parent: Process id of the parent where it is known; when the parent has died already, this
-            process ends here.
-    """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if parent is not None and os.getppid() != parent:
-        raise SystemExit(EXIT_FAILED)
 
 
 @contextlib.contextmanager

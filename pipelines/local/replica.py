@@ -1,9 +1,4 @@
-"""One replica of a custom job: a guarded process and its output.
-
-How each replica of a job is started: its command, its environment, and a check of both.
-
-The running replicas of a job, watched together.
-"""
+"""The replicas of a running job: how each is started, its process, and all of them watched together."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import select
 import selectors
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +20,8 @@ from types import TracebackType
 
 import psutil
 
-from shardline.pipelines.local import guardian, processes
 from shardline.pipelines.local import job as cluster
+from shardline.pipelines.local import processes
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.output import Output
 from shardline.trainer import files, progress
@@ -34,7 +30,7 @@ from shardline.trainer.errors import PipelineError
 #: Seconds that a guardian has to kill what it guards.
 _KILL_S = 2.0
 
-#: How a guardian is started; `spawn_guardian` is one way.
+#: Starts a guarded command: `start.spawn` without its first argument.
 Spawn = Callable[[Sequence[str], Mapping[str, str], int, int], int]
 
 
@@ -43,8 +39,8 @@ class Replica:
 
     Attributes:
         name: Role and number, as in "worker-0".
-        output: Where everything goes that it prints.
-        pidfd: Becomes readable when the replica has ended.
+        output: Takes everything that it prints.
+        control: Becomes readable when the replica has ended (see `guardian`).
         pipe: File descriptor of its standard output and standard error.
         preempted: Whether it has been told that its machine will be taken away.
         peak_memory: Largest resident set of any of its processes, in bytes, once it has been finished.
@@ -60,8 +56,14 @@ class Replica:
         self._exit_code: int | None = None
         self._paused: list[psutil.Process] = []
         self._started = time.monotonic()
-        self._pid, self.pipe, self._memory = _start(command, env, spawn)
-        self.pidfd = os.pidfd_open(self._pid)
+        self.pipe, printed = os.pipe()
+        self.control, guardians = socket.socketpair()
+        os.set_blocking(self.pipe, False)
+        try:
+            self._pid = spawn(command, env, printed, guardians.fileno())
+        finally:
+            os.close(printed)
+            guardians.close()
 
     @property
     def age(self) -> float:
@@ -79,13 +81,13 @@ class Replica:
 
     def stop(self) -> None:
         """Asks every process of the replica to end (SIGTERM)."""
-        # Until it is reaped, an ended leader keeps its process group's number from being used again.
         self._signal_group(signal.SIGTERM)
         self._signal_group(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kills every process of the replica, whatever session it may be in."""
-        signal.pidfd_send_signal(self.pidfd, signal.SIGHUP)
+        with contextlib.suppress(OSError):  # it has ended
+            self.control.shutdown(socket.SHUT_WR)
 
     def pause(self) -> None:
         """Stops its processes for a while, but not its guardian, which must see its parent die."""
@@ -106,13 +108,19 @@ class Replica:
         """Kills what is left of the replica, takes its last output, and returns its exit status."""
         if self._exit_code is None:
             self.kill()
-            select.select([self.pidfd], [], [], _KILL_S)
-            self._signal_group(signal.SIGKILL)  # where the guardian itself was killed
-            _, status = os.waitpid(self._pid, 0)
-            self._exit_code = os.waitstatus_to_exitcode(status)
+            told = b""
+            if select.select([self.control], [], [], _KILL_S)[0]:
+                with contextlib.suppress(ConnectionError):
+                    told = self.control.recv(64)
+            if not told:  # the guardian itself was killed
+                self._signal_group(signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # the fork server's
+                os.waitpid(self._pid, 0)
+            code, memory = map(int, told.split() or (-signal.SIGKILL, 0))
+            self._exit_code, self.peak_memory = code, memory * 1024
             self._drain()
-            for descriptor in (self.pidfd, self.pipe, self._memory):
-                os.close(descriptor)
+            self.control.close()
+            os.close(self.pipe)
         return self._exit_code
 
     def _signal_group(self, signum: int) -> None:
@@ -127,46 +135,6 @@ class Replica:
                 self.output.feed(data)
                 left -= len(data)
         self.output.close()
-        with contextlib.suppress(BlockingIOError):
-            self.peak_memory = int(os.read(self._memory, 32) or 0) * 1024
-
-
-def spawn_guardian(command: Sequence[str], env: Mapping[str, str], printed: int, told: int) -> int:
-    """Starts a guarded command in a session of its own and returns the guardian's process id.
-
-    Args:
-        command: Program and arguments.
-        env: Its environment.
-        printed: Descriptor for what it prints.
-        told: Descriptor for what becomes `guardian.MEMORY_FD`.
-    """
-    return os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), *command],
-        env,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, printed, 1),
-            (os.POSIX_SPAWN_DUP2, printed, 2),
-            (os.POSIX_SPAWN_DUP2, told, guardian.MEMORY_FD),
-        ],
-        setsid=True,
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores
-    )
-
-
-def _start(command: Sequence[str], env: Mapping[str, str], spawn: Spawn) -> tuple[int, int, int]:
-    """Returns the guardian's process id, and descriptors of the output and of `guardian.MEMORY_FD`."""
-    output, printed = os.pipe()
-    memory, told = os.pipe()
-    try:
-        pid = spawn(command, env, printed, told)
-    finally:
-        os.close(printed)
-        os.close(told)
-    for descriptor in (output, memory):
-        os.set_blocking(descriptor, False)
-    return pid, output, memory
 
 
 @dataclass(frozen=True)
@@ -252,7 +220,7 @@ class Group:
     def add(self, replica: Replica) -> None:
         """Watches a replica that has just been started."""
         self._replicas[replica.name] = replica
-        self._selector.register(replica.pidfd, selectors.EVENT_READ, (replica, "end"))
+        self._selector.register(replica.control, selectors.EVENT_READ, (replica, "end"))
         self._selector.register(replica.pipe, selectors.EVENT_READ, (replica, "output"))
 
     def wait(self, until: float) -> list[tuple[Replica, int]]:
@@ -300,7 +268,7 @@ class Group:
 
     def _finish(self, replica: Replica) -> int:
         del self._replicas[replica.name]
-        self._selector.unregister(replica.pidfd)
+        self._selector.unregister(replica.control)
         with contextlib.suppress(KeyError):
             self._selector.unregister(replica.pipe)
         code = replica.finish()

@@ -1,45 +1,203 @@
-"""Starts a task of a pipeline: `python -m shardline.pipelines.local.start COMMAND ...`.
+"""Start of guarded processes: forked from the fork server (`warm`) where that is sound, or plain.
 
-Where the run has a process with TensorFlow loaded that can do what the command does, the task is forked from
-it; else this process becomes the command.
+`python -m shardline.pipelines.local.start COMMAND ...` starts a task of a pipeline: where the run has a
+server that can do what the command does, the task is forked from it; else this process becomes the command.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import socket
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from shardline.pipelines.local import forking
-from shardline.pipelines.local.forking import Program
+from shardline.pipelines.local import guardian, warm
+from shardline.pipelines.local.job import PLATFORM_VARIABLES
+from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
+from shardline.pipelines.local.warm import SERVER_VARIABLE
 from shardline.trainer.errors import EXIT_FAILED
+
+#: Process id of the process that executes the pipeline, in the environment of tasks.
+EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
+#: Module of the stand-ins for the platform's launchers, and those of them that start replicas.
+STAND_INS = "shardline.pipelines.local.stand_ins"
+_SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
+_TRAINER = "shardline.trainer.task"
+#: Components whose source has one of these words will load TensorFlow anyway.
+_SIGNS = ("tensorflow", "keras", "shardline.components.train", "shardline.components.validate")
+#: An NVIDIA driver: whether a process may be forked next to one has not been proven.
+_NVIDIA = Path("/dev/nvidiactl")
+#: Seconds for the server to load TensorFlow and fork.
+_ANSWER_S = 120.0
+#: Seconds that a task has to end its own replicas, once whoever has started it is gone.
+_TASK_GRACE_S = 7
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python module as a process runs it.
+
+    Attributes:
+        module: Its name.
+        arguments: What follows it on the command line.
+        source: A component's source, whose path is then the first argument; None for none.
+    """
+
+    module: str
+    arguments: Sequence[str]
+    source: str | None = None
+
+
+def recognize(command: Sequence[str]) -> Program | None:
+    """Returns what a command does, where a process forked with TensorFlow loaded can do it as well."""
+    if list(command[:3]) == [sys.executable, "-m", _TRAINER]:
+        return Program(_TRAINER, command[3:])
+    if list(command[:4]) == ["python3", "-u", "-m", STAND_INS] and command[4] in _SUPERVISORS:
+        return Program(STAND_INS, command[4:])
+    source = component_source(command)
+    if source and any(sign in source for sign in _SIGNS):
+        return Program(EXECUTOR, command[4:], source)
+    return None
+
+
+@contextlib.contextmanager
+def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
+    """Has a fork server load TensorFlow, and serve while the context lasts.
+
+    Args:
+        env: Its environment.
+        modules: Further modules that it loads.
+
+    Yields:
+        The path of its socket; "" where nothing may be forked on this machine.
+    """
+    if _NVIDIA.exists():
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="fork-") as directory:
+        path = os.path.join(directory, "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            server = subprocess.Popen(
+                [sys.executable, "-m", warm.__name__, str(listener.fileno()), str(os.getpid()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # a process that loads TensorFlow by itself will say what is wrong
+                env=env,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        with server:
+            try:
+                yield path
+            finally:
+                server.terminate()
+
+
+@contextlib.contextmanager
+def fork_server_for(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> Iterator[str]:
+    """Finds the fork server of the run, or starts one for a job where more than one replica can be forked.
+
+    Args:
+        commands: Commands of the job's replicas.
+        env: Environment of one of them.
+
+    Yields:
+        The path of the server's socket; "" where there is none.
+    """
+    programs = [program for command in commands if (program := recognize(command))]
+    if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # one alone gains nothing
+        yield path or ""
+        return
+    modules = ["shardline.trainer.train", *(["kfp.dsl.executor"] if programs[0].source else [])]
+    shared = {name: value for name, value in env.items() if name not in PLATFORM_VARIABLES}
+    with fork_server(shared, *modules) as path:
+        yield path
+
+
+def spawn(server: str, command: Sequence[str], env: Mapping[str, str], output: int, control: int) -> int:
+    """Starts a guarded command in a session of its own and returns the guardian's process id.
+
+    Args:
+        server: Path of the fork server's socket, or "".
+        command: Program and arguments.
+        env: Its environment.
+        output: Descriptor of its standard output and standard error.
+        control: Descriptor of the guardian's control socket.
+    """
+    if server and (program := recognize(command)):
+        with contextlib.suppress(OSError, ValueError):
+            if pid := _ask(server, program, env, output, output, control):
+                return pid
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", guardian.__file__, *command],
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+            (os.POSIX_SPAWN_DUP2, control, guardian.CONTROL_FD),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores
+    )
+
+
+def _ask(
+    server: str,
+    program: Program,
+    env: Mapping[str, str],
+    output: int,
+    error: int,
+    control: int,
+    grace: int = 0,
+) -> int:
+    """Asks the server for a process; returns its guardian's process id, 0 where the server refuses.
+
+    Raises:
+        OSError: When there is no server any more, or it takes too long.
+        ValueError: When it has ended before it answered.
+    """
+    with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        connection.settimeout(_ANSWER_S)
+        connection.connect(server)
+        json.dump({**vars(program), "env": dict(env), "grace": grace}, file)
+        file.seek(0)
+        socket.send_fds(connection, [b"."], [file.fileno(), output, error, control])
+        return int(connection.recv(32))
 
 
 def main(command: list[str]) -> None:
-    """Runs the command and ends as it ends."""
-    path = os.environ.get(forking.PRELOADED_VARIABLE)
-    program = forking.recognize(command)
-    if path and program:
-        with socket.socket(socket.AF_UNIX) as connection:
-            if _has_begun(connection, path, program):
-                raise SystemExit(_exit_status(connection))
+    """Runs a task's command and ends as it ends; with it, when the executing process dies."""
+    if executor := os.environ.get(EXECUTOR_VARIABLE):
+        guardian.die_with(int(executor), signal.SIGTERM)
+    server, program = os.environ.get(SERVER_VARIABLE), recognize(command)
+    if server and program:
+        control, theirs = socket.socketpair()
+        pid = 0
+        with control:
+            with theirs, contextlib.suppress(OSError, ValueError):
+                pid = _ask(server, program, os.environ, 1, 2, theirs.fileno(), _TASK_GRACE_S)
+            if pid:
+                raise SystemExit(_exit_status(control, pid))
     os.execvp(command[0], command)
 
 
-def _exit_status(connection: socket.socket) -> int:
-    try:
-        return int(forking.read_line(connection))
-    except (OSError, ValueError):  # the process that waits for the task was killed, and the task with it
-        return EXIT_FAILED
-
-
-def _has_begun(connection: socket.socket, path: str, program: Program) -> bool:
-    try:
-        connection.connect(path)
-        forking.ask(connection, program, os.environ, 1, 2)
-    except (OSError, ValueError):  # whatever it is, a task that loads TensorFlow by itself will say it
-        return False
-    return True
+def _exit_status(control: socket.socket, guardian_pid: int) -> int:
+    if told := control.recv(64):
+        return int(told.split()[0])
+    with contextlib.suppress(ProcessLookupError):  # the guardian was killed
+        os.killpg(guardian_pid, signal.SIGKILL)
+    return EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardline.pipelines.local import job as cluster
-from shardline.pipelines.local import processes, rehearsal
-from shardline.pipelines.local.forking import ForkServer
+from shardline.pipelines.local import processes, rehearsal, start
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.output import Output, ShowLine
 from shardline.pipelines.local.processes import ProcessFailedError
@@ -129,19 +129,21 @@ def run_job(
         log_directory.mkdir(parents=True, exist_ok=True)
         progress.say(topic, f"starting {', '.join(names)}")
 
-        def start(name: str, report: Callable[[Event], None]) -> Replica:
+        def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
             output = Output(name, log_directory / f"{name}.log", show_line, report)
-            replica = Replica(name, starts[name].command, starts[name].env, output, forks.spawn)
+            replica = Replica(name, starts[name].command, starts[name].env, output, spawn)
             history.started(name)
             return replica
 
         def ended(replica: Replica, code: int) -> None:
             history.ended(replica.name, code, replica.peak_memory, stopped=replica.output.muted)
 
-        with _recorded(history, log_directory, topic), ForkServer(list(starts.values())) as forks:
+        chief, commands = starts[names[0]], [launch.command for launch in starts.values()]
+        with _recorded(history, log_directory, topic), start.fork_server_for(commands, chief.env) as server:
+            spawn = functools.partial(start.spawn, server)
             limits = RestartLimits(replica=0, job=0, preemption=0) if job.disable_retries else RestartLimits()
             restarts = Restarts(limits, whole_job=job.restart_job_on_worker_restart)
-            _Supervisor(job, names, Group(ended), drill, restarts, start, topic).run()
+            _Supervisor(job, names, Group(ended), drill, restarts, start_replica, topic).run()
         drill.end()
 
 

@@ -1,33 +1,29 @@
-"""Stand-in for GCPC's launcher of tuning jobs: `python -m shardline.pipelines.local.tuning`.
+"""A tuning job on this machine: each trial a custom job with the trial's parameters in its arguments.
 
-`localize` puts it into the pipeline in the launcher's place, with the launcher's own arguments. The trials
-run one after the other, whatever parallel_trial_count says.
-
-One trial of a tuning job on this machine: a custom job with the trial's parameters in its arguments.
+Optuna searches in the place of the platform's own service. The trials run one after the other, whatever
+parallel_trial_count says.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
+import itertools
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.run_record import REPLICAS, RUN_VARIABLE
-from shardline.components.vertex.payload import PoolSpec, list_at, read_payload
-from shardline.pipelines.local import processes
-from shardline.pipelines.local.custom_job import EXECUTOR_VARIABLE, GCS_DIRECTORY
+import optuna
+
+from shardline.components.vertex.payload import PoolSpec, list_at
 from shardline.pipelines.local.job import CustomJob, parse_payload
 from shardline.pipelines.local.output import ShowLine
 from shardline.pipelines.local.supervisor import run_job
-from shardline.trainer import files, progress
-from shardline.trainer.errors import PipelineError, RunError
+from shardline.trainer import progress
+from shardline.trainer.errors import RunError
 from shardline.trainer.measurements import FILE_VARIABLE, read_measurements
-from shardline.trainer.progress import Event, errors_end_the_process, say
+from shardline.trainer.progress import Event, say
 
 #: Beside a trial's log files, what its chief reports.
 METRIC_FILE = "output.metrics"
@@ -137,45 +133,130 @@ def _with_parameters(job: CustomJob, trial: Trial, reports: Path) -> CustomJob:
     )
 
 
+#: Rules of early stopping, for all of which Optuna's median rule stands.
+_STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
+_REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
+
+Values = dict[str, float | int | str]
+
+
+class Search:
+    """Chooses the parameters of one trial after the other, and says when to stop one early.
+
+    The same study, seed and results give the same choices.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], seed: int) -> None:
+        """Begins a study.
+
+        Args:
+            spec: StudySpec in snake_case, as the launcher sends it: without what is empty or zero.
+            seed: Of the search.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._specs = {item["parameter_id"]: item for item in spec["parameters"]}
+        self._space = {name: _distribution(item) for name, item in self._specs.items()}
+        self._algorithm = spec.get("algorithm", "")
+        self._grid = _grid(self._space) if self._algorithm == "GRID_SEARCH" else None
+        by_chance = self._grid or self._algorithm == "RANDOM_SEARCH"
+        sampler = optuna.samplers.RandomSampler(seed) if by_chance else optuna.samplers.TPESampler(seed=seed)
+        stops = any(rule in spec for rule in _STOPPING)
+        self._study = optuna.create_study(
+            direction="minimize" if spec["metrics"][0].get("goal") == "MINIMIZE" else "maximize",
+            sampler=sampler,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=1) if stops else optuna.pruners.NopPruner(),
+        )
+        self._trial: optuna.Trial | None = None
+
+    @property
+    def name(self) -> str:
+        """What chooses, in words."""
+        what = {"RANDOM_SEARCH": "random search", "GRID_SEARCH": "grid search"}.get(self._algorithm, "TPE")
+        return f"Optuna {optuna.__version__}, {what}"
+
+    def ask(self) -> Values | None:
+        """Returns the parameters of the next trial; None when there is nothing left to try."""
+        if self._grid is not None:  # Optuna's own grid needs its own loop
+            point = next(self._grid, None)
+            if point is None:
+                return None
+            self._study.enqueue_trial(point)
+        self._trial = self._study.ask(self._space)
+        return {name: self._value(name, value) for name, value in self._trial.params.items()}
+
+    def is_hopeless(self, values: Sequence[float]) -> bool:
+        """Whether the trial in hand should be stopped.
+
+        Args:
+            values: All that it has measured so far. They are compared by their number, epoch with epoch:
+                steps differ between trials whose batches do.
+        """
+        assert self._trial is not None
+        known = self._study.trials[self._trial.number].intermediate_values
+        for index in range(len(known), len(values)):
+            self._trial.report(values[index], index)
+        return bool(values) and self._trial.should_prune()
+
+    def tell(self, value: float | None) -> None:
+        """Ends the trial in hand with its measurement; None when it has failed."""
+        assert self._trial is not None
+        state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
+        self._study.tell(self._trial, value, state=state)
+
+    def _value(self, name: str, value: Any) -> Any:
+        if self._specs[name].get("scale_type") != _REVERSE_LOG or "discrete_value_spec" in self._specs[name]:
+            return value
+        distribution: Any = self._space[name]
+        return distribution.low + distribution.high - value
+
+
+def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribution:
+    # What is dense at the bottom when it is chosen is mirrored afterwards.
+    log = spec.get("scale_type") in ("UNIT_LOG_SCALE", _REVERSE_LOG)
+    if item := spec.get("double_value_spec"):
+        return optuna.distributions.FloatDistribution(*_range(item), log=log)
+    if item := spec.get("integer_value_spec"):
+        low, high = _range(item)
+        return optuna.distributions.IntDistribution(int(low), int(high), log=log)
+    item = spec.get("discrete_value_spec") or spec["categorical_value_spec"]
+    return optuna.distributions.CategoricalDistribution(item["values"])
+
+
+def _range(item: Mapping[str, Any]) -> tuple[float, float]:
+    return item.get("min_value", 0), item.get("max_value", 0)
+
+
+def _grid(space: Mapping[str, optuna.distributions.BaseDistribution]) -> Iterator[Values]:
+    """Yields all combinations, in order."""
+    for values in itertools.product(*map(_choices, space.values())):
+        yield dict(zip(space, values, strict=True))
+
+
+def _choices(item: Any) -> Sequence[Any]:
+    is_choice = isinstance(item, optuna.distributions.CategoricalDistribution)
+    return item.choices if is_choice else range(item.low, item.high + 1)
+
+
 _TOPIC = "tune"
 #: The job as the API would show it, beside what the task puts out.
 JOB_FILE = "tuning_job.json"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Runs the trials of the launcher's arguments and ends as the job ends."""
-    executor = os.environ.get(EXECUTOR_VARIABLE)
-    processes.die_with_parent(int(executor) if executor else None)
-    options = _parse(argv)
-    resources = Path(options.gcp_resources)
-    resources.parent.mkdir(parents=True, exist_ok=True)
-    with processes.adopted_orphans(), errors_end_the_process(_TOPIC):
-        payload = _read(options.payload)
-        try:
-            trials = _run(payload, options.executor_input, resources.parent)
-        finally:
-            processes.stop_descendants(0)
-        job = resources.parent / JOB_FILE
-        files.write_json(job, job_of(payload, trials))
-        resource = {"resourceType": "HyperparameterTuningJob", "resourceUri": job.absolute().as_uri()}
-        files.write_json(resources, {"resources": [resource]})
+def run_trials(
+    payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine, gcs_root: Path
+) -> list[Trial]:
+    """Runs the trials of a tuning job.
 
+    Args:
+        payload: The request for the job, as the launcher sends it.
+        executor_input: JSON of the task's ExecutorInput.
+        logs: Directory for the logs of the trials, each in its own.
+        show_line: As for `run_job`.
+        gcs_root: As for `run_job`.
 
-def _read(payload: str) -> dict[str, Any]:
-    """Returns the request that the launcher would send."""
-    try:
-        return dict(read_payload(payload))
-    except ValueError as error:
-        raise PipelineError(
-            f"the tuning job's payload is not JSON ({error}); a double quote or backslash in display_name "
-            "or another field of the job breaks it"
-        ) from None
-
-
-def _run(payload: Mapping[str, Any], executor_input: str, task_directory: Path) -> list[Trial]:
-    from shardline.pipelines.local.search import Search
-
-    run = Path(os.environ.get(RUN_VARIABLE, task_directory))
+    Raises:
+        RunError: When more trials have failed than max_failed_trial_count allows.
+    """
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
     job = parse_payload(
         json.dumps({"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}),
@@ -195,10 +276,10 @@ def _run(payload: Mapping[str, Any], executor_input: str, task_directory: Path) 
             trial,
             job,
             metric,
-            run / REPLICAS / task_directory.name / f"trial-{trial.id}",
+            logs / f"trial-{trial.id}",
             is_hopeless=search.is_hopeless,
-            show_line=_print_line,
-            gcs_root=run / GCS_DIRECTORY,
+            show_line=show_line,
+            gcs_root=gcs_root,
         )
         search.tell(None if trial.fault else final(spec, trial)[1])
         failed = [trial for trial in trials if trial.fault]
@@ -253,21 +334,3 @@ def _trial(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
     else:
         found["final_measurement"] = message(final(spec, trial))
     return found
-
-
-def _print_line(name: str, line: str) -> None:
-    print(f"{name} | {line}", flush=True)
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--executor_input", required=True)
-    parser.add_argument("--payload", required=True)
-    parser.add_argument("--gcp_resources", required=True)
-    for ignored in ("--marker", "--type", "--project", "--location"):
-        parser.add_argument(ignored)
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -30,7 +30,7 @@ time.sleep(600)
 
 def _runner(payload: str, resources: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "shardline.pipelines.local.custom_job", "--executor_input", "{}"),
+        *(sys.executable, "-m", "shardline.pipelines.local.stand_ins", "CustomJob", "--executor_input", "{}"),
         *("--type", "CustomJob", "--project", "p", "--location", "l", "--payload", payload),
         *("--gcp_resources", str(resources)),
     ]

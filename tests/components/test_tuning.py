@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardline.components.tune.best_trial import best_of, finish, read_job, table, trials_of
-from shardline.pipelines.local.search import Search
+from shardline.pipelines.local.tuning import Search
 from shardline.trainer.errors import PlatformError, RunError
 from tests.helpers.jobs import PRELUDE
 
@@ -63,7 +63,15 @@ def launch(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str]
     resources = directory / "task" / "gcp_resources"
     where = ("--executor_input", "{}", "--gcp_resources", str(resources))
     done = subprocess.run(
-        [sys.executable, "-m", "shardline.pipelines.local.tuning", "--payload", text, *where],
+        [
+            sys.executable,
+            "-m",
+            "shardline.pipelines.local.stand_ins",
+            "HyperparameterTuningJob",
+            "--payload",
+            text,
+            *where,
+        ],
         capture_output=True,
         text=True,
     )

@@ -27,9 +27,9 @@ def test_a_compiled_pipeline_trains_through_the_api_and_gets_its_outputs_back(tm
     result = tmp_path / "result.json"
     given = {"note": NOTE, "count": 3, "result": str(result)}
     text = yaml.safe_dump(localize(spec, given))
-    assert text.count("shardline.pipelines.local.custom_job") == 1
+    assert text.count("shardline.pipelines.local.stand_ins") == 1
     (tmp_path / "local.yaml").write_text(
-        text.replace("shardline.pipelines.local.custom_job", "tests.contract.fake.launch")
+        text.replace("shardline.pipelines.local.stand_ins", "tests.contract.fake.launch")
     )
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "scratch").mkdir()

@@ -250,8 +250,8 @@ def test_trials_train_through_the_api_and_the_best_comes_back(tmp_path: Path) ->
     result = tmp_path / "result.json"
     given = {"result": str(result)}
     text = yaml.safe_dump(localize(compile_steps(tmp_path / "data", tmp_path / "steps.yaml"), given))
-    assert text.count("shardline.pipelines.local.tuning") == 1
-    text = text.replace("shardline.pipelines.local.tuning", "tests.contract.fake.launch")
+    assert text.count("shardline.pipelines.local.stand_ins") == 1
+    text = text.replace("shardline.pipelines.local.stand_ins", "tests.contract.fake.launch")
     (tmp_path / "local.yaml").write_text(text)
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "scratch").mkdir()

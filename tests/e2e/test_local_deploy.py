@@ -13,7 +13,7 @@ from kfp import compiler, dsl
 
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
 from shardline.components.register.tasks import batch_prediction_task, deploy_tasks, upload_task
-from shardline.pipelines.local import model_deploy
+from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -86,7 +86,7 @@ def test_what_would_be_done_is_said(tmp_path: Path, where: dict[str, Any], words
 def test_a_payload_that_is_no_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"executor_input": "{}", "payload": '{"a": "b"c"}', "gcp_resources": "r", "type": "DeployModel"}
     with pytest.raises(SystemExit) as ended:
-        model_deploy.main([f"--{name}={value}" for name, value in given.items()])
+        stand_ins.main(["DeployModel", *[f"--{name}={value}" for name, value in given.items()]])
 
     assert ended.value.code == 2
     assert "the payload of DeployModel is not JSON" in capsys.readouterr().err

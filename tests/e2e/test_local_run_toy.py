@@ -74,19 +74,6 @@ def _record(runs: Path) -> dict[str, Any]:
     return content
 
 
-def test_kfp_local_takes_commands_that_name_its_executor() -> None:
-    """The one property of kfp.local that is relied on and not documented."""
-    from kfp import local
-    from kfp.local.subprocess_task_handler import SubprocessTaskHandler
-
-    def accept(command: list[str]) -> None:
-        SubprocessTaskHandler("python:3.11", command, "/root", local.SubprocessRunner(use_venv=False))
-
-    accept(["python3", "-u", "-m", "shardline.pipelines.local.custom_job", "--marker=kfp.dsl.executor_main"])
-    with pytest.raises(RuntimeError, match="Container Component"):
-        accept(["python3", "-u", "-m", "shardline.pipelines.local.custom_job"])
-
-
 def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
     stream = io.StringIO()
     result = run_pipeline(toy, {"note": NOTE, "count": "7"}, runs_dir=runs, stream=stream)
@@ -242,9 +229,9 @@ def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[p
 )
 def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum: int, code: int) -> None:
     process, started = _start_hanging(toy, runs)
-    # Executor, the process with TensorFlow loaded, starter, keeper, runner, server of its replicas; and for
+    # Executor, fork server, starter, the guardian and the process of the task; and for
     # each replica guardian, shell, program and a child in a session of its own.
-    assert len(started) == 14
+    assert len(started) == 13
     process.send_signal(signum)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == code
@@ -267,7 +254,7 @@ def _kill(started: list[psutil.Process], victim: str) -> None:
     "victim",
     [
         "shardline.pipelines.local.execute",
-        "shardline.pipelines.local.preloaded",
+        "shardline.pipelines.local.warm",
         "shardline.pipelines.local.start",
     ],
 )

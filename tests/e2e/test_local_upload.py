@@ -14,7 +14,7 @@ from kfp import compiler, dsl
 from shardline.components.register.component import registry_evaluation, serving_model
 from shardline.components.register.settings import ModelUpload
 from shardline.components.register.tasks import upload_task
-from shardline.pipelines.local import model_upload
+from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -74,8 +74,9 @@ def test_the_upload_is_said_and_not_done(tmp_path, parent, words):
 
 def test_a_payload_that_is_no_json_is_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        model_upload.main(
+        stand_ins.main(
             [
+                "UploadModel",
                 "--executor_input",
                 "{}",
                 "--payload",
@@ -86,4 +87,4 @@ def test_a_payload_that_is_no_json_is_one_line(tmp_path, capsys):
         )
 
     assert ended.value.code == 2
-    assert "the payload of the upload is not JSON" in capsys.readouterr().err
+    assert "the payload of UploadModel is not JSON" in capsys.readouterr().err

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardline.pipelines.local import forking, preloaded
-from shardline.pipelines.local.forking import Program, recognize
+from shardline.pipelines.local import start, warm
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.rehearsal import parse_injection
+from shardline.pipelines.local.start import Program, recognize
 from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
@@ -27,7 +27,7 @@ _MODEL = """
 import os
 from pathlib import Path
 import numpy as np
-from shardline.trainer.models.zoo import build_model as original
+from shardline.trainer.models.zoo import build_mnist_cnn as original
 
 draws = np.random.random()  # now: later on the trainer's seed decides
 
@@ -67,13 +67,13 @@ def test_forked_replicas_train_restart_and_leave_nothing(
     for name in ("chief-0", "worker-0"):
         lines = _lines(tmp_path / "forked" / "logs" / f"{name}.log")
         assert len(lines) == 2  # one for each start
-        assert all("shardline.pipelines.local.forkserver" in line for line in lines)
+        assert all("shardline.pipelines.local.warm" in line for line in lines)
         assert lines[0] != lines[1]  # each draws its own random numbers
     replicas = json.loads((tmp_path / "forked" / "logs" / "job.json").read_text())["replicas"]
     assert [item["starts"][0]["exit"] for item in replicas][1] == "SIGKILL"
     eventually(lambda: not marked(mark), 5)
 
-    monkeypatch.setattr(forking, "recognize", lambda command: None)
+    monkeypatch.setattr(start, "recognize", lambda command: None)
     train(tmp_path / "plain")
     assert "guardian.py" in _lines(tmp_path / "plain" / "logs" / "chief-0.log")[0]
     for forked, plain in zip(_weights(tmp_path / "forked"), _weights(tmp_path / "plain"), strict=True):
@@ -132,7 +132,7 @@ def task(code: int):
 """
 
 
-def _start(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str]:
+def _run_task(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str]:
     """Starts a task of a pipeline as kfp.local does."""
     source = f"{_TASK}\n"
     executor_input = {"inputs": {"parameterValues": {"code": code}}, "outputs": {"outputFile": os.devnull}}
@@ -156,15 +156,16 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
     mark = str(tmp_path)
     monkeypatch.setenv("TEST_MARK", mark)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    with preloaded.loading(str(tmp_path)):
-        done = _start(dict(os.environ), 7)  # at once: it waits for the process to be ready
+    with start.fork_server(os.environ) as path:
+        monkeypatch.setenv(warm.SERVER_VARIABLE, path)
+        done = _run_task(dict(os.environ), 7)  # at once: it waits for the process to be ready
         assert done.returncode == 7
-        assert "shardline.pipelines.local.preloaded" in done.stdout
+        assert "shardline.pipelines.local.warm" in done.stdout
         assert "loaded True" in done.stdout
-        assert _start(dict(os.environ), 0).returncode == 0
+        assert _run_task(dict(os.environ), 0).returncode == 0
         # Started by itself where the process has gone: here one that does not listen any more.
-        (tmp_path / "preloaded").unlink()
-        plain = _start(dict(os.environ), 3)
+        Path(path).unlink()
+        plain = _run_task(dict(os.environ), 3)
         assert plain.returncode == 3
         assert "loaded False" in plain.stdout
     eventually(lambda: not marked(mark), 5)
@@ -182,9 +183,9 @@ def test_what_is_forked() -> None:
     assert recognize(["sh", "-ec", script, "import torch", "--x"]) is None
     assert recognize(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
     assert recognize([sys.executable, "-c", "import tensorflow"]) is None
-    supervisor = ["python3", "-u", "-m", "shardline.pipelines.local.custom_job", "--x"]
-    assert recognize(supervisor) == Program("shardline.pipelines.local.custom_job", ["--x"])
-    assert recognize(["python3", "-u", "-m", "shardline.pipelines.local.model_upload"]) is None
+    stand_in = ["python3", "-u", "-m", "shardline.pipelines.local.stand_ins"]
+    assert recognize([*stand_in, "CustomJob", "--x"]) == Program(stand_in[3], ["CustomJob", "--x"])
+    assert recognize([*stand_in, "UploadModel"]) is None
 
 
 def _script() -> str:

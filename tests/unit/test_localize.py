@@ -45,7 +45,7 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     old, new = differences.pop(("deploymentSpec", "executors", "exec-train", "container", "command"))
     assert old == launcher
     assert new[:3] == ["python3", "-m", "shardline.pipelines.local.start"]
-    assert new[3:7] == ["python3", "-u", "-m", "shardline.pipelines.local.custom_job"]
+    assert new[3:8] == ["python3", "-u", "-m", "shardline.pipelines.local.stand_ins", "CustomJob"]
 
     train = ("components", "comp-train", "inputDefinitions", "parameters")
     specs = (*train, "worker_pool_specs", "defaultValue")

@@ -29,7 +29,14 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
     directory.mkdir(parents=True)
     done = programs.run(
         [
-            *(sys.executable, "-m", "shardline.pipelines.local.custom_job", "--executor_input", "{}"),
+            *(
+                sys.executable,
+                "-m",
+                "shardline.pipelines.local.stand_ins",
+                "CustomJob",
+                "--executor_input",
+                "{}",
+            ),
             *("--payload", json.dumps(content), "--gcp_resources", str(directory / "gcp_resources")),
         ],
         env=without_clients(os.environ),

@@ -1,0 +1,106 @@
+"""KFP from the inside: what a local run relies on, or works around, beyond KFP's documented interface.
+
+Checked with kfp 2.17; tests/e2e/test_kfp_internals.py notices when one of these has changed. Files are in
+kfp/local, unless another place is named.
+
+* `SubprocessRunner` refuses container components, which it recognizes by the lack of a word in their command
+  (subprocess_task_handler.py, `validate_not_container_component`): `MARKER` holds that word.
+* It replaces "python3" everywhere in a command, values of parameters included (same file,
+  `replace_python_executable`): `keep_python3_in_texts`.
+* A mere directory called docker in the current directory, which a repository often has, is imported as a
+  namespace package and taken for the Docker client (kubeflow/pipelines#12552; the fix, #12553, catches
+  ImportError only): `hide_directory_docker`.
+* Conditions: the output NAME of TASK is only found where NAME is "Output", or is written
+  `pipelinechannel--TASK--NAME`; else the condition is taken for false and the pipeline succeeds without its
+  tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_conditions`,
+  and `SkippedConditions` for what still cannot be evaluated.
+* A failed task of a nested pipeline is named in the text of a RuntimeError only: `failed_task`.
+* Lightweight components start by a shell script of KFP's (kfp/dsl/component_factory.py): `component_source`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+#: Module that runs a component's function.
+EXECUTOR = "kfp.dsl.executor_main"
+#: Argument that makes kfp.local accept any command.
+MARKER = f"--marker={EXECUTOR}"
+
+#: The script that starts a lightweight component, word by word.
+_SCRIPT = f"""
+program_path=$(mktemp -d)
+printf "%s" "$0" > "$program_path/ephemeral_component.py"
+_KFP_RUNTIME=true python3 -m {EXECUTOR} --component_module_path "$program_path/ephemeral_component.py" "$@"
+""".split()
+_INNER_TASK = re.compile(r"Inner task failed: (.*?)\.?$", re.DOTALL)
+
+
+def component_source(command: Sequence[str]) -> str | None:
+    """Returns the source of the component that a command runs and nothing else; its arguments follow."""
+    if list(command[:2]) == ["sh", "-ec"] and len(command) > 3 and command[2].split() == _SCRIPT:
+        return command[3]
+    return None
+
+
+def keep_python3_in_texts() -> None:
+    """Makes kfp.local leave "python3" alone.
+
+    With its own directory first in PATH the word already means this interpreter.
+    """
+    here = os.path.dirname(sys.executable)
+    if os.access(os.path.join(here, "python3"), os.X_OK):
+        os.environ["PATH"] = f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        sys.executable = "python3"
+
+
+def hide_directory_docker() -> None:
+    """Makes `import docker` fail where it would find no module."""
+    found = importlib.util.find_spec("docker")
+    if found is not None and found.origin is None:
+        sys.modules["docker"] = None  # type: ignore[assignment]
+
+
+class SkippedConditions(logging.Handler):
+    """Notes where kfp.local takes a condition that it cannot evaluate for false, and goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reasons: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps the orchestrator's warnings about conditions."""
+        text = record.getMessage()
+        if text.startswith(("Could not resolve", "Condition evaluation failed")):
+            self.reasons.append(text)
+
+
+def failed_task(text: str) -> str | None:
+    """Returns the name of the inner task whose failure an error of kfp.local reports."""
+    found = _INNER_TASK.search(text)
+    return found.group(1) if found else None
+
+
+def components_with_tasks(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the root and every component that is a DAG."""
+    for component in (spec["root"], *spec.get("components", {}).values()):
+        if "dag" in component:
+            yield component
+
+
+def name_outputs_in_conditions(spec: dict[str, Any]) -> None:
+    """Writes `pipelinechannel--TASK-NAME` in conditions as `pipelinechannel--TASK--NAME`."""
+    for component in components_with_tasks(spec):
+        for task in component["dag"]["tasks"].values():
+            policy = task.get("triggerPolicy", {})
+            for name, item in task.get("inputs", {}).get("parameters", {}).items():
+                output = item.get("taskOutputParameter")
+                if output and "condition" in policy:
+                    channel = f"pipelinechannel--{output['producerTask']}--{output['outputParameterKey']}"
+                    policy["condition"] = policy["condition"].replace(f"['{name}']", f"['{channel}']")

@@ -1,0 +1,186 @@
+"""The fork server: a process with TensorFlow loaded from which others are forked, to start in no time.
+
+Importing TensorFlow is most of what a small job costs, and every replica and many tasks would do it again.
+TensorFlow starts no thread and touches no device until it is first used, so a process that has only imported
+it can be forked; nothing else ever runs in this one. One server serves a whole run: the tasks of a pipeline
+and the replicas of their jobs, or one job by itself. `start` is its client.
+
+`python -m shardline.pipelines.local.warm LISTENER PARENT MODULE ...`, where LISTENER is the descriptor of a
+listening Unix socket: a client that asks while modules are being imported waits. A request is one byte with
+four descriptors: a file with JSON (`Request`), standard output, standard error, and a guardian's control
+socket. The answer is a line with the guardian's process id, or with 0 where the program must start by itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TypedDict
+
+from shardline.pipelines.local import guardian
+from shardline.pipelines.local.job import PLATFORM_VARIABLES
+from shardline.trainer import files, progress
+from shardline.trainer.errors import EXIT_FAILED
+
+#: Path of the server's socket, in the environment of the tasks of a run.
+SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"
+
+#: Variables that no import depends on, beside those that are a replica's own.
+_IMMATERIAL = {
+    *PLATFORM_VARIABLES,
+    "PATH",
+    "PYTHONUNBUFFERED",
+    progress.EVENTS_VARIABLE,
+    files.GCS_ROOT_VARIABLE,
+    SERVER_VARIABLE,
+}
+#: Seconds that a client has to send its request, once it is connected.
+_REQUEST_S = 5.0
+
+
+class Request(TypedDict):
+    """A program to be forked.
+
+    Attributes:
+        module: The module to run as a program.
+        arguments: Its command line.
+        source: Source of a component, whose path becomes the first argument; None for none.
+        env: The whole environment.
+        grace: Seconds between SIGTERM and SIGKILL when whoever has asked is gone.
+    """
+
+    module: str
+    arguments: Sequence[str]
+    source: str | None
+    env: Mapping[str, str]
+    grace: int
+
+
+def main(listener: int, parent: int, modules: Sequence[str]) -> None:
+    """Imports TensorFlow and the modules, and serves; in each forked process, runs what was asked for."""
+    guardian.die_with(parent, signal.SIGKILL)
+    imported_with = _material(os.environ)
+    _load(modules)
+    with socket.socket(fileno=listener) as requests:
+        request = _serve(requests, imported_with)
+    _run(request)
+
+
+def _load(modules: Sequence[str]) -> None:
+    from shardline.trainer import tensorflow_internals
+
+    tensorflow_internals.import_tensorflow()
+    os.environ["_KFP_RUNTIME"] = "true"  # as in a task: without the compiler and the client
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()  # a collection in a fork would write to, and so copy, the memory that all share
+
+
+def _material(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns what imports may depend on: what another environment asks for has been decided already."""
+    return {name: value for name, value in env.items() if name not in _IMMATERIAL}
+
+
+def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request:
+    """Answers requests; returns in the forked processes only, each with its own request."""
+    # BLAS has threads of its own, and stops them before a fork and starts them again after it.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message="This process .* multi-threaded")
+    server = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps guardians
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    while True:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(_REQUEST_S)
+            descriptors = socket.recv_fds(connection, 1, 4)[1]
+            try:
+                with open(descriptors.pop(0), encoding="utf-8") as file:
+                    request: Request = json.load(file)
+                pid = -1 if _material(request["env"]) != imported_with else os.fork()
+                if pid:
+                    connection.sendall(b"%d\n" % max(pid, 0))
+                    continue
+                listener.close()
+                connection.close()
+                _guard(descriptors, request["grace"], server)
+                return request
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+
+def _leave() -> NoReturn:
+    """Ends once no guardian is left, since they would end with this process."""
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
+    os._exit(0)
+
+
+def _guard(descriptors: list[int], grace: int, server: int) -> None:
+    """Becomes the guardian of a program; returns in the program."""
+    os.setsid()
+    output, error, control = descriptors
+    os.dup2(output, 1)
+    os.dup2(error, 2)
+    del descriptors[2]  # closed by `guard`
+    guardian.die_with(server, signal.SIGHUP)
+    own = os.getpid()
+    guardian.guard(os.fork, control, grace)
+    guardian.die_with(own, signal.SIGKILL)
+
+
+def _run(request: Request) -> NoReturn:
+    """Does in this process what `python -m MODULE ARGUMENTS` does in a new one, and ends it."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.seed()  # or all replicas would draw the same numbers
+    sys.argv = ["", *request["arguments"]]
+    if request["source"] is not None:
+        os.environ["_KFP_RUNTIME"] = "true"
+        program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
+        program.write_text(request["source"], encoding="utf-8")
+        sys.argv[1:1] = ["--component_module_path", str(program)]
+    code = _exit_code(request["module"])
+    # Ends as multiprocessing ends what it has forked: what Python takes down otherwise belongs to the server,
+    # and TensorFlow's context takes a second for it, or ten where a peer has left before.
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _exit_code(module: str) -> int:
+    """Runs a module and returns the status with which its process would end."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return EXIT_FAILED
+    except BaseException:
+        traceback.print_exc()
+        return EXIT_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

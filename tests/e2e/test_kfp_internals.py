@@ -1,0 +1,53 @@
+"""What a local run relies on, or works around, in kfp.local: a failure here says that it has changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from shardline.pipelines.local import kfp_internals
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+
+
+def test_kfp_local_takes_commands_that_name_its_executor() -> None:
+    from kfp import local
+    from kfp.local.subprocess_task_handler import SubprocessTaskHandler
+
+    def accept(command: list[str]) -> None:
+        SubprocessTaskHandler("python:3.11", command, "/root", local.SubprocessRunner(use_venv=False))
+
+    accept(["python3", "-u", "-m", "shardline.pipelines.local.stand_ins", kfp_internals.MARKER])
+    with pytest.raises(RuntimeError, match="Container Component"):
+        accept(["python3", "-u", "-m", "shardline.pipelines.local.stand_ins"])
+
+
+def test_kfp_local_replaces_python3_in_values() -> None:
+    from kfp.local.subprocess_task_handler import replace_python_executable
+
+    assert replace_python_executable(["-m", "a python3 here"], "/bin/x") == ["-m", "a /bin/x here"]
+
+
+def test_kfp_local_finds_named_outputs_by_two_hyphens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    from kfp.local.orchestrator.enhanced_dag_orchestrator import ConditionEvaluator
+
+    class Outputs:
+        def get_task_output(self, task: str, name: str) -> bool:
+            return {("judge", "blessed"): True}[task, name]
+
+        def get_parent_input(self, name: str) -> bool:
+            raise KeyError(name)
+
+    find = ConditionEvaluator._resolve_pipeline_channel
+    assert find("pipelinechannel--judge--blessed", Outputs()) is True
+    assert find("pipelinechannel--judge-blessed", Outputs()) is None
+
+
+def test_kfp_local_takes_any_module_docker_for_the_client() -> None:
+    program = "import sys, types\nsys.modules['docker'] = types.ModuleType('docker')\n"
+    load = "import kfp.local.task_dispatcher"
+    done = subprocess.run([sys.executable, "-c", program + load], capture_output=True, text=True)
+    assert "AttributeError" in done.stderr
