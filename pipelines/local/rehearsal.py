@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardline.pipelines.local.job import ROLES
-from shardline.pipelines.local.replica import Group
+from shardline.pipelines.local.replica import Replica
 from shardline.trainer import progress
 from shardline.trainer.errors import PipelineError, SettingsError
 
@@ -120,14 +120,14 @@ class Rehearsal:
         times += [time for time, _ in self._turns.values()]
         return min(times, default=math.inf)
 
-    def act(self, group: Group) -> None:
+    def act(self, replicas: Mapping[str, Replica]) -> None:
         """Does all that is due."""
         now = time.monotonic()
         for injection in [item for item in self._waiting if self._is_due(item, now)]:
             self._waiting.remove(injection)
-            self._strike(injection, group, now)
+            self._strike(injection, replicas, now)
         for name, end in list(self._ends.items()):
-            replica = group.find(name)
+            replica = replicas.get(name)
             if replica is None or not replica.preempted:
                 del self._ends[name]
             elif now >= end:
@@ -135,7 +135,7 @@ class Rehearsal:
                 replica.kill()
         for name, (turn, standing) in self._turns.items():
             if now >= turn:
-                self._turns[name] = self._turn(name, standing, group, now)
+                self._turns[name] = self._turn(name, standing, replicas, now)
 
     def end(self) -> None:
         """Reports what has not happened."""
@@ -151,8 +151,8 @@ class Rehearsal:
             return self._step >= injection.step
         return injection.seconds is not None and now >= self._started + injection.seconds
 
-    def _strike(self, injection: Injection, group: Group, now: float) -> None:
-        replica = group.find(injection.replica)
+    def _strike(self, injection: Injection, replicas: Mapping[str, Replica], now: float) -> None:
+        replica = replicas.get(injection.replica)
         if replica is None:
             progress.say(
                 self._topic, f"not injected: {injection.action} {injection.replica}, which has ended"
@@ -166,10 +166,12 @@ class Rehearsal:
             replica.stop()
             self._ends[replica.name] = now + PREEMPTION_GRACE_S
 
-    def _turn(self, name: str, standing: bool, group: Group, now: float) -> tuple[float, bool]:
+    def _turn(
+        self, name: str, standing: bool, replicas: Mapping[str, Replica], now: float
+    ) -> tuple[float, bool]:
         """Lets a slow replica run for its share of the next turn, or stand still for the rest of it."""
         running = _TURN_S / self._slow[name]
-        if (replica := group.find(name)) is None:
+        if (replica := replicas.get(name)) is None:
             return now + _TURN_S, False
         if standing:
             replica.resume()

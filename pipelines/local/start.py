@@ -55,6 +55,19 @@ class Program:
     source: str | None = None
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What a replica is started with.
+
+    Attributes:
+        command: Program and arguments.
+        env: The whole environment.
+    """
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+
+
 def recognize(command: Sequence[str]) -> Program | None:
     """Returns what a command does, where a process forked with TensorFlow loaded can do it as well."""
     if list(command[:3]) == [sys.executable, "-m", _TRAINER]:
@@ -81,20 +94,14 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
     if _NVIDIA.exists():
         yield ""
         return
-    with tempfile.TemporaryDirectory(prefix="fork-") as directory:
-        path = os.path.join(directory, "socket")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen()
-            server = subprocess.Popen(
-                [sys.executable, "-m", warm.__name__, str(listener.fileno()), str(os.getpid()), *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a process that loads TensorFlow by itself will say what is wrong
-                env=env,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
+    # A short name: a socket's path has 107 bytes at most, and without a server processes start plain.
+    with tempfile.TemporaryDirectory(prefix="") as directory:
+        path = os.path.join(directory, "s")
+        try:
+            server = _start_server(path, env, modules)
+        except OSError:
+            yield ""
+            return
         with server:
             try:
                 yield path
@@ -102,45 +109,55 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
                 server.terminate()
 
 
-@contextlib.contextmanager
-def fork_server_for(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> Iterator[str]:
-    """Finds the fork server of the run, or starts one for a job where more than one replica can be forked.
+def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> subprocess.Popen[bytes]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        return subprocess.Popen(
+            [sys.executable, "-m", warm.__name__, str(listener.fileno()), str(os.getpid()), *modules],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # a process that loads TensorFlow by itself will say what is wrong
+            env=env,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
 
-    Args:
-        commands: Commands of the job's replicas.
-        env: Environment of one of them.
+
+@contextlib.contextmanager
+def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
+    """Finds the fork server of the run, or starts one for a job where more than one replica can be forked.
 
     Yields:
         The path of the server's socket; "" where there is none.
     """
-    programs = [program for command in commands if (program := recognize(command))]
+    programs = [program for launch in launches if (program := recognize(launch.command))]
     if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # one alone gains nothing
         yield path or ""
         return
     modules = ["shardline.trainer.train", *(["kfp.dsl.executor"] if programs[0].source else [])]
-    shared = {name: value for name, value in env.items() if name not in PLATFORM_VARIABLES}
+    shared = {name: value for name, value in launches[0].env.items() if name not in PLATFORM_VARIABLES}
     with fork_server(shared, *modules) as path:
         yield path
 
 
-def spawn(server: str, command: Sequence[str], env: Mapping[str, str], output: int, control: int) -> int:
+def spawn(server: str, launch: Launch, output: int, control: int) -> int:
     """Starts a guarded command in a session of its own and returns the guardian's process id.
 
     Args:
         server: Path of the fork server's socket, or "".
-        command: Program and arguments.
-        env: Its environment.
+        launch: Command and environment.
         output: Descriptor of its standard output and standard error.
         control: Descriptor of the guardian's control socket.
     """
-    if server and (program := recognize(command)):
+    if server and (program := recognize(launch.command)):
         with contextlib.suppress(OSError, ValueError):
-            if pid := _ask(server, program, env, output, output, control):
+            if pid := _ask(server, program, launch.env, output, output, control):
                 return pid
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-S", guardian.__file__, *command],
-        env,
+        [sys.executable, "-I", "-S", guardian.__file__, *launch.command],
+        launch.env,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, output, 1),

@@ -1,14 +1,11 @@
-"""Runs a custom job on this machine: every replica a process, watched from the first to the last moment.
-
-When a replica that has ended is started again, and when the whole job is; no processes here.
-"""
+"""Supervisor of a custom job on this machine: starts its replicas, watches them, restarts and stops them."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import math
+import selectors
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from shardline.pipelines.local import job as cluster
-from shardline.pipelines.local import processes, rehearsal, start
+from shardline.pipelines.local import processes, start
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.output import Output, ShowLine
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.record import History
-from shardline.pipelines.local.rehearsal import Injection, Rehearsal
-from shardline.pipelines.local.replica import Group, Replica, launches
+from shardline.pipelines.local.rehearsal import PREEMPTION_GRACE_S, Injection, Rehearsal
+from shardline.pipelines.local.replica import Replica, launches
 from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.progress import Event
@@ -87,6 +84,8 @@ _BRIEF_GRACE_S = 1.0
 #: Exit codes after which trying again cannot help: the last two are a command that cannot be run.
 _MISTAKES = (EXIT_BAD_INPUT, 126, 127)
 
+#: Replicas that have ended, with their exit status.
+Ended = list[tuple[Replica, int]]
 #: Starts the replica of that name, which reports its events to the function.
 Start = Callable[[str, Callable[[Event], None]], Replica]
 
@@ -122,81 +121,77 @@ def run_job(
         processes.Stopped: When a signal stopped this process.
     """
     names = [member.name for member in cluster.replicas(job)]
-    drill = Rehearsal(injections, names, topic)
-    history = History(job.display_name, names)
+    rehearsal = Rehearsal(injections, names, topic)
     with processes.stop_on_signals(), processes.reserve(len(names)) as addresses:
         starts = launches(job, addresses, gcs_root)
         log_directory.mkdir(parents=True, exist_ok=True)
         progress.say(topic, f"starting {', '.join(names)}")
+        with (
+            _recorded(History(job.display_name, names), log_directory, topic) as history,
+            start.fork_server_for(list(starts.values())) as server,
+        ):
 
-        def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
-            output = Output(name, log_directory / f"{name}.log", show_line, report)
-            replica = Replica(name, starts[name].command, starts[name].env, output, spawn)
-            history.started(name)
-            return replica
+            def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
+                output = Output(name, log_directory / f"{name}.log", show_line, report)
+                replica = Replica(name, starts[name], output, server)
+                history.started(name)
+                return replica
 
-        def ended(replica: Replica, code: int) -> None:
-            history.ended(replica.name, code, replica.peak_memory, stopped=replica.output.muted)
-
-        chief, commands = starts[names[0]], [launch.command for launch in starts.values()]
-        with _recorded(history, log_directory, topic), start.fork_server_for(commands, chief.env) as server:
-            spawn = functools.partial(start.spawn, server)
-            limits = RestartLimits(replica=0, job=0, preemption=0) if job.disable_retries else RestartLimits()
-            restarts = Restarts(limits, whole_job=job.restart_job_on_worker_restart)
-            _Supervisor(job, names, Group(ended), drill, restarts, start_replica, topic).run()
-        drill.end()
+            _RunningJob(job, names, rehearsal, history, start_replica, topic).run()
+        rehearsal.end()
 
 
-class _Supervisor:
-    """A job in progress."""
+class _RunningJob:
+    """A job in progress: its running replicas, watched together."""
 
     def __init__(
         self,
         job: CustomJob,
         names: Sequence[str],
-        group: Group,
-        drill: Rehearsal,
-        restarts: Restarts,
+        rehearsal: Rehearsal,
+        history: History,
         start: Start,
         topic: str,
     ) -> None:
+        limits = RestartLimits(replica=0, job=0, preemption=0) if job.disable_retries else RestartLimits()
         self._job = job
         self._names = names
-        self._chief = names[0]
-        self._group = group
-        self._drill = drill
-        self._restarts = restarts
+        self._rehearsal = rehearsal
+        self._restarts = Restarts(limits, whole_job=job.restart_job_on_worker_restart)
+        self._history = history
         self._start_replica = start
         self._topic = topic
+        self._running: dict[str, Replica] = {}
+        self._selector = selectors.DefaultSelector()
         self._deadline = time.monotonic() + (math.inf if job.timeout is None else job.timeout)
 
     def run(self) -> None:
-        """Starts the replicas and returns when the chief has succeeded."""
-        with self._group:
-            try:
-                self._drill.start()
-                self._start_all()
-                while not self._has_succeeded():
-                    pass
-            except ProcessFailedError:
-                self._group.stop(_BRIEF_GRACE_S)
-                raise
-            except (RunError, processes.Stopped):
-                self._group.stop(processes.GRACE_S)
-                raise
-            # Workers that serve a chief never end by themselves.
-            self._group.wait_for_all(0 if self._has_parameter_servers else _FAREWELL_S)
-            self._group.stop(_BRIEF_GRACE_S)
-
-    @property
-    def _has_parameter_servers(self) -> bool:
-        return len(self._job.worker_pools) > 2 and self._job.worker_pools[2].replicas > 0
+        """Starts the replicas, returns when the chief has succeeded, and leaves none behind."""
+        grace = 0.0
+        try:
+            self._rehearsal.start()
+            self._start_all()
+            while not self._has_succeeded():
+                pass
+            pools = self._job.worker_pools
+            if len(pools) <= 2 or not pools[2].replicas:  # workers that serve a chief never end by themselves
+                self._wait_for_all(_FAREWELL_S)
+            grace = _BRIEF_GRACE_S
+        except ProcessFailedError:
+            grace = _BRIEF_GRACE_S
+            raise
+        except (RunError, processes.Stopped):
+            grace = processes.GRACE_S
+            raise
+        finally:
+            self._stop(grace)
+            self._selector.close()
 
     def _has_succeeded(self) -> bool:
         """Waits for something to happen and deals with it; returns whether the chief has succeeded."""
-        ended = self._group.wait(min(self._deadline, self._drill.next_time))
-        self._drill.act(self._group)
-        if (self._chief, 0) in [(replica.name, code) for replica, code in ended]:
+        ended = self._wait(min(self._deadline, self._rehearsal.next_time))
+        self._rehearsal.act(self._running)
+        if self._is_success(ended):
             return True
         for replica, code in ended:
             if code == 0:
@@ -213,17 +208,8 @@ class _Supervisor:
             raise RunError(f"the job was stopped: its timeout of {self._job.timeout:g} s has passed")
         return False
 
-    def _start_all(self) -> None:
-        for name in self._names:
-            self._start(name)
-
-    def _start(self, name: str) -> None:
-        self._group.add(self._start_replica(name, self._report))
-
-    def _report(self, event: Event) -> None:
-        if event.kind == "progress" and event.unit == "steps":
-            self._drill.note_step(event.done)
-        progress.emit(event)
+    def _is_success(self, ended: Ended) -> bool:
+        return (self._names[0], 0) in [(replica.name, code) for replica, code in ended]
 
     def _decide(self, replica: Replica, code: int) -> tuple[Scope, str]:
         """Returns what starts again and which time this is, in words.
@@ -231,7 +217,7 @@ class _Supervisor:
         Raises:
             ProcessFailedError: When nothing does.
         """
-        mistakes = [item for item in (replica, *self._group) if _is_mistake(item.output.error)]
+        mistakes = [item for item in (replica, *self._running.values()) if _is_mistake(item.output.error)]
         if mistakes or code in _MISTAKES:
             raise _failure(mistakes[0] if mistakes else replica, code, self._topic)
         if code == EXIT_RESTART or replica.preempted:
@@ -246,13 +232,12 @@ class _Supervisor:
         """Starts the whole job again, unless the chief succeeds meanwhile; returns whether it has."""
         if code == EXIT_RESTART:
             # The others are about to say the same, once they have saved what they have.
-            ended = self._group.wait_for_all(processes.GRACE_S)
-            if (self._chief, 0) in [(replica.name, code) for replica, code in ended]:
+            if self._is_success(self._wait_for_all(processes.GRACE_S)):
                 return True
-            self._group.ask_to_end()
-            self._group.wait_for_all(rehearsal.PREEMPTION_GRACE_S - processes.GRACE_S)
-        others = list(self._group)
-        self._group.stop(_BRIEF_GRACE_S)
+            self._ask_to_end()
+            self._wait_for_all(PREEMPTION_GRACE_S - processes.GRACE_S)
+        others = list(self._running.values())
+        self._stop(_BRIEF_GRACE_S)
         for other in others:
             if _is_mistake(other.output.error):  # of which the first one has failed
                 raise _failure(other, EXIT_BAD_INPUT, self._topic)
@@ -260,13 +245,79 @@ class _Supervisor:
         self._start_all()
         return False
 
+    def _start_all(self) -> None:
+        for name in self._names:
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        replica = self._running[name] = self._start_replica(name, self._report)
+        self._selector.register(replica.control, selectors.EVENT_READ, (replica, "end"))
+        self._selector.register(replica.pipe, selectors.EVENT_READ, (replica, "output"))
+
+    def _report(self, event: Event) -> None:
+        if event.kind == "progress" and event.unit == "steps":
+            self._rehearsal.note_step(event.done)
+        progress.emit(event)
+
+    def _wait(self, until: float) -> Ended:
+        """Takes what the replicas print until one of them prints or ends, or the time has come.
+
+        Each is given the same share of attention, however much it prints.
+
+        Args:
+            until: Value of the monotonic clock; may be infinite.
+
+        Returns:
+            The replicas that have ended, with their exit status.
+        """
+        left = until - time.monotonic()
+        ready = [key.data for key, _ in self._selector.select(None if left == math.inf else max(0, left))]
+        for replica, what in ready:
+            if what == "output" and not replica.read():
+                self._selector.unregister(replica.pipe)
+        return [(replica, self._finish(replica)) for replica, what in ready if what == "end"]
+
+    def _wait_for_all(self, seconds: float) -> Ended:
+        """Waits until all have ended by themselves, for some seconds at most; returns those that have."""
+        ended: Ended = []
+        deadline = time.monotonic() + seconds
+        while self._running and time.monotonic() < deadline:
+            ended += self._wait(deadline)
+        return ended
+
+    def _ask_to_end(self) -> None:
+        """Sends SIGTERM to all; from now on only their logs have what they print."""
+        for replica in self._running.values():
+            replica.output.muted = True
+            replica.stop()
+
+    def _stop(self, grace: float) -> None:
+        """Ends all: SIGTERM, a grace period in seconds, then SIGKILL."""
+        with processes.undisturbed():
+            if grace:
+                self._ask_to_end()
+                self._wait_for_all(grace)
+            for replica in self._running.values():
+                replica.kill()
+            for replica in list(self._running.values()):
+                self._finish(replica)
+
+    def _finish(self, replica: Replica) -> int:
+        del self._running[replica.name]
+        self._selector.unregister(replica.control)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(replica.pipe)
+        code = replica.finish()
+        self._history.ended(replica.name, code, replica.peak_memory, stopped=replica.output.muted)
+        return code
+
 
 @contextlib.contextmanager
-def _recorded(history: History, directory: Path, topic: str) -> Iterator[None]:
+def _recorded(history: History, directory: Path, topic: str) -> Iterator[History]:
     """Keeps the history of the job that runs in this context, however it ends."""
     state, words, mistake = "stopped", None, False
     try:
-        yield
+        yield history
         state = "succeeded"
     except RunError as error:
         state, words, mistake = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
