@@ -21,9 +21,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from shardline.pipelines.local import forked, forking
+from shardline.pipelines.local import start
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.supervisor import run_job
+from shardline.pipelines.local.warm import SERVER_VARIABLE
 from shardline.trainer import progress
 from shardline.trainer.progress import Event
 
@@ -67,10 +68,11 @@ def _cpu_seconds() -> float:
 
 
 def ready(dataset: str, out: str, replicas: str) -> None:
-    """Measures a job of a process that was forked from the one that a pipeline's run keeps ready."""
-    forked.load(["shardline.trainer.train"])
-    forking.prepare(os.environ)
-    print(json.dumps(measure(Path(dataset), Path(out), int(replicas), forked=True)), flush=True)
+    """Measures a job that finds a fork server ready, as it does in a pipeline."""
+    with start.fork_server(os.environ, "shardline.trainer.train") as os.environ[SERVER_VARIABLE]:
+        command = [sys.executable, "-m", start.__name__, sys.executable, "-m", "shardline.trainer.task", "-h"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)  # waits for it to be ready
+        print(json.dumps(measure(Path(dataset), Path(out), int(replicas), forked=True)), flush=True)
 
 
 def _measure(kind: str, dataset: Path, out: Path, replicas: int) -> tuple[float, float, float]:

@@ -215,7 +215,7 @@ def test_a_payload_that_a_quote_has_broken_is_one_line(tmp_path: Path) -> None:
     done, _ = launch('{"display_name": "a "b""}', tmp_path)
 
     assert done.returncode == 2
-    assert "the tuning job's payload is not JSON" in done.stderr
+    assert "the payload of HyperparameterTuningJob is not JSON" in done.stderr
     assert "Traceback" not in done.stderr
 
 
