@@ -1,7 +1,4 @@
-"""Processes that leave no orphan, and words for how a process ended.
-
-Loopback ports that stay reserved for as long as a job runs.
-"""
+"""Processes of this machine: stopping them without orphans, words for how one ended, and loopback ports."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import ctypes
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import psutil
@@ -48,36 +45,31 @@ class Stopped(SystemExit):
         self.signal_name = signal.Signals(signum).name
 
 
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[None]:
+def stop_on_signals() -> contextlib.AbstractContextManager[None]:
     """Makes SIGINT, SIGTERM and SIGHUP raise `Stopped` while the context lasts (main thread only)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(signum: int, _frame: FrameType | None) -> None:
         raise Stopped(signum)
 
-    previous = {signum: signal.signal(signum, stop) for signum in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+    return _on_stop_signals(stop)
+
+
+def undisturbed() -> contextlib.AbstractContextManager[None]:
+    """Ignores further stop signals while a bounded clean-up runs (main thread only)."""
+    return _on_stop_signals(signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignores further stop signals while a bounded clean-up runs (main thread only)."""
+def _on_stop_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {signum: signal.signal(signum, signal.SIG_IGN) for signum in _STOP_SIGNALS}
+    previous = {signum: signal.signal(signum, handler) for signum in _STOP_SIGNALS}
     try:
         yield
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        for signum, before in previous.items():
+            signal.signal(signum, before)
 
 
 @contextlib.contextmanager
@@ -112,7 +104,7 @@ def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] |
 
 
 def describe_exit(code: int) -> str:
-    """Returns an exit status in words; negative, or 128 + n as shells report it, is a signal."""
+    """Returns an exit status in words."""
     if name := signal_name(code):
         return f"was killed by {name}"
     if code == 127:
@@ -121,7 +113,7 @@ def describe_exit(code: int) -> str:
 
 
 def signal_name(code: int) -> str | None:
-    """Returns the name of the signal that an exit status speaks of: negative, or 128 + n."""
+    """Returns the name of the signal that an exit status stands for: -n, or 128 + n as shells report it."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number).name if number in {int(item) for item in signal.Signals} else None
 

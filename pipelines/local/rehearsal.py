@@ -125,7 +125,7 @@ class Rehearsal:
         now = time.monotonic()
         for injection in [item for item in self._waiting if self._is_due(item, now)]:
             self._waiting.remove(injection)
-            self._strike(injection, replicas, now)
+            self._inject(injection, replicas, now)
         for name, end in list(self._ends.items()):
             replica = replicas.get(name)
             if replica is None or not replica.preempted:
@@ -151,7 +151,7 @@ class Rehearsal:
             return self._step >= injection.step
         return injection.seconds is not None and now >= self._started + injection.seconds
 
-    def _strike(self, injection: Injection, replicas: Mapping[str, Replica], now: float) -> None:
+    def _inject(self, injection: Injection, replicas: Mapping[str, Replica], now: float) -> None:
         replica = replicas.get(injection.replica)
         if replica is None:
             progress.say(

@@ -78,7 +78,7 @@ class Restarts:
 
 
 #: Seconds that workers have to end by themselves once the chief has succeeded.
-_FAREWELL_S = 2.0
+_WORKERS_END_S = 2.0
 #: Seconds between SIGTERM and SIGKILL for replicas that have nothing left to save.
 _BRIEF_GRACE_S = 1.0
 #: Exit codes after which trying again cannot help: the last two are a command that cannot be run.
@@ -175,7 +175,7 @@ class _RunningJob:
                 pass
             pools = self._job.worker_pools
             if len(pools) <= 2 or not pools[2].replicas:  # workers that serve a chief never end by themselves
-                self._wait_for_all(_FAREWELL_S)
+                self._wait_for_all(_WORKERS_END_S)
             grace = _BRIEF_GRACE_S
         except ProcessFailedError:
             grace = _BRIEF_GRACE_S

@@ -31,7 +31,7 @@ METRIC_FILE = "output.metrics"
 Measurement = tuple[int, float, float]
 
 
-class _HopelessError(RunError):
+class _StoppedEarlyError(RunError):
     """Ends a trial that has been stopped early."""
 
 
@@ -64,7 +64,7 @@ def run_trial(
     metric: str,
     log_directory: Path,
     *,
-    is_hopeless: Callable[[Sequence[float]], bool],
+    should_stop: Callable[[Sequence[float]], bool],
     show_line: ShowLine,
     gcs_root: Path,
 ) -> None:
@@ -75,7 +75,7 @@ def run_trial(
         job: What every trial runs.
         metric: The metric's name.
         log_directory: Gets the log files and what the chief reports.
-        is_hopeless: Whether a trial that has measured these values should be stopped.
+        should_stop: Whether a trial that has measured these values should be stopped.
         show_line: As for `run_job`.
         gcs_root: As for `run_job`.
     """
@@ -89,8 +89,8 @@ def run_trial(
         measured = read_measurements(reports, metric)
         if len(measured) > len(trial.measurements):
             trial.measurements = measured
-            if is_hopeless([value for _, value, _ in measured]):
-                raise _HopelessError(f"{metric} {measured[-1][1]:.4f} is behind the other trials")
+            if should_stop([value for _, value, _ in measured]):
+                raise _StoppedEarlyError(f"{metric} {measured[-1][1]:.4f} is behind the other trials")
 
     with progress.sink(show) as outer:
         try:
@@ -101,7 +101,7 @@ def run_trial(
                 show_line=show_line,
                 gcs_root=gcs_root,
             )
-        except _HopelessError as error:
+        except _StoppedEarlyError as error:
             trial.stopped = True
             outer(Event("line", topic, f"stopped early: {error}"))
         except RunError as error:
@@ -184,7 +184,7 @@ class Search:
         self._trial = self._study.ask(self._space)
         return {name: self._value(name, value) for name, value in self._trial.params.items()}
 
-    def is_hopeless(self, values: Sequence[float]) -> bool:
+    def should_stop(self, values: Sequence[float]) -> bool:
         """Whether the trial in hand should be stopped.
 
         Args:
@@ -277,7 +277,7 @@ def run_trials(
             job,
             metric,
             logs / f"trial-{trial.id}",
-            is_hopeless=search.is_hopeless,
+            should_stop=search.should_stop,
             show_line=show_line,
             gcs_root=gcs_root,
         )
