@@ -1,33 +1,28 @@
-"""Compile-time settings: image, machines and job, one TOML file per environment.
-
-Every setting with the place where it was written.
-"""
+"""Compile-time settings: image, machines and job, one TOML file per environment, with the place of each."""
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.remote.environment import DEFAULT, NAMES, TABLE
-from shardline.pipelines.tables import named, read_file, read_one, values
+from shardline.pipelines.tables import begun_with, check_tables, keys_of, read_file, read_one, values
 from shardline.trainer.errors import SettingsError
-
-_T = TypeVar("_T")
 
 #: The tables below [train], beside its own keys: the pools that differ from these, and the job.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
 _OWN_MACHINE = ("parameter_servers", "reduction_server")
 
-_POOL_KEYS = {item.name: item for item in fields(WorkerPool)}
-_JOB_KEYS = {item.name: item for item in fields(CustomJobSettings) if item.name != "cluster"}
+_POOL_KEYS = keys_of(WorkerPool)
+_JOB_KEYS = keys_of(CustomJobSettings, "cluster")
 #: What parameter servers do not take over from [train]: they need no accelerators.
 _MACHINE_KEYS = {name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "reservation"))}
 
@@ -73,7 +68,7 @@ _KINDS: dict[str, type[Any]] = {
 _TABLES = ("train", *_KINDS)
 #: Tables that are of no concern to the compiler: `read_table`.
 _RUN_TABLES = ("vertex",)
-_OWN_KEYS = {item.name: item for item in fields(Settings) if item.name not in _TABLES}
+_OWN_KEYS = keys_of(Settings, *_TABLES)
 
 
 def load(path: Path) -> Settings:
@@ -86,35 +81,34 @@ def load(path: Path) -> Settings:
     content = read_file(path)
     for name in _RUN_TABLES:
         content.pop(name, None)
-    try:
+    with begun_with(f"{path}: "):
         tables = {name: content.pop(name) for name in _TABLES if name in content}
-        for name, table in tables.items():
-            if not isinstance(table, dict):
-                raise SettingsError(f"{name} must be a table: [{name}]")
-        own = values(content, _OWN_KEYS, "", also=_TABLES, required=("image",))
+        check_tables(tables)
+        own = values(content, _OWN_KEYS, "", also=_TABLES, whole=True)
         read = {name: read_one(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
         return Settings(**own, train=_read_job(tables.get("train", {})), **read)
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
 
 
 def _read_job(train: dict[str, Any]) -> CustomJobSettings:
     tables = {name: train.pop(name) for name in (*_POOLS, "job") if name in train}
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise SettingsError(f"train.{name} must be a table: [train.{name}]")
-    shared = values(train, _POOL_KEYS, "train.", also=(*_POOLS, "job"), required=("replica_count",))
+    check_tables(tables, "train.")
+    shared = values(train, _POOL_KEYS, "train.", also=(*_POOLS, "job"))
+    if "replica_count" not in shared:
+        raise SettingsError("train.replica_count is missing")
     total = shared.pop("replica_count")
     if total < 1:
         raise SettingsError(f"train.replica_count must be at least 1, got {total}")
     counts = {"chief": 1, **({"workers": total - 1} if total > 1 else {})}
-    pools = {
-        name: _read_pool(name, tables.get(name, {}), shared, counts.get(name))
-        for name in _POOLS
-        if name in counts or name in tables
-    }
+    cluster = Cluster(
+        **{
+            name: _read_pool(name, tables.get(name, {}), shared, counts.get(name))
+            for name in _POOLS
+            if name in counts or name in tables
+        }
+    )
     job = values(tables.get("job", {}), _JOB_KEYS, "train.job.")
-    return named("train.job.", CustomJobSettings, cluster=named("train.", Cluster, **pools), **job)
+    with begun_with("train.job."):
+        return CustomJobSettings(cluster=cluster, **job)
 
 
 def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: int | None) -> WorkerPool:
@@ -133,7 +127,8 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
     merged = {**shared, **own, "env": {**shared.get("env", {}), **own.get("env", {})}}
     if "machine_type" not in merged:
         raise SettingsError(f"{prefix if name in _OWN_MACHINE else 'train.'}machine_type is missing")
-    return named(prefix, WorkerPool, **merged)
+    with begun_with(prefix):
+        return WorkerPool(**merged)
 
 
 #: Name, value, and where it came from.

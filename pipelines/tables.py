@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import difflib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 from shardline.components.vertex.pools import NfsMount
 from shardline.trainer.errors import SettingsError
 
-_T = TypeVar("_T")
+T = TypeVar("T")
+Keys = Mapping[str, Field[Any]]
 
 #: What TOML gives for each type of a key, and what the type is called in a message.
 _TYPES: dict[str, tuple[Any, str]] = {
@@ -30,7 +32,32 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 
 
-_MOUNT_KEYS = {item.name: item for item in fields(NfsMount)}
+def keys_of(kind: type[Any], *leave_out: str) -> dict[str, Field[Any]]:
+    """Returns the keys of the table that a dataclass describes, without some of its fields."""
+    return {item.name: item for item in fields(kind) if item.name not in leave_out}
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Returns the content of a settings file.
+
+    Raises:
+        SettingsError: When it is missing or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"no settings file {path}; settings/local.toml is one to start from") from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot read settings file {path}: {error}") from None
+
+
+@contextmanager
+def begun_with(words: str) -> Iterator[None]:
+    """Puts the file or table in question in front of a SettingsError's message."""
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError(f"{words}{error}") from None
 
 
 def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -46,13 +73,9 @@ def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str,
         SettingsError: When the file is missing or no TOML, or a key is unknown or mistyped.
     """
     content = read_file(path).get(table, {})
-    known = {item.name: item for item in fields(kind) if item.name not in leave_out}
-    try:
-        if not isinstance(content, dict):
-            raise SettingsError(f"{table} must be a table: [{table}]")
-        return values(content, known, f"{table}.")
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
+    with begun_with(f"{path}: "):
+        check_tables({table: content})
+        return values(content, keys_of(kind, *leave_out), f"{table}.")
 
 
 def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display_name") -> dict[str, Any]:
@@ -71,59 +94,36 @@ def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display
         SettingsError: When the file is missing or no TOML, or a key is unknown, missing or mistyped.
     """
     content = read_file(path)
-    known = {item.name: item for item in fields(kind) if item.name != name}
-    required = required_keys(known)
-    try:
+    with begun_with(f"{path}: "):
         tables = content.pop(table, {})
         if content:
             raise SettingsError(f"unknown key {next(iter(content))}; write tables [{table}.NAME]")
         if not isinstance(tables, dict) or not all(isinstance(item, dict) for item in tables.values()):
             raise SettingsError(f"{table} must be tables: [{table}.NAME]")
-        return {
-            key: values(item, known, f"{table}.{key}.", required=required) for key, item in tables.items()
-        }
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
+        known = keys_of(kind, name)
+        return {key: values(item, known, f"{table}.{key}.", whole=True) for key, item in tables.items()}
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Returns the content of a settings file.
+def read_one(name: str, kind: Callable[..., T], table: dict[str, Any]) -> T:
+    """Returns the dataclass that a table is."""
+    found = values(table, keys_of(kind), f"{name}.", whole=True)  # type: ignore[arg-type]  # a dataclass
+    with begun_with(f"{name}."):
+        return kind(**found)
+
+
+def check_tables(tables: Mapping[str, Any], prefix: str = "") -> None:
+    """Checks that what stands under these names are tables.
 
     Raises:
-        SettingsError: When it is missing or no TOML.
+        SettingsError: When one is not.
     """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingsError(f"no settings file {path}; settings/local.toml is one to start from") from None
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read settings file {path}: {error}") from None
-
-
-def read_one(name: str, kind: Callable[..., _T], table: dict[str, Any]) -> _T:
-    """Returns the dataclass that a table is."""
-    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]  # one of _KINDS
-    found = values(table, known, f"{name}.", required=required_keys(known))
-    try:
-        return kind(**found)
-    except SettingsError as error:
-        raise SettingsError(f"{name}.{error}") from None
-
-
-def required_keys(known: Mapping[str, Field[Any]]) -> tuple[str, ...]:
-    """Returns the keys that have no default."""
-    return tuple(
-        key for key, item in known.items() if item.default is MISSING and item.default_factory is MISSING
-    )
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise SettingsError(f"{prefix}{name} must be a table: [{prefix}{name}]")
 
 
 def values(
-    table: Mapping[str, Any],
-    known: Mapping[str, Field[Any]],
-    prefix: str,
-    *,
-    also: tuple[str, ...] = (),
-    required: tuple[str, ...] = (),
+    table: Mapping[str, Any], known: Keys, prefix: str, *, also: tuple[str, ...] = (), whole: bool = False
 ) -> dict[str, Any]:
     """Returns the values of a table, each of its key's type.
 
@@ -132,44 +132,37 @@ def values(
         known: Its keys.
         prefix: The table's own name, for messages.
         also: Keys that are read elsewhere, for messages.
-        required: Keys that must be there.
+        whole: Whether keys without a default must be there.
+
+    Raises:
+        SettingsError: When a key is unknown, missing or mistyped.
     """
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, [*known, *also], n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join([*known, *also])}"
             raise SettingsError(f"unknown key {prefix}{key}; {hint}")
-    for key in required:
-        if key not in table:
+    for key, item in known.items():
+        if whole and key not in table and item.default is MISSING and item.default_factory is MISSING:
             raise SettingsError(f"{prefix}{key} is missing")
     return {key: _value(f"{prefix}{key}", value, str(known[key].type)) for key, value in table.items()}
 
 
 def _value(name: str, value: Any, wanted: str) -> Any:
     kind, words = _TYPES[wanted]
-    of_text = wanted in ("tuple[str, ...]", "Mapping[str, str]")
-    if type(value) is not kind or (of_text and not _are_texts(value)):
+    texts = wanted in ("tuple[str, ...]", "Mapping[str, str]")
+    if type(value) is not kind or (texts and not _are_texts(value)):
         raise SettingsError(f"{name} must be of type {words}, got {value!r}")
     if wanted == "tuple[NfsMount, ...]":
-        return tuple(_read_mount(f"{name}[{index}]", value[index]) for index in range(len(value)))
+        return tuple(_read_mount(f"{name}[{index}]", item) for index, item in enumerate(value))
     return tuple(value) if isinstance(value, list) else value
 
 
 def _are_texts(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value
-    return all(isinstance(item, str) for item in items)
+    return all(isinstance(item, str) for item in (value.values() if isinstance(value, dict) else value))
 
 
 def _read_mount(name: str, table: Any) -> NfsMount:
     if not isinstance(table, dict):
-        raise SettingsError(f"{name} must be a table with {', '.join(_MOUNT_KEYS)}, got {table!r}")
-    found = values(table, _MOUNT_KEYS, f"{name}.", required=tuple(_MOUNT_KEYS))
-    return named(f"{name}.", NfsMount, **found)
-
-
-def named(prefix: str, kind: Callable[..., _T], **arguments: Any) -> _T:
-    """Makes a value; a message of its own begins with the table in which it is written."""
-    try:
-        return kind(**arguments)
-    except SettingsError as error:
-        raise SettingsError(f"{prefix}{error}" if prefix.count(".") > 1 else str(error)) from None
+        raise SettingsError(f"{name} must be a table with {', '.join(keys_of(NfsMount))}, got {table!r}")
+    return read_one(name, NfsMount, table)

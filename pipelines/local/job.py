@@ -7,7 +7,7 @@ https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-v
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,8 +111,9 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
     Raises:
         PipelineError: When the payload is not JSON or describes no job that can run here.
     """
+    visible = executor_input.replace(EXECUTOR_INPUT_MARKER, EXECUTOR_INPUT_PLACEHOLDER)
     try:
-        content = read_payload(payload)
+        content = read_payload(payload.replace(EXECUTOR_INPUT_MARKER, json.dumps(visible)[1:-1]))
     except ValueError as error:
         raise PipelineError(
             f"the custom job's payload is not JSON ({error}); a double quote or backslash in display_name, "
@@ -122,15 +123,11 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
     pools = list_at(job.spec, "worker_pool_specs")
     if not pools:
         raise PipelineError("the custom job's payload has no job_spec with worker_pool_specs")
-    visible = executor_input.replace(EXECUTOR_INPUT_MARKER, EXECUTOR_INPUT_PLACEHOLDER)
     timeout = job.scheduling.get("timeout")
     if timeout is not None and forms.seconds(str(timeout)) is None:
         raise PipelineError(f"timeout must be {forms.DURATION.words}, not {timeout!r}")
     return CustomJob(
-        worker_pools=tuple(
-            _read_pool(index, _replace(pool, EXECUTOR_INPUT_MARKER, visible))
-            for index, pool in enumerate(pools)
-        ),
+        worker_pools=tuple(_read_pool(index, pool) for index, pool in enumerate(pools)),
         display_name=content.get("display_name", "custom-job"),
         timeout=None if timeout is None else forms.seconds(timeout),
         restart_job_on_worker_restart=bool(job.scheduling.get("restart_job_on_worker_restart", False)),
@@ -154,17 +151,6 @@ def _read_pool(index: int, spec: Any) -> PoolSpec:
             f"worker pool {index} has no container_spec; only containers can run on this machine"
         )
     return pool
-
-
-def _replace(value: Any, old: str, new: str) -> Any:
-    """Returns the JSON value with `old` replaced by `new` in all of its strings."""
-    if isinstance(value, str):
-        return value.replace(old, new)
-    if isinstance(value, list):
-        return [_replace(item, old, new) for item in value]
-    if isinstance(value, dict):
-        return {key: _replace(item, old, new) for key, item in value.items()}
-    return value
 
 
 #: Variables that belong to one replica and must not be inherited from the shell.
@@ -227,13 +213,19 @@ def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], jo
         job_id: Identifier of the job.
     """
     members = replicas(job)
+    by_pool: dict[str, list[str]] = {}
+    by_role: dict[str, list[str]] = {}
+    for member, address in zip(members, addresses, strict=True):
+        by_pool.setdefault(f"workerpool{member.pool}", []).append(address)
+        if member.role != "evaluator":
+            by_role.setdefault(member.role, []).append(address)
     variables = {
-        "CLUSTER_SPEC": _cluster_spec(job, members, replica, addresses),
+        "CLUSTER_SPEC": _described(job, by_pool, f"workerpool{replica.pool}", replica.index),
         "CLOUD_ML_PROJECT_ID": LOCAL_PROJECT,
         "CLOUD_ML_JOB_ID": job_id,
     }
     if len(members) > 1:
-        variables["TF_CONFIG"] = _tf_config(job, members, replica, addresses)
+        variables["TF_CONFIG"] = _described(job, by_role, replica.role, replica.index)
     if job.trial:
         variables["CLOUD_ML_TRIAL_ID"] = job.trial
     if job.base_output_directory:
@@ -244,44 +236,20 @@ def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], jo
     return variables
 
 
-def _cluster_spec(
-    job: CustomJob, members: Sequence[ReplicaId], replica: ReplicaId, addresses: Sequence[str]
-) -> str:
-    cluster: dict[str, list[str]] = {}
-    for member, address in zip(members, addresses, strict=True):
-        cluster.setdefault(f"workerpool{member.pool}", []).append(address)
-    task = _task(job, f"workerpool{replica.pool}", replica.index)
-    return json.dumps({"cluster": cluster, "environment": "cloud", "task": task, "job": _job(job)})
+def _described(job: CustomJob, cluster: Mapping[str, list[str]], kind: str, index: int) -> str:
+    """Returns a cluster and a replica's place in it, as the platform writes both.
 
-
-def _tf_config(
-    job: CustomJob, members: Sequence[ReplicaId], replica: ReplicaId, addresses: Sequence[str]
-) -> str:
-    cluster: dict[str, list[str]] = {}
-    for member, address in zip(members, addresses, strict=True):
-        if member.role != "evaluator":
-            cluster.setdefault(member.role, []).append(address)
-    task = _task(job, replica.role, replica.index)
-    return json.dumps({"cluster": cluster, "task": task, "environment": "cloud", "job": _job(job)})
-
-
-def _task(job: CustomJob, kind: str, index: int) -> dict[str, object]:
-    return {"type": kind, "index": index, **({"trial": job.trial} if job.trial else {})}
-
-
-def _job(job: CustomJob) -> dict[str, object]:
-    """The job as the platform repeats it to the replicas.
-
-    Commands and arguments are left out: they hold component sources and the executor input, and one
-    environment string is limited to 128 KiB.
+    It repeats the job. Commands and arguments are left out of that: they hold component sources and the
+    executor input, and one environment string is limited to 128 KiB.
     """
-    return {
-        "worker_pool_specs": [
-            {
-                "machine_spec": pool.machine,
-                "replica_count": pool.replicas,
-                "container_spec": {"image_uri": pool.image},
-            }
-            for pool in job.worker_pools
-        ]
-    }
+    pools = [
+        {
+            "machine_spec": pool.machine,
+            "replica_count": pool.replicas,
+            "container_spec": {"image_uri": pool.image},
+        }
+        for pool in job.worker_pools
+    ]
+    task = {"type": kind, "index": index, **({"trial": job.trial} if job.trial else {})}
+    shown = {"worker_pool_specs": pools}
+    return json.dumps({"cluster": cluster, "task": task, "environment": "cloud", "job": shown})
