@@ -69,7 +69,7 @@ def _read(state: str, error: str, job_name: str, job_resource_name: str, project
         return read_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
-        say(TOPIC, f"cannot read what became of the run: {what}{_line(str(failure))}")
+        say(TOPIC, f"cannot read how the run ended: {what}{_line(str(failure))}")
     explanation = explain(Failure(error=_line(error))) if state == FAILED else None
     return RunRecord(
         name=job_name, pipeline=job_name, state=state, error=_line(error) or None, explanation=explanation

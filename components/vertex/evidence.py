@@ -90,7 +90,7 @@ def _job_errors(platform: Platform, task: Task) -> list[str]:
     messages: list[str] = []
     for name in reversed(task.jobs):
         try:
-            job = ask(f"look at the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
+            job = ask(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
         except PlatformError as error:
             progress.say("vertex", str(error))
             continue

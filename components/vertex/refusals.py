@@ -126,7 +126,7 @@ def _reason(error: Exception) -> str:
     if kind is Kind.UNREACHED:
         host = _first(_HOST, str(error)) or "Google Cloud"
         why = _why_unreached(error)
-        return f"{host} was not reached: {why}; is this machine connected, and is the location right?"
+        return f"{host} was not reached: {why}; check this machine's network connection and the location"
     if isinstance(error, RefreshError):
         return f"the credentials were refused ({said}); {_SIGN_IN}"
     if isinstance(error, api.Forbidden):

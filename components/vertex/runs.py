@@ -180,7 +180,7 @@ def read_run(platform: Platform, run: str, *, watching: bool = False) -> Run:
         PlatformError: When there is none, or the platform refuses or is not reached.
     """
     request = {"name": resource_name(platform, run)}
-    doing = f"look at the run {run.rpartition('/')[2]}"
+    doing = f"read the run {run.rpartition('/')[2]}"
     return run_of(ask(doing, platform.pipelines.get_pipeline_job, request, watching=watching), platform)
 
 

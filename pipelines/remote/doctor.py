@@ -81,7 +81,7 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
         checks.append(("quota", partial(_quota, settings.train)))
     for what, check in checks:
         try:
-            with platform_errors("look at it"):
+            with platform_errors("check it"):
                 yield from check(environment, rest)
         except PlatformError as refused:
             found, _, fix = str(refused).partition("; ")

@@ -48,7 +48,7 @@ def submit(platform: Platform, request: Mapping[str, Any]) -> Run:
         f"submit the run {job_id}",
         platform.pipelines.create_pipeline_job,
         CreatePipelineJobRequest.wrap(message),
-        made=lambda: ask(f"look at the run {job_id}", platform.pipelines.get_pipeline_job, name),
+        made=lambda: ask(f"read the run {job_id}", platform.pipelines.get_pipeline_job, name),
     )
     return run_of(job, platform)
 

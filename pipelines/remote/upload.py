@@ -151,7 +151,7 @@ class _Repository:
 
     def tagged(self, package: str, tag: str) -> str:
         """Returns the version that a tag points at; "" where there is no such tag."""
-        found = self._find(f"look at the tag {tag}", self._client.get_tag, package, tag)
+        found = self._find(f"read the tag {tag}", self._client.get_tag, package, tag)
         return str(found["version"]).rpartition("/")[2] if found else ""
 
     def upload(self, package: str, file: Path) -> tuple[str, str]:

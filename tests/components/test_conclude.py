@@ -141,9 +141,7 @@ def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
 
     finish("FAILED", tmp_path / "history")
 
-    assert events[0].text.startswith(
-        f"cannot read what became of the run: {run} is not the directory of a run"
-    )
+    assert events[0].text.startswith(f"cannot read how the run ended: {run} is not the directory of a run")
     record = json.loads((tmp_path / "history" / "runs" / "retrain-1" / "run.json").read_text())
     assert record["explanation"]["error"] == "Task exit-handler-1 failed."
 

@@ -193,7 +193,7 @@ def test_a_run_that_is_not_there_is_named(start: Callable[..., Run]) -> None:
     result = invoke("explain", "toy-2")
 
     assert result.exit_code == 3
-    assert "cannot look at the run toy-2: not found" in result.output
+    assert "cannot read the run toy-2: not found" in result.output
     assert "Traceback" not in result.output
 
 
@@ -278,6 +278,6 @@ def test_a_run_that_cannot_be_read_is_recorded_with_what_is_known(
 
     conclude("FAILED", tmp_path, when="never")
 
-    assert "cannot look at the run toy-1: permission aiplatform.pipelineJobs.get" in capsys.readouterr().out
+    assert "cannot read the run toy-1: permission aiplatform.pipelineJobs.get" in capsys.readouterr().out
     record = json.loads((tmp_path / "runs" / "toy-1" / "run.json").read_text())
     assert record["explanation"]["error"] == "The DAG failed"

@@ -186,7 +186,7 @@ def test_wait_ends_with_0_and_shows_the_tasks(fake: FakeVertex) -> None:
     fake.services.fail("GetPipelineJob", code_pb2.UNAVAILABLE, times=2)
     done = submit("--wait", "--job-id", "toy-1")
     assert done.exit_code == 0, done.output
-    assert done.stdout.count("cannot look at the run toy-1 yet (503 service unavailable)") == 2
+    assert done.stdout.count("cannot read the run toy-1 yet (503 service unavailable)") == 2
     assert "preprocess: from the cache\n" in done.stdout
     # Two of one name, in a loop: told apart by their path. What only holds others is not shown.
     assert "for-loop-3.part: succeeded after 1 min 15 s\n" in done.stdout
@@ -271,7 +271,7 @@ def test_status_lists_the_latest_runs(fake: FakeVertex) -> None:
 def test_a_run_that_is_not_there_or_elsewhere(fake: FakeVertex) -> None:
     done = shardline("status", "nobody")
     assert done.exit_code == 3
-    assert "cannot look at the run nobody: not found" in done.output
+    assert "cannot read the run nobody: not found" in done.output
     done = shardline("status", NAME.replace(LOCATION, "us-east1") + "/toy")
     assert done.exit_code == 2
     assert "give --location us-east1" in done.output
@@ -344,7 +344,7 @@ def test_without_a_network_there_is_one_line(
         with start(*verb) as run:
             out, err = run.communicate(timeout=100)
     assert (run.returncode, out) == (3, "")
-    assert "was not reached: it refuses connections; is this machine connected" in err
+    assert "was not reached: it refuses connections; check this machine's network connection" in err
     assert err.count("\n") == 1
 
 
