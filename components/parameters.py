@@ -42,27 +42,27 @@ def field_types(kind: type[Any]) -> dict[str, Any]:
 
 
 def read(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
-    """Reads one of the objects from JSON, with the integers that a STRUCT has made floats.
+    """Reads a dataclass from JSON, with the integers that a STRUCT has made floats.
 
     Args:
-        kind: Dataclass of the object.
+        kind: The dataclass.
         values: Its fields by name; those with a default may be missing.
-        name: What the object is called in a message: "data", "training" or "gate".
+        name: Name of the object in a message, as in "data"; "" for none.
 
     Raises:
         SettingsError: When a key is unknown or missing, or a value is of the wrong type or out of range.
     """
-    types = field_types(kind)
+    types, prefix = field_types(kind), f"{name}." if name else ""
     if not isinstance(values, Mapping):
         raise SettingsError(f"{name} must be a JSON object with {', '.join(types)}, got {values!r}")
     for key in values:
         if key not in types:
             near = difflib.get_close_matches(key, types, n=1)
-            hint = f"did you mean {name}.{near[0]}?" if near else f"there are {', '.join(types)}"
-            raise SettingsError(f"unknown key {name}.{key}; {hint}")
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(types)}"
+            raise SettingsError(f"unknown key {prefix}{key}; {hint}")
     for item in fields(kind):  # type: ignore[arg-type]  # a dataclass
         if item.name not in values and item.default is item.default_factory is MISSING:
-            raise SettingsError(f"{name}.{item.name} is missing")
+            raise SettingsError(f"{prefix}{item.name} is missing")
     return kind(**{key: _restore(value, types[key]) for key, value in values.items()})
 
 

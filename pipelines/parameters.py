@@ -1,4 +1,4 @@
-"""The parameters that a pipeline is given, checked against what it declares."""
+"""Parameters of a pipeline, checked against what it declares."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _unknown(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
     kind = declaration["parameterType"]
-    if kind not in _CONVERTERS:
+    if kind not in _TYPES:
         raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be given")
     try:
-        converted = _CONVERTERS[kind](value)
+        converted = _TYPES[kind][0](value)
     except (ValueError, TypeError) as error:
         because = f" ({error})" if isinstance(error, _ReasonError) else ""
         raise PipelineError(
@@ -70,7 +70,7 @@ def _convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
 
 
 class _ReasonError(ValueError):
-    """A conversion failed for a reason that is worth reading."""
+    """A value is refused for a reason that the type does not say."""
 
 
 def _string(value: Any) -> str:
@@ -88,14 +88,11 @@ def _string(value: Any) -> str:
 def _integer(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
-    if isinstance(value, str):
-        if not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
-            raise ValueError
-        number = int(value)
-    elif value != int(value):
+    number = int(value)
+    if isinstance(value, str) and not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
+        raise ValueError  # int() takes 1_000
+    if not isinstance(value, str) and value != number:
         raise ValueError
-    else:
-        number = int(value)
     if abs(number) > _LARGEST_INTEGER:
         raise _ReasonError("whole numbers are exact up to 2**53 only")
     return number
@@ -135,27 +132,20 @@ def _refuse_constant(text: str) -> Any:
     raise _ReasonError(f"{text} is not JSON")
 
 
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "STRING": _string,
-    "NUMBER_INTEGER": _integer,
-    "NUMBER_DOUBLE": _double,
-    "BOOLEAN": _boolean,
-    "STRUCT": _json(dict),
-    "LIST": _json(list),
-}
-_TYPE_NAMES = {
-    "STRING": "str",
-    "NUMBER_INTEGER": "int",
-    "NUMBER_DOUBLE": "float",
-    "BOOLEAN": "bool",
-    "STRUCT": "a JSON object",
-    "LIST": "a JSON array",
+#: How a value of each type is read, and what the type is called in a message.
+_TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "STRING": (_string, "str"),
+    "NUMBER_INTEGER": (_integer, "int"),
+    "NUMBER_DOUBLE": (_double, "float"),
+    "BOOLEAN": (_boolean, "bool"),
+    "STRUCT": (_json(dict), "a JSON object"),
+    "LIST": (_json(list), "a JSON array"),
 }
 
 
 def _type_of(declaration: Mapping[str, Any]) -> str:
     kind = str(declaration["parameterType"])
-    return _TYPE_NAMES.get(kind, kind)
+    return _TYPES[kind][1] if kind in _TYPES else kind
 
 
 def _short(value: Any) -> str:

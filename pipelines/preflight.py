@@ -1,7 +1,4 @@
-"""What can be known of a run before it starts: values are refused here, in a second.
-
-The study file: what a tuning pipeline searches, one TOML file.
-"""
+"""Checks of a run before it starts: bad values are refused in a second, and a study file is read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The first step of a run: is there anything to do?
-
-What is different between two states, in words.
-
-The date of a run in its source: images:gs://bucket/{date:%Y/%m/%d}.
-"""
+"""The first step of a run: its three objects, the date in its source, and what has changed."""
 
 from __future__ import annotations
 
@@ -26,8 +21,10 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
 
-_SHOWN = 3
-_LONGEST = 60
+_TOPIC = "changes"
+_DATE = re.compile(r"\{date(?::([^{}]*))?\}")
+#: Changes that are named one by one, and characters of a value that are shown.
+_SHOWN, _LONGEST = 3, 60
 
 
 def differences(last: State, now: State) -> list[str]:
@@ -78,19 +75,15 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-_DATE = re.compile(r"\{date(?::([^{}]*))?\}")
-_USUAL = "%Y-%m-%d"
-
-
 def run_time(scheduled: str, created: str) -> datetime:
     """Returns the time that a run is for, in UTC: the scheduled one, which may be in the past.
 
     Args:
-        scheduled: RFC 3339, or anything else where the run was not started by a schedule.
-        created: RFC 3339.
+        scheduled: Time of the schedule, RFC 3339; anything else where no schedule has started the run.
+        created: Time at which the run was created, RFC 3339.
 
     Raises:
-        SettingsError: When `created` is no time either.
+        SettingsError: When `created` is not a time either.
     """
     for text in (scheduled, created):
         try:
@@ -105,13 +98,10 @@ def fill_in_date(source: str, time: datetime) -> str:
     """Returns a source with a date in the place of {date} and {date:FORMAT}, other braces as they are.
 
     Args:
-        source: {date} is 2026-11-20, {date:%Y/%m/%d} what strftime makes of the format.
-        time: Of the run.
+        source: Source, as in images:gs://bucket/{date:%Y/%m/%d}; {date} alone is as in 2026-11-20.
+        time: Time of the run.
     """
-    return _DATE.sub(lambda match: time.strftime(match[1] or _USUAL), source)
-
-
-_TOPIC = "changes"
+    return _DATE.sub(lambda match: time.strftime(match[1] or "%Y-%m-%d"), source)
 
 
 class Found(NamedTuple):

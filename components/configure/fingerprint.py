@@ -1,8 +1,7 @@
-"""What is known of a source's content without reading it: enough to see that it is another one.
+"""Fingerprints of what a result depends on: the source's content, and the code.
 
-Files with what tells one version of them from the next: here, or behind a URL.
-
-The code that a result depends on: Shardline's own, the user's plug-ins, and what trains.
+A content is known by its files' names, sizes and versions, without reading it; code by the text of
+Shardline's own, of the user's plug-ins, and by the versions of the libraries that train. None is imported.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.table import open_columns
+from shardline.components.text import size as size_text
 from shardline.trainer import plugins
 from shardline.trainer.errors import ShardlineError, SourceError
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
@@ -31,15 +31,23 @@ _VERSIONS = (
     "generation", "etag", "ETag", "md5Hash", "crc32c", "checksum",
     "mtime", "LastModified", "last_modified", "updated", "created",
 )  # fmt: skip
+#: Ways to know a content.
+LISTING, CONTENT, VERSION, OWN = "names, sizes and times", "content", "version", "its own fingerprint"
+#: Before a version that is a digest of source files.
+DIGEST = "sha256:"
+
+_OWN = ("shardline.trainer", "shardline.components")
+_LIBRARIES = ("tensorflow", "keras")
+_SOURCE_FORMS = ("digits", "tfds", "images", "tfrecord", "table")
 
 
 class File(NamedTuple):
-    """One file.
+    """One file of a source, here or behind a URL.
 
     Attributes:
-        name: Relative to the directory that was listed; else its path.
+        name: Path relative to the directory that was listed; else the whole path.
         path: A local path or a URL.
-        size: In bytes; -1 where the file system does not say.
+        size: Size in bytes; -1 where the file system does not say.
         version: Time of change in nanoseconds, or what a remote file system has in its place; "" where it
             has nothing.
     """
@@ -60,8 +68,8 @@ def files_below(directory: str) -> Iterator[File]:
     if storage.is_remote(root):
         for name, details in storage.describe_below(root).items():
             yield _remote_file(name, f"{root.rstrip('/')}/{name}", details)
-    else:
-        yield from _below(root, "")
+        return
+    yield from _below(root, "")
 
 
 def files_matching(pattern: str) -> Iterator[File]:
@@ -77,7 +85,8 @@ def files_matching(pattern: str) -> Iterator[File]:
         return
     for path in storage.find_files(pattern):
         with storage.one_line(path):
-            yield _local_file(path, path, os.stat(path))
+            status = os.stat(path)
+        yield File(path, path, status.st_size, str(status.st_mtime_ns))
 
 
 def _below(directory: str, prefix: str) -> Iterator[File]:
@@ -88,11 +97,8 @@ def _below(directory: str, prefix: str) -> Iterator[File]:
             yield from _below(entry.path, f"{prefix}{entry.name}/")
             continue
         with storage.one_line(entry.path):
-            yield _local_file(prefix + entry.name, entry.path, entry.stat())
-
-
-def _local_file(name: str, path: str, status: os.stat_result) -> File:
-    return File(name, path, status.st_size, str(status.st_mtime_ns))
+            status = entry.stat()
+        yield File(prefix + entry.name, entry.path, status.st_size, str(status.st_mtime_ns))
 
 
 def _remote_file(name: str, url: str, details: Mapping[str, Any]) -> File:
@@ -101,29 +107,14 @@ def _remote_file(name: str, url: str, details: Mapping[str, Any]) -> File:
     return File(name, url, -1 if size is None else int(size), version)
 
 
-def first_line(path: str) -> str:
-    """Returns the first line of a text file.
-
-    Raises:
-        SourceError: The file cannot be read.
-    """
-    path = storage.resolve(path)
-    with storage.one_line(path), storage.open_text(path) as text:
-        return text.readline()
-
-
-#: Ways to know a content.
-LISTING, CONTENT, VERSION, OWN = "names, sizes and times", "content", "version", "its own fingerprint"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What the content of a source was at some time.
+    """A source's content at some time.
 
     Attributes:
         known_by: In what way it is known; "" where it is not, and any two contents may differ.
-        digest: The same for the same content, among those known in the same way.
-        text: What a person may read of it: "1,234 files, 5.6 MB", or why the content is not known.
+        digest: Text that is the same for the same content, among those known in the same way.
+        text: Words for a person: "1,234 files, 5.6 MB", or why the content is not known.
     """
 
     known_by: str
@@ -139,7 +130,7 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
     at all without one. The digits, and datasets of TFDS without data_dir, change with their package only.
 
     Args:
-        settings: Of them the source, data_dir, labels and features are used.
+        settings: Settings whose source, data_dir, labels and features are used.
         deep: Whether files are read, and known by their content.
 
     Raises:
@@ -172,9 +163,11 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
     """Whether a table may name image files, which lie somewhere below its directory."""
     if "image" in settings.features:
         return True
-    if table.lower().endswith(".parquet"):
-        return "image" in open_columns(storage.resolve(table)).types
-    return "image" in first_line(table)
+    path = storage.resolve(table)
+    if path.lower().endswith(".parquet"):
+        return "image" in open_columns(path).types
+    with storage.one_line(path), storage.open_text(path) as lines:
+        return "image" in lines.readline()
 
 
 def _of_files(files: Iterable[File], deep: bool) -> Fingerprint:
@@ -187,7 +180,7 @@ def _of_files(files: Iterable[File], deep: bool) -> Fingerprint:
         if not version:
             return _unknown(f"of {file.path} neither version nor time of change is known; deep=true reads it")
         digest.update(repr((file.name, file.size, version)).encode())
-    text = f"{count:,} file{'' if count == 1 else 's'}, {_bytes(size)}"
+    text = f"{count:,} file{'' if count == 1 else 's'}, {size_text(size)}"
     return Fingerprint(known_by=CONTENT if deep else LISTING, digest=digest.hexdigest(), text=text)
 
 
@@ -226,22 +219,6 @@ def _unknown(why: str) -> Fingerprint:
     return Fingerprint(known_by="", digest="", text=why)
 
 
-def _bytes(size: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} bytes"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-#: Before a version that is a digest of source files.
-DIGEST = "sha256:"
-
-_OWN = ("shardline.trainer", "shardline.components")
-_LIBRARIES = ("tensorflow", "keras")
-_SOURCE_FORMS = ("digits", "tfds", "images", "tfrecord", "table")
-
-
 def code_versions(model: str, source: str) -> dict[str, str]:
     """Returns a version of everything whose change may change a result, by name; imports none of it.
 
@@ -264,12 +241,9 @@ def code_versions(model: str, source: str) -> dict[str, str]:
 
 
 def _plugin_packages(model: str, source: str) -> Iterator[str]:
-    references = []
-    if model not in BUILT_IN and not model.startswith(KERAS_PREFIX):
-        references.append(model)
-    if source.partition(":")[0] not in _SOURCE_FORMS:
-        references.append(source)
-    for reference in references:
+    own_model = model not in BUILT_IN and not model.startswith(KERAS_PREFIX)
+    own_source = source.partition(":")[0] not in _SOURCE_FORMS
+    for reference in ([model] if own_model else []) + ([source] if own_source else []):
         package = reference.partition(":")[0].partition(".")[0]
         if package and package != "shardline":
             yield package

@@ -1,11 +1,9 @@
-"""The runs that are remembered.
+"""History of the runs that reached their end, which the last step of each writes and the next run reads.
 
-    HISTORY/runs/<job name>.json    how a run came out that reached its end; one file per run
-    HISTORY/latest.json             the last one that trained; replaced atomically
+    HISTORY/runs/<job name>.json    result of a run, one file per run
+    HISTORY/latest.json             the last run that trained; replaced atomically
 
 A run that failed writes neither, so that the next one trains.
-
-The last step of a run that trained: its result is remembered.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ LATEST = "latest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a result follows from.
+    """State that a result follows from.
 
     Attributes:
-        data: Fields of a `Fingerprint`.
+        data: Fields of the source's `Fingerprint`.
         settings: Parameters of the pipeline that a result depends on, by name.
         code: Versions of the code, by name.
     """
@@ -53,19 +51,19 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a run came out.
+    """Result of a run.
 
     Attributes:
         run: Name of the run's job.
         outcome: "trained" or "unchanged".
-        finished: RFC 3339, UTC.
+        finished: Time of its end, RFC 3339, UTC.
         reason: Why it trained or did not.
         blessed: The verdict on its model.
         verdict: The verdict in one sentence.
-        metrics: Of the model on the test split, by name.
+        metrics: Metrics of the model on the test split, by name.
         champion: Version of the champion that the model has become; "" where it has not.
         same_as: Of an unchanged run, the run whose result still holds.
-        state: What the result follows from.
+        state: Data, settings and code that the result follows from.
     """
 
     run: str
@@ -111,10 +109,10 @@ def read_latest(history: Path) -> Run | None:
 
 
 def write_run(history: Path, run: Run) -> None:
-    """Remembers how a run came out; of the next run, a run that trained is the last.
+    """Writes the result of a run; a run that trained is the one that the next is compared with.
 
     Raises:
-        RunError: When writing fails; the run before is still the last then.
+        RunError: When writing fails; the run before is still the last one then.
     """
     try:
         files.write_json(history / RUNS / f"{run.run}.json", asdict(run))
@@ -127,11 +125,11 @@ def write_run(history: Path, run: Run) -> None:
 def remember(
     exported: Path, state: str, reason: str, history_uri: str, champion_uri: str, job_name: str
 ) -> None:
-    """Writes how a run came out into the history.
+    """Writes the result of a run that trained into the history.
 
     Args:
         exported: Output directory of the validation.
-        state: What the first step found; "" where nothing is remembered.
+        state: `State` that the first step found, as text; "" where nothing is remembered.
         reason: Why the run trained.
         history_uri: Directory or gs:// that remembers; "" remembers nothing.
         champion_uri: Where a blessed model was published; "" published nothing.

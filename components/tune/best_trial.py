@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from shardline.components import text
 from shardline.components.html import render
 from shardline.components.parameters import TrainingSettings, read
 from shardline.components.tune.study import read_value
@@ -32,13 +33,13 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial.
+    """A trial of a tuning job.
 
     Attributes:
-        id: Number, as text, from "1".
+        id: Its number as text, from "1".
         state: In the words of the API: SUCCEEDED, INFEASIBLE, ...
         parameters: Values by name.
-        value: The metric; None where it was not measured.
+        value: The study's metric; None where it was not measured.
         step: Training step at which it was measured.
         seconds: How long the trial took; None where it is unknown.
         reason: Why it is infeasible.
@@ -87,7 +88,7 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
     """Returns the tuning job that a launcher has created, in the JSON form of the API.
 
     Args:
-        gcp_resources: What the launcher has put out.
+        gcp_resources: Output of the launcher.
 
     Raises:
         PlatformError: When it names no job, or the API does not give it.
@@ -113,16 +114,15 @@ def _ask(endpoint: str, name: str) -> dict[str, Any]:
 
 def trials_of(job: Mapping[str, Any]) -> list[Trial]:
     """Returns the trials of a job in the JSON form of the API, in the order of their numbers."""
-    specs = job["studySpec"]["parameters"]
-    types = {spec["parameterId"]: _type(spec) for spec in specs}
+    types = {
+        spec["parameterId"]: key.removesuffix("ValueSpec")
+        for spec in job["studySpec"]["parameters"]
+        for key in spec
+        if key.endswith("ValueSpec")
+    }
     metric = job["studySpec"]["metrics"][0]["metricId"]
     trials = [_trial(item, types, metric) for item in job.get("trials", [])]
     return sorted(trials, key=lambda trial: int(trial.id))
-
-
-def _type(spec: Mapping[str, Any]) -> str:
-    (key,) = (key for key in spec if key.endswith("ValueSpec"))
-    return key.removesuffix("ValueSpec")
 
 
 def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Trial:
@@ -173,16 +173,18 @@ def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
 
 def table(trials: Sequence[Trial], metric: str, best: Trial) -> list[str]:
     """Returns the trials as lines of text, a heading first."""
-    names = list(dict.fromkeys(name for trial in trials for name in trial.parameters))
-    rows = [["trial", *names, metric, "step", "time", "state"]]
-    for trial in trials:
-        rows.append([trial.id, *(_shown(trial.parameters.get(name)) for name in names), *_outcome(trial)])
-        rows[-1][-1] += "  <- best" if trial is best else ""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)) + f"  {row[-1]}"
-        for row in rows
+    names = _names(trials)
+    rows = [
+        [trial.id, *(_shown(trial.parameters.get(name)) for name in names), *_outcome(trial)]
+        for trial in trials
     ]
+    rows[list(trials).index(best)][-1] += "  <- best"
+    head = ["trial", *names, metric, "step", "time", "state"]
+    return text.table(head, rows, align="r" * (len(head) - 1) + "l").splitlines()
+
+
+def _names(trials: Sequence[Trial]) -> list[str]:
+    return list(dict.fromkeys(name for trial in trials for name in trial.parameters))
 
 
 def _outcome(trial: Trial) -> list[str]:
@@ -207,13 +209,13 @@ def _page(job: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> str:
         "metric": f"{study['metrics'][0]['metricId']}, {study['metrics'][0].get('goal', '').lower()}",
         "algorithm": study.get("algorithm", "the platform's default; in a local run Optuna's"),
         "trials at most": str(job.get("maxTrialCount", "")),
-        **{f"label {name}": text for name, text in job.get("labels", {}).items()},
+        **{f"label {name}": label for name, label in job.get("labels", {}).items()},
     }
     return render(
         Path(__file__).with_name("trials.html.j2"),
         name=job.get("displayName", ""),
         metric=study["metrics"][0]["metricId"],
-        names=list(dict.fromkeys(name for trial in trials for name in trial.parameters)),
+        names=_names(trials),
         trials=[(trial, _outcome(trial)) for trial in trials],
         best=best,
         best_words=_words(best),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from shardline.components.parameters import TRAINER, TUNABLE, check_options
+from shardline.components.parameters import TRAINER, TUNABLE, check_options, read
 from shardline.trainer.errors import SettingsError
 
 #: The trainer's option that has a metric reported; its value is the study's.
@@ -50,6 +49,8 @@ class Parameter:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise SettingsError(f"a parameter's name is a word as in learning_rate, got {self.name!r}")
+        if not isinstance(self.values, tuple):
+            raise self._error(f"values must be a list, got {self.values!r}")
         if self.type not in TYPES:
             raise self._error(f"type is one of {', '.join(TYPES)}, got {self.type!r}")
         if self.type in ("double", "integer"):
@@ -80,7 +81,9 @@ class Parameter:
         if not 1 <= len(self.values) <= _MOST_VALUES or self.min is not None or self.max is not None:
             raise self._error(f"{self.type} takes values, 1 to {_MOST_VALUES} of them, and no min and max")
         if self.type == "categorical":
-            if not all(isinstance(value, str) for value in self.values) or _repeats(self.values):
+            if not all(isinstance(value, str) for value in self.values) or len(set(self.values)) < len(
+                self.values
+            ):
                 raise self._error(f"values of a categorical are different texts, got {list(self.values)}")
         elif not all(map(_is_number, self.values)) or list(self.values) != sorted(set(self.values)):
             raise self._error(
@@ -100,9 +103,6 @@ class Parameter:
         return SettingsError(f"parameter {self.name}: {text}")
 
 
-_PARAMETER_KEYS = [item.name for item in fields(Parameter)]
-
-
 def read_parameter(table: Any) -> Parameter:
     """Reads a [[parameter]] table of a study file.
 
@@ -111,16 +111,7 @@ def read_parameter(table: Any) -> Parameter:
     """
     if not isinstance(table, Mapping):
         raise SettingsError(f"parameter must be a list of tables: [[parameter]], got {table!r}")
-    for key in table:
-        if key not in _PARAMETER_KEYS:
-            raise SettingsError(f"unknown key parameter.{key}; there are {', '.join(_PARAMETER_KEYS)}")
-    for key in ("name", "type"):
-        if key not in table:
-            raise SettingsError(f"parameter.{key} is missing in {dict(table)}")
-    values = table.get("values", [])
-    if not isinstance(values, list):
-        raise SettingsError(f"parameter {table['name']}: values must be a list, got {values!r}")
-    return Parameter(**{**table, "values": tuple(values)})
+    return read(Parameter, table, "parameter")
 
 
 def read_value(kind: str, text: str) -> float | int | str | bool:
@@ -131,27 +122,19 @@ def read_value(kind: str, text: str) -> float | int | str | bool:
         text: As in --NAME=TEXT.
 
     Raises:
-        SettingsError: When a number is none.
+        SettingsError: When the text is not the number that it should be.
     """
     if kind == "categorical":
         return _BOOLEANS.get(text, text)
     try:
-        return _whole(float(text)) if kind != "double" else float(text)
+        value = float(text)
     except ValueError:
         raise SettingsError(f"the platform has chosen {text!r} where a number was expected") from None
-
-
-def _whole(value: Any) -> Any:
-    """Returns a whole float as int: numbers travel as doubles."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return int(value) if kind != "double" and value.is_integer() else value  # numbers travel as doubles
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _repeats(values: tuple[Any, ...]) -> bool:
-    return len(set(values)) < len(values)
 
 
 GOALS = ("maximize", "minimize")
@@ -181,7 +164,7 @@ class Study:
 
     Attributes:
         metric: Metric of the trainer that is reported after each validation: val_accuracy, val_loss.
-        parameters: What is searched.
+        parameter: Parameters to search, at least one.
         goal: One of `GOALS`.
         max_trial_count: Trials in all.
         parallel_trial_count: Trials at the same time; each has the whole cluster of the training step.
@@ -192,7 +175,7 @@ class Study:
     """
 
     metric: str
-    parameters: tuple[Parameter, ...]
+    parameter: tuple[Parameter, ...] = ()
     goal: str = "maximize"
     max_trial_count: int = 10
     parallel_trial_count: int = 1
@@ -220,12 +203,12 @@ class Study:
         self._check_parameters()
 
     def _check_parameters(self) -> None:
-        names = [parameter.name for parameter in self.parameters]
+        names = [parameter.name for parameter in self.parameter]
         if not names:
             raise SettingsError("a study needs at least one [[parameter]]")
         if twice := {name for name in names if names.count(name) > 1}:
             raise SettingsError(f"parameters are named once, got twice: {', '.join(sorted(twice))}")
-        doubles = [parameter.name for parameter in self.parameters if parameter.type == "double"]
+        doubles = [parameter.name for parameter in self.parameter if parameter.type == "double"]
         if self.algorithm == "GRID_SEARCH" and doubles:
             raise SettingsError(
                 f"GRID_SEARCH takes no parameter of type double: {', '.join(doubles)}; make it discrete"
@@ -234,21 +217,18 @@ class Study:
     @property
     def types(self) -> dict[str, str]:
         """Types of the parameters by name."""
-        return {parameter.name: parameter.type for parameter in self.parameters}
+        return {parameter.name: parameter.type for parameter in self.parameter}
 
     @property
     def spec(self) -> dict[str, Any]:
         """The study as StudySpec, in the API's snake_case."""
         return {
             "metrics": [{"metric_id": self.metric, "goal": self.goal.upper()}],
-            "parameters": [parameter.spec for parameter in self.parameters],
+            "parameters": [parameter.spec for parameter in self.parameter],
             "algorithm": self.algorithm or "ALGORITHM_UNSPECIFIED",
             "measurement_selection_type": self.measurement_selection_type,
             **STOPPING[self.stopping],
         }
-
-
-_KEYS = [item.name for item in fields(Study) if item.name != "parameters"]
 
 
 def parse_study(text: str) -> dict[str, Any]:
@@ -270,27 +250,20 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
     """Reads a study.
 
     Args:
-        content: The study's fields, and the parameters as "parameter".
-        max_trial_count: In the place of the study's own unless 0.
+        content: Fields of a study file.
+        max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
 
     Raises:
         SettingsError: When a key is unknown or missing, or a value is wrong.
     """
-    for key in content:
-        if key not in (*_KEYS, "parameter"):
-            near = difflib.get_close_matches(key, [*_KEYS, "parameter"], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*_KEYS, 'parameter'])}"
-            raise SettingsError(f"unknown key {key}; {hint}")
-    if "metric" not in content:
-        raise SettingsError("metric is missing")
     tables = content.get("parameter", [])
     if not isinstance(tables, list):
         raise SettingsError(f"parameter must be a list of tables: [[parameter]], got {tables!r}")
-    values = {key: content[key] for key in _KEYS if key in content}
+    values = {**content, "parameter": [read_parameter(table) for table in tables]}
     if max_trial_count:
         values["max_trial_count"] = max_trial_count
         values["parallel_trial_count"] = min(max_trial_count, values.get("parallel_trial_count", 1))
-    return Study(parameters=tuple(read_parameter(table) for table in tables), **values)
+    return read(Study, values, "")
 
 
 def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ def test_the_first_run_trains_and_the_same_again_does_not(photos, history, tmp_p
     again = look(history, source)
 
     assert not again.changed
-    assert again.reason == "data (3 files, 27 bytes), settings and code are those of run-1"
+    assert again.reason == "data (3 files, 27 B), settings and code are those of run-1"
     facts = {event.topic: event for event in events if event.kind == "fact"}
     assert facts["state"].value == "unchanged"
     assert facts["state"].text.startswith(f"unchanged: {again.reason}, which finished 20")
@@ -163,11 +163,11 @@ def replace_by_an_older_one(photos):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (touch, "3 files, 27 bytes, as before"),
-        (add, "4 files, 30 bytes, was 3 files, 27 bytes"),
-        (remove, "2 files, 18 bytes, was 3 files, 27 bytes"),
-        (rename, "3 files, 27 bytes, as before"),
-        (replace_by_an_older_one, "3 files, 27 bytes, as before"),
+        (touch, "3 files, 27 B, as before"),
+        (add, "4 files, 30 B, was 3 files, 27 B"),
+        (remove, "2 files, 18 B, was 3 files, 27 B"),
+        (rename, "3 files, 27 B, as before"),
+        (replace_by_an_older_one, "3 files, 27 B, as before"),
     ],
 )
 def test_other_data_trains(change, text, photos, history, tmp_path):
@@ -258,7 +258,7 @@ def test_deep_compares_contents(photos, history, tmp_path):
     os.utime(path, ns=(0, before))
 
     found = look(history, source, deep=True)
-    assert found.reason == "the data has changed (3 files, 27 bytes, as before)"
+    assert found.reason == "the data has changed (3 files, 27 B, as before)"
     assert look(history, source).reason == (
         "the data is known by its names, sizes and times, last time it was by its content"
     )
@@ -343,7 +343,7 @@ def test_files_behind_a_url(history, tmp_path):
 
     # The same name and size, written anew.
     file_system.store["/bucket/cat/1.png"].created = datetime(2030, 1, 1, tzinfo=UTC)
-    assert look(history, source).reason == "the data has changed (2 files, 2 bytes, as before)"
+    assert look(history, source).reason == "the data has changed (2 files, 2 B, as before)"
     file_system.store.clear()
 
 
@@ -379,7 +379,7 @@ def test_tables_and_the_images_that_they_name(photos, history, tmp_path):
     touch(photos)
     assert not look(history, f"table:{table}").changed
     age(table)
-    assert look(history, f"table:{table}").reason == "the data has changed (1 file, 23 bytes, as before)"
+    assert look(history, f"table:{table}").reason == "the data has changed (1 file, 23 B, as before)"
 
     table.write_text("label,image\ncat,cat/1.png\ndog,dog/1.png\n")
     with_images = look(history, f"table:{table}")
@@ -499,7 +499,7 @@ def test_the_day_of_a_scheduled_run_finds_its_data(photos, history, tmp_path):
     found = look(history, source, scheduled="2026-11-19T06:00:00Z")
 
     assert found.source == f"images:{tmp_path}/2026-11-19"
-    assert json.loads(found.state)["data"]["text"] == "3 files, 27 bytes"
+    assert json.loads(found.state)["data"]["text"] == "3 files, 27 B"
 
 
 def test_differences_are_few_words():
