@@ -1,8 +1,6 @@
-"""Checks a pipeline against all rules.
+"""Checks of a pipeline against all rules: compiled pipelines, ours or anybody's, and our settings.
 
-Files to check: compiled pipelines, ours or anybody's, and our settings.
-
-The table of all rules: `python -m shardline.pipelines.check.checks > docs/check.md`.
+As a program it prints the table of all rules: `python -m shardline.pipelines.check.checks > docs/check.md`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A custom job as the Vertex AI API would receive it: the launcher's payload after its transformation.
+"""Custom jobs of a pipeline, as the Vertex AI API would receive them.
 
-The launcher's payload as it is compiled: JSON with placeholders that the platform fills in.
+What is compiled is the launcher's payload: JSON with placeholders, which are filled in here as far as their
+values are known before the run. Then the launcher's own transformation is applied.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardline.components.vertex.payload import JobSpec, PoolSpec, at, known_text, list_at, without_empty
+from shardline.components.vertex.payload import (
+    JobSpec,
+    PoolSpec,
+    argv,
+    at,
+    known_text,
+    list_at,
+    without_empty,
+)
 from shardline.pipelines.check.pipeline import (
     PARAMETER,
-    UNKNOWN,
-    UNKNOWN_TEXT,
     Pipeline,
     Task,
     as_text,
@@ -48,15 +55,13 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
         for _ in range(escapes):
             text = json.dumps(text)[1:-1]
         return text
-    if isinstance(value, str):
-        return value
-    return json.dumps(UNKNOWN_TEXT if value is UNKNOWN else without_unknown(value))
+    return value if isinstance(value, str) else json.dumps(without_unknown(value))
 
 
 def payload_of(container: Mapping[str, Any]) -> str:
     """Returns the --payload of a container that launches a custom job; "" for any other container."""
     args = list_at(container, "args")
-    launches = any(_LAUNCHERS in part for part in [*list_at(container, "command"), *args])
+    launches = any(_LAUNCHERS in part for part in argv(container))
     if not launches or "--payload" not in args[:-1] or not set(_TYPES) & set(args):
         return ""
     return str(args[args.index("--payload") + 1])
@@ -110,10 +115,8 @@ class Job(JobSpec):
     @cached_property
     def pools(self) -> tuple[Pool, ...]:
         """The worker pools that reach the API, without slots that are left empty on purpose."""
-        pools = (
-            Pool(spec, index, self) for index, spec in enumerate(list_at(self.spec, "worker_pool_specs"))
-        )
-        return tuple(pool for pool in pools if not pool.is_empty_slot)
+        specs = enumerate(list_at(self.spec, "worker_pool_specs"))
+        return tuple(pool for index, spec in specs if not (pool := Pool(spec, index, self)).is_empty_slot)
 
     @property
     def written_pools(self) -> list[Any]:
@@ -168,11 +171,8 @@ class Pool(PoolSpec):
 
 def jobs(pipeline: Pipeline) -> tuple[Job, ...]:
     """Returns the custom jobs that a pipeline's tasks launch."""
-    return tuple(
-        _job(task, flatten(template, task))
-        for task in pipeline.tasks
-        if (template := payload_of(task.container))
-    )
+    templates = ((task, payload_of(task.container)) for task in pipeline.tasks)
+    return tuple(_job(task, flatten(template, task)) for task, template in templates if template)
 
 
 def _job(task: Task, template: str) -> Job:

@@ -1,6 +1,7 @@
-"""When a pipeline is to run, and how often at the same time.
+"""Schedules as the Vertex AI API has them, and the cron expressions that say when they fire.
 
-Cron expressions: five fields, and a time zone in front.
+A cron expression has five fields, and a time zone in front. It is read here and not by cronsim, whose errors
+("Bad minute") do not say what was found and what is allowed.
 """
 
 from __future__ import annotations
