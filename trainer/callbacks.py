@@ -1,16 +1,7 @@
-"""What a person reads while a run trains.
+"""Callbacks of a run: report, history, TensorBoard, early stopping, tuning metric, and the user's own.
 
-The history file: a row per epoch.
-
-The callbacks of a run, as its settings ask for them.
-
-Callbacks that a user brings: `pkg.module:make`.
-
-TensorBoard's profile of some steps.
-
-Early stopping on a validation metric.
-
-The metric of a hyperparameter tuning job, reported as Vertex AI reads it.
+Those of `stateful_callbacks` run on every replica, see the same metrics and are part of a checkpoint; those
+of `chief_callbacks` only show things. None of them reads a metric itself, which would be a collective.
 """
 
 from __future__ import annotations
@@ -30,30 +21,32 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer import files, plugins, progress
-from shardline.trainer.assembly import Assembly
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.keras_internals import check_direction
 from shardline.trainer.measurements import Measurements
-from shardline.trainer.optimizers import Unfreeze
+from shardline.trainer.optimizers import FrozenLayers, Unfreeze
 from shardline.trainer.run import Run
 from shardline.trainer.saving import HISTORY_FILE
 from shardline.trainer.step import Logs
 
-#: Share of the time for which it is worth to change something.
+# Share of the time spent waiting for input from which on advice is given.
 _MUCH = 0.1
+
+Row = dict[str, str]
 
 
 @dataclass
 class Counters:
-    """What the chief has counted since this process began to train.
+    """Counters of a run since this process began to train.
 
     Attributes:
         replicas: Replicas that share the work.
         total_steps: Steps of the whole run, if nothing ends it early.
         first_step: Steps done before this process began.
         steps: Steps done, those before this process included.
-        examples: Examples trained by this process's job.
+        examples: Examples trained since this process began, over all replicas.
         seconds: Time spent on them.
-        waited: Part of it, on the chief, spent waiting for input.
+        waited: Part of it that this process spent waiting for input.
     """
 
     replicas: int
@@ -85,11 +78,11 @@ class _Mark:
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
 
-    def __init__(self, meter: Counters, epochs: int, *, in_memory: bool = False):
-        """Takes what is counted, and whether examples are in memory already."""
+    def __init__(self, counters: Counters, epochs: int, *, in_memory: bool = False):
+        """Takes the counters, the number of epochs, and whether examples are in memory already."""
         super().__init__()
         self._in_memory = in_memory
-        self._meter = meter
+        self._counters = counters
         self._epochs = epochs
         self._epoch = 0
         self._mark = _Mark()
@@ -101,14 +94,14 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Reports how far the training has come."""
-        meter, mark = self._meter, self._mark
-        seconds = max(meter.seconds - mark.seconds, 1e-9)
-        rate = (meter.examples - mark.examples) / seconds
-        waited = min(1.0, (meter.waited - mark.waited) / seconds)
-        each = f" ({rate / meter.replicas:,.0f} per replica)" if meter.replicas > 1 else ""
+        counters, mark = self._counters, self._mark
+        seconds = max(counters.seconds - mark.seconds, 1e-9)
+        rate = (counters.examples - mark.examples) / seconds
+        waited = min(1.0, (counters.waited - mark.waited) / seconds)
+        each = f" ({rate / counters.replicas:,.0f} per replica)" if counters.replicas > 1 else ""
         self._speed = f"{rate:,.0f} examples/s{each}  input wait {waited:.0%}"
-        self._mark = _Mark(meter.examples, meter.seconds, meter.waited, mark.started)
-        progress.advance("train", meter.steps, meter.total_steps, "steps", self._text(logs))
+        self._mark = _Mark(counters.examples, counters.seconds, counters.waited, mark.started)
+        progress.advance("train", counters.steps, counters.total_steps, "steps", self._text(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Reports the epoch with its validation."""
@@ -116,16 +109,16 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Says what the run has waited for, where that was much, and what would help."""
-        meter = self._meter
-        share = min(1.0, meter.waited / meter.seconds) if meter.seconds else 0.0
+        counters = self._counters
+        share = min(1.0, counters.waited / counters.seconds) if counters.seconds else 0.0
         if share > _MUCH:
             advice = "larger batches" if self._in_memory else "cache memory, images stored raw or smaller"
             progress.say("train", f"steps waited for input {share:.0%} of the time; what may help: {advice}")
 
     def _text(self, logs: Logs | None) -> str:
-        meter = self._meter
-        done = max(1, meter.steps - meter.first_step)
-        left = max(0, meter.total_steps - meter.steps)
+        counters = self._counters
+        done = max(1, counters.steps - counters.first_step)
+        left = max(0, counters.total_steps - counters.steps)
         eta = (time.monotonic() - self._mark.started) / done * left
         return f"epoch {self._epoch + 1}/{self._epochs}  {_metrics(logs)}  {self._speed}  ETA {eta:.0f} s"
 
@@ -141,19 +134,16 @@ def _metrics(logs: Logs | None) -> str:
     return "  ".join(f"{name} {value:.4f}" for name, value in loss_first(logs))
 
 
-Row = dict[str, str]
-
-
 class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Keeps history.csv: a row per epoch with its metrics, examples and seconds. For the chief alone.
 
     Its rows are part of the checkpoint, so that a resumed run repeats and loses none.
     """
 
-    def __init__(self, directory: Path, meter: Counters):
+    def __init__(self, directory: Path, counters: Counters):
         super().__init__()
         self._path = directory / HISTORY_FILE
-        self._meter = meter
+        self._counters = counters
         self._rows: list[Row] = []
         self._examples_before = 0
         self._seconds_before = 0.0
@@ -172,7 +162,7 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Starts the clock of the epoch, or lets it go on where the epoch has been resumed."""
-        self._first_example = self._meter.examples
+        self._first_example = self._counters.examples
         self._started = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -187,7 +177,7 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         write_history(self._path, self._rows)
 
     def _examples(self) -> int:
-        return self._examples_before + self._meter.examples - self._first_example
+        return self._examples_before + self._counters.examples - self._first_example
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
@@ -262,23 +252,23 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no t
     the first and after the last of them.
     """
 
-    def __init__(self, directory: Path, meter: Counters, first: int, last: int):
+    def __init__(self, directory: Path, counters: Counters, first: int, last: int):
         super().__init__()
         self._directory = str(directory)
-        self._meter = meter
+        self._counters = counters
         self._first = first
         self._last = last
         self._running = False
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Starts the profile before its first step."""
-        if not self._running and self._meter.steps == self._first - 1:
+        if not self._running and self._counters.steps == self._first - 1:
             tf.profiler.experimental.start(self._directory)
             self._running = True
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Ends it after its last."""
-        if self._running and self._meter.steps >= self._last:
+        if self._running and self._counters.steps >= self._last:
             self._stop()
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
@@ -298,19 +288,17 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
     """
 
     def __init__(self, metric: str, patience: int, available: Sequence[str]):
-        """Checks the metric before the first step, where Keras would warn after an epoch.
+        """Checks the metric.
 
         Args:
-            metric: That has to improve ("val_loss").
+            metric: Metric that has to improve ("val_loss").
             patience: Epochs without improvement after which the training ends.
             available: Metrics that an epoch reports.
 
         Raises:
             SettingsError: When `metric` is none of them.
         """
-        if metric not in available:
-            there = ", ".join(sorted(available)) or "none: the dataset has no validation split"
-            raise SettingsError(f"early_stopping: no metric {metric!r}; there are {there}")
+        _check_metric("early_stopping", metric, available)
         # Keras finds no direction for the losses of several outputs.
         mode = "min" if metric.endswith(("loss", "error")) else "auto"
         super().__init__(metric, patience=patience, mode=mode, restore_best_weights=True)
@@ -323,7 +311,7 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
         """
         super().on_train_begin(logs)
         try:
-            self._set_monitor_op()
+            check_direction(self)
         except ValueError:
             raise SettingsError(
                 f"early_stopping: Keras does not know whether {self.monitor} improves upwards or downwards; "
@@ -332,84 +320,80 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
 
 
 class TuningMetric(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Reports a metric after each validation. For the chief alone."""
+    """Reports a metric to a hyperparameter tuning job after each validation. For the chief alone."""
 
-    def __init__(self, metric: str, meter: Counters, environ: Mapping[str, str]):
-        """Takes what it needs.
-
-        Args:
-            metric: To report ("val_accuracy").
-            meter: Counts the steps.
-            environ: The process's environment.
-        """
+    def __init__(self, metric: str, counters: Counters, environ: Mapping[str, str]):
         super().__init__()
         self._metric = metric
-        self._meter = meter
+        self._counters = counters
         self._measurements = Measurements(environ)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Reports the metric, unless it is not finite: the trial has then measured nothing."""
         value = float((logs or {}).get(self._metric, math.nan))
         if math.isfinite(value):
-            self._measurements.add(self._metric, value, self._meter.steps)
+            self._measurements.add(self._metric, value, self._counters.steps)
         else:
             progress.say("train", f"{self._metric} is not finite and is not reported")
 
 
-def check_metric(metric: str, available: Sequence[str]) -> None:
-    """Checks the metric before the first step.
+def stateful_callbacks(
+    run: Run,
+    model: keras.Model,
+    counters: Counters,
+    frozen: FrozenLayers | None,
+    retrace: Callable[[], None],
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that are part of a checkpoint; the chief keeps the history besides.
 
     Args:
-        metric: To report.
-        available: Metrics that an epoch reports.
+        run: The run.
+        model: Compiled and built.
+        counters: Counts the steps.
+        frozen: Layers that are to be trained later; None for none.
+        retrace: Called when the set of trainable weights has changed.
 
     Raises:
-        SettingsError: When `metric` is none of them.
+        SettingsError: When a callback cannot be made, or a metric does not exist.
     """
-    if metric not in available:
-        raise SettingsError(f"tuning_metric: no metric {metric!r}; there are {', '.join(sorted(available))}")
-
-
-def stateful_callbacks(
-    run: Run, assembly: Assembly, meter: Counters, retrace: Callable[[], None]
-) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that are part of a checkpoint; the chief keeps the history besides."""
     settings, chief = run.settings, run.cluster.is_chief
-    callbacks = []
-    if assembly.frozen:
+    callbacks: list[keras.callbacks.Callback] = []
+    if frozen:
 
         def changed() -> None:
             retrace()
             if chief:
-                progress.say(
-                    "train", f"{len(assembly.model.trainable_weights)} weights are trained from now on"
-                )
+                progress.say("train", f"{len(model.trainable_weights)} weights are trained from now on")
 
-        callbacks.append(
-            Unfreeze(assembly.frozen, settings.unfreeze_at_epoch, settings.fine_tuning_learning_rate, changed)
-        )
+        rate = settings.fine_tuning_learning_rate
+        callbacks.append(Unfreeze(frozen, settings.unfreeze_at_epoch, rate, changed))
     for reference in settings.callbacks:
         callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
-    names = list(assembly.model.get_metrics_result())
+    names = list(model.get_metrics_result())
     available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
     if settings.early_stopping:
         callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
     if settings.tuning_metric:
-        check_metric(settings.tuning_metric, available)
-    return [*callbacks, HistoryFile(run.dirs.model, meter)] if chief else callbacks
+        _check_metric("tuning_metric", settings.tuning_metric, available)
+    return [*callbacks, HistoryFile(run.dirs.model, counters)] if chief else callbacks
 
 
-def chief_callbacks(run: Run, meter: Counters) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that only show or report things; none of them reads a metric itself."""
-    settings = run.settings
+def chief_callbacks(run: Run, counters: Counters) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that only show or report things."""
+    settings, logs = run.settings, run.dirs.logs
     callbacks = [
-        Report(meter, settings.epochs, in_memory=run.feed("train").in_memory),
-        keras.callbacks.TensorBoard(
-            str(run.dirs.logs), write_graph=False, histogram_freq=settings.histograms
-        ),
+        Report(counters, settings.epochs, in_memory=run.feed("train").in_memory),
+        keras.callbacks.TensorBoard(str(logs), write_graph=False, histogram_freq=settings.histograms),
     ]
     if settings.tuning_metric:
-        callbacks.append(TuningMetric(settings.tuning_metric, meter, os.environ))
+        callbacks.append(TuningMetric(settings.tuning_metric, counters, os.environ))
     if settings.profiled_steps:
-        callbacks.append(Profile(run.dirs.logs, meter, *settings.profiled_steps))
+        callbacks.append(Profile(logs, counters, *settings.profiled_steps))
     return callbacks
+
+
+def _check_metric(setting: str, metric: str, available: Sequence[str]) -> None:
+    """Checks a metric before the first step, where Keras would warn after an epoch."""
+    if metric not in available:
+        there = ", ".join(sorted(available)) or "none: the dataset has no validation split"
+        raise SettingsError(f"{setting}: no metric {metric!r}; there are {there}")

@@ -1,10 +1,9 @@
-"""The evaluator: a process beside the training that evaluates every checkpoint, and keeps the best model.
+"""Evaluator: a process beside the training that evaluates every checkpoint and keeps the best model.
 
-What chief and evaluator tell each other: files beside the checkpoints, the only thing that both can see.
-
-`evaluations/{steps}.json` is the result of a checkpoint. `evaluations/chief` changes for as long as the
-chief lives, and `evaluations/last.json` names the checkpoint after which there will be no other. Clocks of
-two machines are never compared.
+Chief and evaluator talk through files beside the checkpoints, the only thing that both can see:
+`evaluations/{steps}.json` is the result of a checkpoint, `evaluations/chief` changes for as long as the chief
+lives, and `evaluations/last.json` names the checkpoint after which there will be no other. Clocks of two
+machines are never compared.
 """
 
 from __future__ import annotations
@@ -21,28 +20,29 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer import files, progress
-from shardline.trainer.assembly import assemble
 from shardline.trainer.callbacks import Stopping, loss_first
-from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
+from shardline.trainer.keras_internals import is_improvement
 from shardline.trainer.run import Run
-from shardline.trainer.step import Evaluation, Logs
+from shardline.trainer.step import Logs
 
-# Seconds between two signs of life.
+BEST_FILE = "best.keras"
+
+# Seconds between two signs of life, and between two looks at the directory.
 _BEAT_S = 5.0
+_POLL_S = 1.0
+
+# Seconds without a sign of life after which the chief has ended; far more than one takes on its way.
+_GONE_S = 60.0
 
 
 class Evaluations:
-    """The directory of results."""
+    """Directory of results, beside the checkpoints."""
 
     def __init__(self, checkpoints: Path):
-        """Names the directory, which need not exist.
-
-        Args:
-            checkpoints: The checkpoints' directory.
-        """
+        """Names the directory, which need not exist, by that of the checkpoints."""
         self._directory = checkpoints / "evaluations"
         self._beat = self._directory / "chief"
         self._last = self._directory / "last.json"
@@ -115,14 +115,6 @@ class Evaluations:
                 return
 
 
-BEST_FILE = "best.keras"
-
-_POLL_S = 1.0
-
-# Seconds without a sign of life after which the chief has ended; far more than one takes on its way.
-_GONE_S = 60.0
-
-
 class Evaluator:
     """Evaluates checkpoints as they appear.
 
@@ -146,11 +138,11 @@ class Evaluator:
         Args:
             model: Compiled and built; its weights will be replaced.
             evaluate: Evaluates the validation split.
-            checkpoints: What is evaluated.
+            checkpoints: The checkpoints to evaluate.
             evaluations: Where results go.
-            directory: Of the model; best.keras goes there.
+            directory: The model directory, into which best.keras is written.
             logs: TensorBoard's directory; results go to its run "evaluator".
-            metric: The best model is the best in this metric.
+            metric: Metric by which the best model is chosen.
 
         Raises:
             SettingsError: When the model has no such metric, or it is unknown which way it improves.
@@ -171,8 +163,8 @@ class Evaluator:
         """Evaluates until the chief has said that a checkpoint is the last, or has gone.
 
         Args:
-            startup_timeout: Seconds within which the chief has to show itself; 0 waits for ever.
-            gone: Seconds without a sign of life after which the chief has.
+            startup_timeout: Seconds within which the chief has to show itself; 0 for no limit.
+            gone: Seconds without a sign of life after which the chief has gone.
         """
         life, seen, alive = self._evaluations.life(), False, time.monotonic()
         while True:
@@ -225,7 +217,7 @@ class Evaluator:
         """Saves the model where none that was evaluated before, by an earlier process too, was better."""
         before = (self._evaluations.read(steps) for steps in self._evaluations.steps())
         values = [metrics[self._metric] for metrics in before if metrics and self._metric in metrics]
-        better = all(self._judge._is_improvement(value, other) for other in values)
+        better = all(is_improvement(self._judge, value, other) for other in values)
         if not math.isfinite(value) or (values and self._best_file.exists() and not better):
             return
         self._best_file.parent.mkdir(parents=True, exist_ok=True)
@@ -237,42 +229,27 @@ class Evaluator:
             temporary.unlink(missing_ok=True)
 
 
-def run(run: Run) -> None:
-    """Evaluates the checkpoints of a run until it has ended.
+def run(run: Run, model: keras.Model, evaluate: Callable[[], Logs], checkpoints: Checkpoints) -> None:
+    """Evaluates the checkpoints of a run with a model until the run has ended.
 
     Raises:
-        SettingsError: When there is no such metric.
+        SettingsError: When the model lacks the metric of early_stopping.
         ModelError: When the model is not the one of the checkpoints.
     """
-    settings = run.settings
-    feed = run.feed("validation")
-    model = assemble(run, feed, evaluate_only=True).model
     Evaluator(
         model,
-        Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps),
-        Checkpoints(
-            run.dirs.checkpoints,
-            # An optimizer that was set up for training has variables that this one lacks.
-            Identity(settings.model, run.manifest.fingerprint, {}),
-            keep=settings.keep_checkpoints,
-            write=False,
-            allow_new_data=settings.allow_new_data,
-        ),
+        evaluate,
+        checkpoints,
         Evaluations(run.dirs.checkpoints),
         directory=run.dirs.model,
         logs=run.dirs.logs,
-        metric=settings.early_stopping.removeprefix("val_") or "loss",
-    ).run(settings.startup_timeout)
+        metric=run.settings.early_stopping.removeprefix("val_") or "loss",
+    ).run(run.settings.startup_timeout)
 
 
 @contextlib.contextmanager
 def watched(run: Run, position: Position) -> Iterator[None]:
-    """Lets the evaluator of a run, where there is one, know that its chief lives; for every process.
-
-    Args:
-        run: The run.
-        position: Where training begins.
-    """
+    """Lets the evaluator of a run, where there is one, know that its chief lives; for every process."""
     if not (run.settings.evaluator and run.cluster.is_chief):
         yield
         return
@@ -281,16 +258,10 @@ def watched(run: Run, position: Position) -> Iterator[None]:
 
 
 def wait_for_last(run: Run, position: Position) -> Logs:
-    """Tells the evaluator that training has ended, and waits for what it makes of the last checkpoint.
+    """Tells the evaluator that training has ended, and returns its metrics of the last checkpoint.
 
-    For the chief, whose end ends the job and the evaluator with it.
-
-    Args:
-        run: The run.
-        position: Of the last checkpoint, which must be on disk.
-
-    Returns:
-        Its metrics, as "evaluator_loss"; nothing, with a warning, when the evaluator took too long.
+    For the chief, whose end ends the job and the evaluator with it; that checkpoint is on disk. The metrics
+    are named "evaluator_loss"; none, with a warning, when the evaluator took too long.
     """
     evaluations = Evaluations(run.dirs.checkpoints)
     evaluations.finish(position.steps)

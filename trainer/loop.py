@@ -1,12 +1,22 @@
-"""The outer loop of a run: epochs, stops, checkpoints. All replicas go through it in step.
+"""Loop: the outer loop of a run, through which all replicas go in step.
 
-How many steps run between two looks at the metrics.
+How a run proceeds. An epoch is a plan of steps, trained in stretches of about a second (`Pace`). Within a
+stretch the engine (`step.Loop`, or `parameter_server.CoordinatorLoop`) runs the model's own `train_step` on
+each batch; inside that step the optimizer's gradients are summed over the replicas (`cluster.exchange`),
+before they are clipped and applied. After a stretch every replica reads the metrics; then all processes add
+up a few numbers (`Agreement`): whether one was asked to stop (SIGTERM) or has diverged, and whether the
+chief's clock says that a checkpoint is due or the time is up. So all take the same turn: Keras callbacks
+(`on_train_batch_end`) see the metrics, and a checkpoint is saved where one is due. At the end of an epoch the
+replicas merge what each keeps for itself (BatchNormalization's statistics), the validation split is
+evaluated, callbacks get `on_epoch_end`, and only then the epoch's checkpoint is saved, which therefore holds
+what the callbacks remember. An epoch that a limit cuts short is saved before its validation, which uses the
+same metrics.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
@@ -16,14 +26,14 @@ from shardline.trainer.callbacks import Counters
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.exchange import replica_merger
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.errors import DivergedError, RestartError
 from shardline.trainer.run import Run
 from shardline.trainer.step import Engine, Logs, Stretch
 
-# Long enough that looking, which makes all replicas meet, costs nothing; short enough for a person, and for
-# a machine that is about to be taken away.
+# Length of a stretch: looking up, which makes all replicas meet, then costs nothing; and it is short enough
+# for a person, and for a machine that is about to be taken away.
 _SECONDS = 1.0
 
 # What the first steps cost, which trace and warm up, says little: growth is bounded.
@@ -31,23 +41,19 @@ _GROWTH = 8
 
 
 class Pace:
-    """Adapts the number of steps to about a second.
+    """Number of steps between two looks at the metrics, adapted to about a second.
 
     Attributes:
         steps: Steps to run next.
     """
 
     def __init__(self, fixed: int = 0):
-        """Starts with one step.
-
-        Args:
-            fixed: Steps to run every time; 0 adapts them.
-        """
+        """Starts with one step, or with `fixed` steps and stays there."""
         self._fixed = fixed
         self.steps = fixed or 1
 
     def learn(self, steps: int, seconds: float) -> None:
-        """Takes notice of how long some steps took."""
+        """Takes into account how long some steps took."""
         if not self._fixed:
             wanted = int(steps * _SECONDS / max(seconds, 1e-6))
             self.steps = max(1, min(wanted, _GROWTH * max(steps, self.steps)))
@@ -55,13 +61,13 @@ class Pace:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all processes have agreed on after some steps.
+    """Agreement of all processes after a stretch.
 
     Attributes:
         stop: Whether one of them has been asked to stop.
         time_is_up: Whether the chief's clock says that the run's time is up.
         save: Whether the chief's clock says that a checkpoint is due.
-        steps: How many steps come next, if nothing is in the way.
+        steps: Steps of the next stretch, if nothing is in the way.
         diverged: By process, the step (from 1) since which its loss is not finite; 0 where it is.
     """
 
@@ -73,7 +79,11 @@ class Agreement:
 
 
 class Training:
-    """Trains one model from a position to the end of its run."""
+    """Trains one model from a position to the end of its run.
+
+    Attributes:
+        position: How far training has come.
+    """
 
     def __init__(
         self,
@@ -85,11 +95,8 @@ class Training:
         state: TrainingState,
         checkpoints: Checkpoints,
         callbacks: keras.callbacks.CallbackList,
-        collectives: Collectives,
         preemption: Preemption,
-        merge: Callable[[], None],
-        validate: Callable[[], Logs],
-        meter: Counters,
+        counters: Counters,
     ):
         """Takes everything that takes part.
 
@@ -101,11 +108,8 @@ class Training:
             state: What a checkpoint holds.
             checkpoints: Where they are kept.
             callbacks: Those of this replica.
-            collectives: How the processes agree.
             preemption: Whether this process has been asked to stop.
-            merge: Makes the replicas agree on the statistics that each keeps for itself; a collective.
-            validate: Returns the validation's metrics under their names val_*; a collective.
-            meter: Counts for the report.
+            counters: Counts for the report.
         """
         self.position = position
         self._run = run
@@ -114,11 +118,9 @@ class Training:
         self._state = state
         self._checkpoints = checkpoints
         self._callbacks = callbacks
-        self._collectives = collectives
         self._preemption = preemption
-        self._merge = merge
-        self.validate = validate
-        self._meter = meter
+        self._counters = counters
+        self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
         self._pace = Pace(run.settings.steps_per_execution)
         self._started = self._saved = time.monotonic()
         self._ended = ""
@@ -139,7 +141,11 @@ class Training:
             progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
         return logs
 
-    def save(self) -> None:
+    def validate(self) -> Logs:
+        """Returns the metrics of the validation split under their names val_*. A collective."""
+        return {f"val_{name}": value for name, value in self._engine.evaluate().items()}
+
+    def _save(self) -> None:
         """Saves a checkpoint at this position. A collective."""
         self._merge()
         self._checkpoints.save(self._state.capture(self.position))
@@ -164,16 +170,16 @@ class Training:
         if whole:
             self.position = Position(epoch + 1, 0, self.position.steps)
         else:
-            self.save()  # before the validation, which uses the same metrics
+            self._save()  # before the validation, which uses the same metrics
         self._merge()
         logs |= self.validate()
         self._callbacks.on_epoch_end(epoch, logs)
         if whole:
-            self.save()
+            self._save()
         return logs
 
     def _steps(self, plan: EpochPlan) -> tuple[Logs, bool]:
-        """Trains what is left of an epoch, or as much of it as a limit allows; returns whether it was all."""
+        """Trains what is left of an epoch, or as much as a limit allows; returns whether that was all."""
         sizes, done = plan.step_sizes, 0
         # Of an epoch that was interrupted, perhaps after its last step.
         logs = self._engine.read_metrics() if plan.start else {}
@@ -206,7 +212,7 @@ class Training:
     def _advance(self, sizes: Sequence[int], seconds: float, stretch: Stretch) -> None:
         position, examples = self.position, sum(sizes)
         self.position = Position(position.epoch, position.examples + examples, position.steps + len(sizes))
-        self._meter.add(len(sizes), examples, seconds, stretch.waited)
+        self._counters.add(len(sizes), examples, seconds, stretch.waited)
         self._pace.learn(len(sizes), seconds)
 
     def _agree(self, stretch: Stretch, count: int) -> Agreement:
@@ -216,9 +222,8 @@ class Training:
         minutes = 0.0 if settings.deterministic else settings.checkpoint_minutes
         diverged = [0.0] * cluster.num_workers
         if stretch.diverged is not None:
-            step = self.position.steps - count + stretch.diverged + 1
-            diverged[self._run.process] = step
-        stop, time_is_up, save, steps, *bad = self._collectives.total(
+            diverged[self._run.process] = self.position.steps - count + stretch.diverged + 1
+        stop, time_is_up, save, steps, *bad = self._run.collectives.total(
             [
                 self._preemption.requested,
                 chief and 0 < settings.max_time <= now - self._started,
@@ -240,25 +245,22 @@ class Training:
         if not found:
             return
         step, process = min(found)
-        shards = self._run.step_shards(plan, step - self._first_step(plan), process)
+        ends, done = [], plan.start
+        for size in plan.step_sizes:
+            done += size
+            ends.append(done)
+        before = self.position.steps - ends.index(self.position.examples)  # number of the plan's first step
+        shards = self._run.step_shards(plan, step - before, process)
         where = f" on {self._run.processes[process]}" if self._run.cluster.num_workers > 1 else ""
         raise DivergedError(
             f"the loss is not finite since step {step:,} (epoch {self.position.epoch + 1}){where}, whose "
             f"examples lie in {shards}; lower the learning rate, clip gradients, or look for broken examples"
         )
 
-    def _first_step(self, plan: EpochPlan) -> int:
-        """Returns the number, from 1 over the whole run, of a plan's first step."""
-        ends, done = [], plan.start
-        for size in plan.step_sizes:
-            done += size
-            ends.append(done)
-        return self.position.steps - ends.index(self.position.examples)
-
     def _obey(self, agreed: Agreement, *, last: bool) -> None:
         settings = self._run.settings
         if agreed.stop:
-            self.save()
+            self._save()
             self._checkpoints.wait()
             raise RestartError(
                 f"asked to stop (SIGTERM): a checkpoint was saved at step {self.position.steps:,}; "
@@ -271,4 +273,4 @@ class Training:
         due = settings.checkpoint_steps and self.position.steps % settings.checkpoint_steps == 0
         # The end of an epoch saves one anyway.
         if (agreed.save or due) and not last and not self._ended:
-            self.save()
+            self._save()

@@ -15,6 +15,7 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.keras_internals import all_layers, own_learning_rate
 from shardline.trainer.settings import TrainSettings
 
 
@@ -99,7 +100,7 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
     if settings.scale_learning_rate or settings.warmup_steps:
         factor = float(replicas) if settings.scale_learning_rate else 1.0
         # The constructor's own argument: a plain number has become a variable by now.
-        rate = optimizer._learning_rate
+        rate = own_learning_rate(optimizer)
         inner = rate if isinstance(rate, LearningRateSchedule) else float(rate.numpy())
         optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
 
@@ -149,7 +150,7 @@ class FrozenLayers:
             SettingsError: When no layer with weights is frozen.
         """
         self._model = model
-        layers = list(model._flatten_layers(include_self=False))
+        layers = list(all_layers(model))
         self._layers = [layer for layer in layers if not layer.trainable]
         if not any(layer.weights or not layer.built for layer in self._layers):
             raise SettingsError(

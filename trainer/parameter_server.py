@@ -1,67 +1,61 @@
-"""The workers of a cluster with parameter servers: who takes a step, and who is gone.
-
-Keras adds to a variable by reading it and writing it back, so that of two workers' updates at once one is
-lost. Here a step has metric variables of its own, which begin with zero and are sent back at its end, and the
-optimizer's step counter is added to in one operation on its server.
-
-The asynchronous loop: the coordinator hands out steps, workers take them, servers hold the weights.
+"""Asynchronous training: the coordinator hands out steps, workers take them, servers hold the weights.
 
 Each step is one batch, read by the coordinator (the chief) in the epoch's order and given, undecoded, to
 whichever worker is free. The worker decodes it and runs the model's own `train_step` on weights that live on
-the parameter servers. Workers do not wait for each other: a step may begin before the updates of those ahead
-of it have arrived, and how steps interleave differs from run to run. So results are not reproducible to the
-bit, except with one worker.
+the parameter servers. Workers do not wait for each other: how steps interleave differs from run to run, so
+that results are reproducible to the bit with one worker only.
 
-What is exact nevertheless: every example of an epoch is handed out once, steps are counted by the
-coordinator, and metrics take in every step once (see `trainer.workers`). What is not, by the nature of the
-method: updates of one weight by two workers at once, the moving statistics of BatchNormalization and the
-random state of dropout are each read and then written by all workers; and the step of a worker that dies is
-done again by another one although its update may have arrived.
+Exact nevertheless: every example of an epoch is handed out once, steps are counted by the coordinator, and
+metrics take in every step once: a step has metric variables of its own, which begin with zero and are sent
+back at its end. Not exact, by the nature of the method: updates of one weight by two workers at once; the
+moving statistics of BatchNormalization and the state of dropout, which all workers read and write; and the
+step of a worker that dies, which another one repeats although its update may have arrived.
 
 Keras' `fit` does not work under ParameterServerStrategy, nor does a variable_partitioner: Keras asks every
 variable for its handle, and a ShardedVariable has none.
-
-A worker or a parameter server of an asynchronous run: a process that only serves the chief.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.cluster import peers
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.exchange import optimizers
+from shardline.trainer.cluster.peers import answers
 from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.keras_internals import OwnMetrics, optimizers
 from shardline.trainer.step import Logs, Stretch
+from shardline.trainer.tensorflow_internals import report_workers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
 _AHEAD = 2
 
-# Seconds without any news after which the servers are asked whether they are still there.
+# Seconds: without any news, until the servers are asked whether they are still there; between two looks at
+# the chief; without an answer, after which it has ended; and for a connection.
 _SILENCE_S = 5.0
+_PROBE_S = 1.0
+_GONE_S = 10.0
+_CONNECT_S = 5.0
 
-_WORKER_LOST = re.compile(r"Worker /job:worker/replica:0/task:(\d+) failed")
-_WORKER_BACK = re.compile(r"Worker /job:worker/replica:0/task:(\d+) has been recovered")
-
-Sums = np.ndarray[Any, np.dtype[np.float64]]
+Sums: TypeAlias = npt.NDArray[np.float64]
+Step = Callable[[Any], tf.Tensor]
+Decode = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one step has come to.
+    """Result of one step.
 
     Attributes:
         finite: Whether its loss is.
@@ -70,9 +64,6 @@ class Outcome:
 
     finite: bool
     sums: Sums
-
-
-Step = Callable[[Any], tf.Tensor]
 
 
 class Workers:
@@ -89,7 +80,7 @@ class Workers:
 
         Args:
             strategy: Connected to the cluster.
-            cluster: The cluster; this process is its chief.
+            cluster: The cluster, whose chief this process is.
             timeout: Seconds for which a run waits when no worker is left.
 
         Raises:
@@ -111,9 +102,7 @@ class Workers:
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         # In a thread, because there is no way to wait for a step for a limited time.
         threading.Thread(target=self._fetch, name="outcomes", daemon=True).start()
-        logger = logging.getLogger("tensorflow")
-        logger.setLevel(logging.INFO)
-        logger.addFilter(_report)
+        report_workers(lambda text: progress.say("train", text))
 
     def trace(
         self, model: keras.Model, step: Callable[[Any], Any], decode: Callable[[Any], Any], spec: Any
@@ -124,13 +113,13 @@ class Workers:
             model: The model.
             step: Its `train_step` or `test_step`.
             decode: Makes of an undecoded batch what `step` takes; runs on the worker.
-            spec: Of an undecoded batch.
+            spec: Specification of an undecoded batch.
         """
         variables = model.metrics_variables
         counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
 
         def take(data: Any) -> tf.Tensor:
-            with _OwnMetrics(variables, counters) as own:
+            with OwnMetrics(variables, counters) as own:
                 logs = step(data)
                 sums = [tf.reshape(own.get_current_value(variable), [-1]) for variable in variables]
             finite = tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float64))
@@ -186,7 +175,7 @@ class Workers:
             self._check_servers(error)
             raise
         self._check_servers()
-        if any(map(answers, self._workers)):
+        if any(answers(host, _CONNECT_S) for host in self._workers):
             self._alone_since = None
             return
         self._alone_since = self._alone_since or time.monotonic()
@@ -198,66 +187,17 @@ class Workers:
 
     def _check_servers(self, cause: Exception | None = None) -> None:
         for index, host in enumerate(self._servers):
-            if not answers(host) or (cause and _is_loss_of_server(cause, index)):
+            if not answers(host, _CONNECT_S) or (cause and _is_loss_of_server(cause, index)):
                 raise RunError(
                     f"parameter server ps-{index} ({host}) is gone, and the weights that it held with it; "
                     "start the job again: it continues from the last checkpoint"
                 ) from cause
 
 
-def _report(record: logging.LogRecord) -> bool:
-    """Turns what TensorFlow logs of workers into a line each; all else is raised, and logged many times over.
-
-    The messages are those of tensorflow/python/distribute/coordinator/cluster_coordinator.py.
-    """
-    message = record.getMessage()
-    if found := _WORKER_LOST.match(message):
-        progress.say("train", f"worker-{found[1]} is gone; others take its step and go on")
-    elif found := _WORKER_BACK.match(message):
-        progress.say("train", f"worker-{found[1]} is back")
-    return False
-
-
 def _is_loss_of_server(error: Exception, index: int) -> bool:
     """Whether an error tells of a parameter server that was started again, without its weights."""
     kinds = (tf.errors.UnavailableError, tf.errors.AbortedError)
     return isinstance(error, kinds) and f"/job:ps/replica:0/task:{index}" in str(error)
-
-
-class _OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no types
-    """While it lasts, a step has metric variables of its own; all others are assigned as ever.
-
-    `keras.StatelessScope` itself is meant for steps without any state, and keeps every assignment back.
-    """
-
-    def __init__(self, metrics: Sequence[keras.Variable], counters: Sequence[keras.Variable]):
-        """Lets the step's own variables begin with zero.
-
-        Args:
-            metrics: Variables that a step has for itself.
-            counters: Variables of all workers that only ever grow by one.
-        """
-        zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metrics]
-        # The losses that layers add go to the scope, or nowhere.
-        super().__init__(zeros, collect_losses=True, initialize_variables=False)
-        self._counters = {id(counter) for counter in counters}
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Takes an assignment, as Keras calls it."""
-        variable, value = update
-        if id(variable) in self.state_mapping:
-            super().add_update(update)
-        elif id(variable) in self._counters:
-            variable._value.assign_add(tf.ones((), variable.dtype))
-        else:
-            variable._direct_assign(value)
-
-    def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
-        """Returns the step's own value, or the variable that all workers share."""
-        return self.state_mapping.get(id(variable), variable._value)
-
-
-Decode = Callable[[Any], Any]
 
 
 class CoordinatorLoop:
@@ -281,6 +221,7 @@ class CoordinatorLoop:
                     "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
                     "for replicas that step together; use larger batches or multi_worker_mirrored"
                 )
+        self.evaluate: Callable[[], Logs] = dict
         self._model = model
         self._workers = workers
         self._spec = batches.element_spec
@@ -290,7 +231,7 @@ class CoordinatorLoop:
         self.retrace()
 
     def retrace(self) -> None:
-        """Takes notice of a model whose trainable weights have changed."""
+        """Traces the step again: the set of trainable weights has changed."""
         self._step = self._workers.trace(self._model, self._model.train_step, self._decode, self._spec)
 
     def train(self, sizes: Sequence[int]) -> Stretch:
@@ -313,7 +254,7 @@ class CoordinatorLoop:
         return Stretch(self._waited, diverged[0] if diverged else None)
 
     def reset_metrics(self) -> None:
-        """Begins to count anew."""
+        """Sets the metrics back to nothing."""
         self._model.reset_metrics()
 
     def read_metrics(self) -> Logs:
@@ -366,12 +307,6 @@ def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:
         sums = sums[size:]
 
 
-# Seconds between two looks at the chief, and those after which a chief that does not answer has ended.
-_PROBE_S = 1.0
-_GONE_S = 10.0
-_CONNECT_S = 5.0
-
-
 def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
     """Serves until the chief has ended, well or badly.
 
@@ -379,7 +314,7 @@ def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
     it trains, which is how its end is noticed wherever it runs.
 
     Args:
-        cluster: This process's place in the cluster: a worker or a parameter server.
+        cluster: The cluster, of which this process is a worker or a parameter server.
         startup_timeout: Seconds within which the chief has to come up.
 
     Raises:
@@ -390,21 +325,16 @@ def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
         # Weights are served from memory; TensorFlow would take all of the GPU's that a worker may need.
         tf.config.set_visible_devices([], "GPU")
     server = _start(cluster)
-    if not _within(startup_timeout, lambda: answers(chief)):
+    if not _within(startup_timeout, lambda: answers(chief, _CONNECT_S)):
         raise RunError(
             f"{name} has waited {startup_timeout:g} s for the chief at {chief}, which does not answer; look "
             "at the chief's own log, and whether the network lets its port through"
         )
     progress.say("train", f"{name} serves the chief at {chief}")
-    while _within(_GONE_S, lambda: answers(chief)):
+    while _within(_GONE_S, lambda: answers(chief, _CONNECT_S)):
         time.sleep(_PROBE_S)
     progress.say("train", f"{name} ends, as the chief has")
     del server
-
-
-def answers(host: str) -> bool:
-    """Whether somebody accepts connections at host:port."""
-    return peers.answers(host, _CONNECT_S)
 
 
 def _start(cluster: Cluster) -> tf.distribute.Server:

@@ -1,16 +1,18 @@
-"""What is fixed before the first step: settings, cluster, data, strategy, and the arithmetic of batches."""
+"""Run: what is fixed before the first step: settings, cluster, data, strategy, arithmetic of batches."""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tensorflow as tf
 
 from shardline.trainer import files, progress, saving
 from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.data import memory
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
@@ -27,14 +29,14 @@ class Run:
     """One run, as one process sees it.
 
     Attributes:
-        settings: What to do.
-        cluster: This process's place.
-        dirs: Where the chief writes.
-        manifest: The dataset's.
-        strategy: The strategy, and ...
-        strategy_name: ... its name.
+        settings: The run's settings.
+        cluster: This process's place in the cluster.
+        dirs: Directories into which the chief writes.
+        manifest: Manifest of the dataset.
+        strategy: The tf.distribute strategy.
+        strategy_name: Its name in the settings, with "auto" resolved.
         replicas: Replicas that share each step; 1 where workers take whole steps each.
-        scratch: Where a process other than the chief writes; None on the chief.
+        scratch: Directory into which a process other than the chief writes; None on the chief.
     """
 
     settings: TrainSettings
@@ -45,6 +47,11 @@ class Run:
     strategy_name: str
     replicas: int
     scratch: Path | None
+
+    @functools.cached_property
+    def collectives(self) -> Collectives:
+        """Sums over the processes that train."""
+        return Collectives(self.strategy)
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -75,24 +82,23 @@ class Run:
 
     def feed(self, split: str) -> Feed:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
-        directory = files.local_path(self.settings.dataset)
-        transform = load_transform(self.settings.transform) if self.settings.transform else None
-        in_memory = self._fits(split)
-        if split != "train":
-            plan = self.plan(split)
-            return Feed(directory, self.manifest, split, plan, transform=transform, in_memory=in_memory)
-        augment = self.settings.augment
-        return Feed(
-            directory,
-            self.manifest,
+        settings, manifest = self.settings, self.manifest
+        feed = Feed(
+            files.local_path(settings.dataset),
+            manifest,
             split,
             self.plan(split),
-            shuffle_seed=self.settings.seed,
-            shard_policy=self.settings.shard_policy,
-            augmentation=load_augmentation(augment, self.manifest.info()) if augment else None,
-            class_weights=class_weights(self.settings.class_weights, self.manifest),
-            transform=transform,
-            in_memory=in_memory,
+            transform=load_transform(settings.transform) if settings.transform else None,
+            in_memory=self._fits(split),
+        )
+        if split != "train":
+            return feed
+        return replace(
+            feed,
+            shuffle_seed=settings.seed,
+            shard_policy=settings.shard_policy,
+            augmentation=load_augmentation(settings.augment, manifest.info()) if settings.augment else None,
+            class_weights=class_weights(settings.class_weights, manifest),
         )
 
     def _fits(self, split: str) -> bool:
@@ -128,9 +134,9 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
     """Refuses a dataset that cannot be shared out.
 
     Args:
-        settings: Of the run.
-        manifest: The dataset's.
-        workers: Processes among which each step is shared out.
+        settings: Settings of the run.
+        manifest: Manifest of the dataset.
+        workers: Number of processes among which each step is shared out.
         evaluator: Whether an evaluator takes part.
 
     Raises:

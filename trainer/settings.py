@@ -5,7 +5,6 @@ Where a run writes: flags first, then the AIP_* variables of Vertex AI, then a d
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -252,15 +251,3 @@ def output_dirs(settings: TrainSettings, environ: Mapping[str, str]) -> OutputDi
         checkpoints=local_path(checkpoints) if checkpoints else base / "checkpoints",
         logs=local_path(logs) if logs else base / "logs",
     )
-
-
-def has_evaluator(environ: Mapping[str, str]) -> bool:
-    """Whether the job that this process belongs to has an evaluator: worker pool 3 of Vertex AI.
-
-    TF_CONFIG never lists one, CLUSTER_SPEC does.
-    """
-    try:
-        pools = json.loads(environ.get("CLUSTER_SPEC") or "{}").get("cluster", {})
-    except (ValueError, AttributeError):
-        return False  # not Vertex AI's, and read for nothing else
-    return bool(pools.get("workerpool3")) if isinstance(pools, dict) else False

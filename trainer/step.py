@@ -1,15 +1,13 @@
-"""The synchronous loop: the model's own `train_step` under a strategy, some steps at a time.
+"""Step: the inner loop of synchronous training, and the evaluation of a split.
 
-Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this
-loop calls it through `strategy.run`. Everything that reads a metric is a collective and therefore happens
-on every replica, at the same step; only what is done with the numbers differs.
-
-Like Keras' `fit` it lets AutoGraph convert nothing, which would take longer than tracing a small model.
+Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this loop
+calls it through `strategy.run`, some steps at a time. Everything that reads a metric is a collective and
+happens on every replica at the same step; only what is done with the numbers differs. As in Keras' `fit`
+AutoGraph converts nothing, which would take longer than tracing a small model.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,14 +16,15 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Summation
-from shardline.trainer.cluster.exchange import GradientExchange, make_average, own_gradients
+from shardline.trainer.cluster.exchange import GradientExchange, average, own_gradients
+from shardline.trainer.tensorflow_internals import keep_iterator
 
 Logs = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What some steps in a row came to, on this process.
+    """Result of some steps in a row, on this process.
 
     Attributes:
         waited: Seconds that the steps waited for input.
@@ -37,19 +36,22 @@ class Stretch:
 
 
 class Engine(Protocol):
-    """Runs steps of one model; what a strategy needs around them is its own affair."""
+    """Runs steps of one model; every replica must call the same methods at the same step."""
+
+    #: Evaluates the validation split and returns its metrics; none where there is no such split.
+    evaluate: Callable[[], Logs]
 
     def train(self, sizes: Sequence[int]) -> Stretch:
         """Trains one step for each of `sizes`, the examples of that step over all replicas."""
 
     def reset_metrics(self) -> None:
-        """Begins to count anew; every replica must call it at the same step."""
+        """Sets the metrics back to nothing."""
 
     def read_metrics(self) -> Logs:
-        """Returns the metrics since they were last reset; every replica must call it at the same step."""
+        """Returns the metrics since they were last reset."""
 
     def retrace(self) -> None:
-        """Takes notice of a model whose trainable weights have changed."""
+        """Traces the step again: the set of trainable weights has changed."""
 
 
 class Loop:
@@ -66,7 +68,7 @@ class Loop:
         jit_compile: bool = False,
         deterministic: bool = False,
     ):
-        """Wraps the model.
+        """Traces the step.
 
         Args:
             model: Compiled and built inside the strategy's scope.
@@ -79,20 +81,22 @@ class Loop:
             deterministic: Whether TensorFlow has been asked for determinism; it then refuses to tell the
                 time inside a function, and the wait for input is not known.
         """
+        self.evaluate: Callable[[], Logs] = dict
         self._model = model
-        self._metrics = Metrics(model)
         self._strategy = strategy
-        self._batches = _keep(batches)
+        self._batches = keep_iterator(batches)
+        self._summation = summation
+        self._averaging_steps = averaging_steps
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
-        self._averaging_steps = averaging_steps
-        self._average = make_average(strategy, model, summation)
         own = own_gradients(strategy.num_replicas_in_sync)
         self._exchange = GradientExchange(model, own if averaging_steps else summation)
-        self._steps = self._trace()
+        metrics = Metrics(model)
+        self.reset_metrics, self.read_metrics = metrics.reset, metrics.read
+        self.retrace()
 
     def retrace(self) -> None:
-        """Takes notice of a model whose trainable weights have changed."""
+        """Traces the step again: the set of trainable weights has changed."""
         self._steps = self._trace()
 
     def train(self, sizes: Sequence[int]) -> Stretch:
@@ -101,58 +105,52 @@ class Loop:
         first = int(diverged.numpy())
         return Stretch(float(waited.numpy()), first if first < len(sizes) else None)
 
-    def reset_metrics(self) -> None:
-        """Begins to count anew; every replica must call it at the same step."""
-        self._metrics.reset()
-
-    def read_metrics(self) -> Logs:
-        """Returns the metrics since they were last reset; every replica must call it at the same step."""
-        return self._metrics.read()
-
     def _trace(self) -> Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-        strategy = self._strategy
+        strategy, model = self._strategy, self._model
         replicas = float(strategy.num_replicas_in_sync)
-        train_step = (
-            tf.function(self._model.train_step, jit_compile=True, autograph=False)
-            if self._jit_compile
-            else None
-        )
+        train_step = model.train_step
+        if self._jit_compile:
+            train_step = tf.function(train_step, jit_compile=True, autograph=False)
 
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
             with self._exchange.weighted(_examples(data) * replicas / size):
-                logs = (train_step or self._model.train_step)(data)
+                logs = train_step(data)
             # A running mean: once not finite, it stays so until the epoch ends.
             return tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float32))
+
+        def take(
+            batches: Iterator[Any], i: tf.Tensor, size: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            asked = self._clock()
+            with tf.control_dependencies([asked]):
+                data = next(batches)
+            with tf.control_dependencies(_tensors(strategy, data)):
+                waited += self._clock() - asked
+            finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
+            if self._averaging_steps:
+                due = model.optimizer.iterations % self._averaging_steps == 0
+                tf.cond(due, self._average, lambda: due)
+            return i + 1, waited, tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
 
         # Or the first call, of one step, and the next, of several, would each trace the whole step.
         signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
 
         @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
         def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def take(i: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                asked = self._clock()
-                with tf.control_dependencies([asked]):
-                    data = next(batches)
-                with tf.control_dependencies(_tensors(strategy, data)):
-                    waited += self._clock() - asked
-                finite = strategy.experimental_local_results(strategy.run(step, args=(data, sizes[i])))
-                if self._averaging_steps:
-                    due = self._model.optimizer.iterations % self._averaging_steps == 0
-                    tf.cond(due, average, lambda: due)
-                first = tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
-                return i + 1, waited, first
-
-            def average() -> tf.Tensor:
-                strategy.run(self._average)
-                return tf.constant(True)
-
             count = tf.size(sizes)
             begin = (tf.constant(0), tf.constant(0.0, tf.float64), count)
-            _, waited, diverged = tf.while_loop(lambda i, *_: i < count, take, begin)
+            _, waited, diverged = tf.while_loop(
+                lambda i, *_: i < count, lambda i, *rest: take(batches, i, sizes[i], *rest), begin
+            )
             return waited, diverged
 
         traced: Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = steps
         return traced
+
+    def _average(self) -> tf.Tensor:
+        variables = self._model.trainable_variables
+        self._strategy.run(lambda: average(self._strategy, variables, self._summation))
+        return tf.constant(True)
 
 
 class Evaluation:
@@ -187,37 +185,27 @@ class Evaluation:
 
     def __call__(self) -> Logs:
         """Returns the exact means over all examples; every replica must call it at the same point."""
-        self._iterator = self._iterator or _keep(iter(self._batches))
+        self._iterator = self._iterator or keep_iterator(iter(self._batches))
         self._metrics.reset()
         self._run(self._iterator, self._steps)
         return self._metrics.read()
 
 
-def _keep(batches: Iterator[Any]) -> Iterator[Any]:
-    """Never lets go of an iterator that hands batches to devices, not even at the end of the process.
-
-    Whoever does waits for the thread that tunes the handing, which sleeps for up to some 15 s.
-    """
-    if not isinstance(batches, tf.data.Iterator):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(batches))
-    return batches
-
-
 class Metrics:
-    """A model's metrics over all replicas.
+    """A model's metrics over all replicas; every replica must call the same methods at the same point.
 
-    Of a metric each replica keeps a part, and outside a function to read or reset any of its variables is an
+    Each replica keeps a part of a metric, and outside a function to read or reset any of its variables is an
     exchange, or a call of all replicas, that takes milliseconds: here they share one.
     """
 
     def __init__(self, model: keras.Model) -> None:
         """Wraps a model that is built."""
         self._result = tf.function(model.get_metrics_result, autograph=False)
-        #: Begins to count anew; every replica must call it at the same point.
+        #: Sets the metrics back to nothing.
         self.reset: Callable[[], None] = tf.function(model.reset_metrics, autograph=False)
 
     def read(self) -> Logs:
-        """Returns the metrics as they are now; every replica must call it at the same point."""
+        """Returns the metrics as they are now."""
         return {name: float(value) for name, value in self._result().items()}
 
 

@@ -1,34 +1,45 @@
-"""TensorFlow without its notices, and without what Keras would load beside it.
+"""TensorFlow's inside: every place where the trainer leaves TensorFlow's documented interface, and why.
 
-Memory that has been freed stays with this process: the next batch takes it again.
-
-By default the C library gives large pieces back to the kernel, which clears every page of the next batch
-anew. That costs as much as all copying of an image that is stored raw.
+Importing this module loads no TensorFlow: a process imports it first and calls `import_tensorflow`.
+tests/trainer/test_internals.py notices when a workaround is no longer needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-# What Keras loads, if it is there, for wrappers and plots that no training uses: a third of the import.
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Modules that Keras imports, where they are installed, for wrappers and plots that no training uses
+# (keras/src/wrappers/sklearn_wrapper.py, keras/src/visualization): a third of the import's time.
 _UNUSED = ("sklearn", "matplotlib", "cv2")
+
+# glibc's malloc.h, and bytes: what may lie free at the end of a heap, and what becomes a mapping of its own.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT, _MAPPED = 256 << 20, 1 << 30
 
 
 def import_tensorflow() -> None:
     """Imports TensorFlow and keeps its C++ libraries' notices off standard error.
 
-    They tell of CPU features and missing GPU drivers, some of them before their logging can be configured,
-    and would bury what a person wants to read; so would its own and its friends' notices of deprecation.
-    TF_CPP_MIN_LOG_LEVEL is respected where it is set. When the import fails, everything that was held back
-    is printed.
+    They tell of CPU features and missing GPU drivers, some of them before logging can be configured
+    (tensorflow/tensorflow#100442), so file descriptor 2 is held back during the import; when it fails, all of
+    it is printed. A TF_CPP_MIN_LOG_LEVEL that is set is respected. Notices of deprecation are silenced too.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its failures arrive as exceptions
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # failures arrive as exceptions
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -49,7 +60,7 @@ def import_tensorflow() -> None:
 
 @contextlib.contextmanager
 def _hidden(*names: str) -> Iterator[None]:
-    """Lets imports of modules fail that are not loaded yet, while the context lasts."""
+    """Makes imports of modules that are not loaded yet fail while the context lasts."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is the documented way
     try:
@@ -59,17 +70,165 @@ def _hidden(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-# Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-#: Bytes that may lie free at the end of a heap, and from which on a piece is a mapping of its own.
-_KEPT = 256 << 20
-_MAPPED = 1 << 30
-
-
 def keep_freed_memory() -> None:
-    """Tells the C library, where it is glibc; elsewhere nothing changes."""
+    """Makes glibc keep freed memory in this process, where the next batch takes it again.
+
+    By default large pieces go back to the kernel, which clears every page of the next batch anew: as much
+    work as all copying of an image that is stored raw. Elsewhere than with glibc nothing changes.
+    """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT)
         mallopt(_M_MMAP_THRESHOLD, _MAPPED)
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Ends the process, with a traceback, when the body takes longer; 0 for no limit.
+
+    The body creates a MultiWorkerMirroredStrategy. When a peer that was met is lost before TensorFlow has
+    connected, TensorFlow waits for it without end, holds the GIL and ignores SIGTERM: only a watchdog in C
+    still works.
+    """
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def keep_iterator(batches: Iterator[Any]) -> Iterator[Any]:
+    """Leaks an iterator that hands batches to devices: its destructor would wait for up to some 15 s.
+
+    It joins the autotuning thread, which nothing wakes from its sleep (tensorflow/core/framework/model.cc,
+    `Model::OptimizeLoop`), and tf.data offers no option for the iterator that tf.distribute makes.
+    """
+    import tensorflow as tf
+
+    if not isinstance(batches, tf.data.Iterator):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(batches))
+    return batches
+
+
+def check_peer(task: str, timeout_ms: int) -> None:
+    """Asks whether the TensorFlow of a task ("/job:worker/replica:0/task:1") answers.
+
+    tf.distribute asks in the same way (collective_all_reduce_strategy.py, `_check_health`); there is no
+    public function.
+
+    Raises:
+        tf.errors.OpError: When it does not.
+    """
+    from tensorflow.python.eager import context
+
+    context.context().check_collective_ops_peer_health(task, timeout_ms)
+
+
+class SumBuffers:
+    """Arrays that TensorFlow takes over as the results of a numpy_function, reused once nobody holds them.
+
+    The kernel is slow to hand out new pages. TensorFlow keeps an aligned array alive for as long as it uses
+    it (tensorflow/python/lib/core/ndarray_tensor.cc) and tells nobody when it is done: the reference count
+    is the free list.
+    """
+
+    # EIGEN_MAX_ALIGN_BYTES: TensorFlow copies an array that begins elsewhere.
+    _ALIGN = 64
+    # References to an array that only the list knows: the list's, and that of the question itself.
+    _FREE = 2
+
+    def __init__(self) -> None:
+        self._buffers: list[npt.NDArray[Any]] = []
+
+    def lay_out(self, arrays: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]:
+        """Returns a flat float32 array with a place for each array, and the places in their shapes."""
+        width = self._ALIGN // 4
+        padded = [-(-array.size // width) * width for array in arrays]
+        end = sum(padded)
+        buffer = self._take(end + width)
+        first = (-buffer.ctypes.data % self._ALIGN) // 4
+        flat = buffer[first : first + end]
+        places, start = [], 0
+        for array, room in zip(arrays, padded, strict=True):
+            places.append(flat[start : start + array.size].reshape(array.shape))
+            flat[start + array.size : start + room] = 0
+            start += room
+        return flat, places
+
+    def _take(self, size: int) -> npt.NDArray[Any]:
+        buffers = self._buffers
+        for index in range(len(buffers)):
+            if buffers[index].size == size and sys.getrefcount(buffers[index]) == self._FREE:
+                return buffers[index]
+        buffers.append(np.empty(size, np.float32))
+        return buffers[-1]
+
+
+def branch(
+    predicate: tf.Tensor, then: Callable[..., None], otherwise: Callable[..., None], args: list[tf.Tensor]
+) -> None:
+    """Runs one of two functions on every replica; the predicate must be the same on all.
+
+    Inside a replica TensorFlow refuses a cond whose branches meet the other replicas ("merge_call called
+    while defining a new graph", tensorflow/tensorflow#27716): the branch is taken outside of them.
+    """
+    import tensorflow as tf
+
+    def run(function: Callable[..., Any], *arguments: Any) -> tf.Tensor:
+        function(*arguments)
+        return tf.constant(0)
+
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+        tf.cond(predicate, lambda: run(then, *args), lambda: run(otherwise, *args))
+        return
+
+    def across(strategy: tf.distribute.Strategy, predicate: Any, *args: Any) -> None:
+        each = strategy.extended.call_for_each_replica
+        first = strategy.experimental_local_results(predicate)[0]
+        tf.cond(first, lambda: run(each, then, args), lambda: run(each, otherwise, args))
+
+    tf.distribute.get_replica_context().merge_call(across, args=(predicate, *args))
+
+
+def assign_in_replica(
+    strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[tf.Tensor]
+) -> None:
+    """Assigns values to mirrored tf.Variables inside a replica, as Keras' optimizers do.
+
+    Their own `assign` refuses to in a replica context (keras/src/backend/tensorflow/optimizer.py,
+    `_distributed_tf_update_step`).
+    """
+    import tensorflow as tf
+
+    def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(
+                variable, lambda target, new: target.assign(new), args=(value,), group=False
+            )
+
+    tf.__internal__.distribute.interim.maybe_merge_call(assign, strategy, *values)
+
+
+# Messages of tensorflow/python/distribute/coordinator/cluster_coordinator.py: the only news of a worker.
+_WORKER_LOST = re.compile(r"Worker /job:worker/replica:0/task:(\d+) failed")
+_WORKER_BACK = re.compile(r"Worker /job:worker/replica:0/task:(\d+) has been recovered")
+
+
+def report_workers(say: Callable[[str], None]) -> None:
+    """Turns what the cluster coordinator logs of lost and returning workers into a line each.
+
+    All else that TensorFlow logs from now on is dropped: it is raised, and logged many times over.
+    """
+
+    def report(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if found := _WORKER_LOST.match(message):
+            say(f"worker-{found[1]} is gone; others take its step and go on")
+        elif found := _WORKER_BACK.match(message):
+            say(f"worker-{found[1]} is back")
+        return False
+
+    logger = logging.getLogger("tensorflow")
+    logger.setLevel(logging.INFO)
+    logger.addFilter(report)

@@ -1,13 +1,16 @@
-"""One training run, from settings to a saved model. Every process of a job runs this same program.
+"""Train: one training run from settings to a saved model; every process of a job runs this program.
 
-What trains and what evaluates under a strategy: all replicas in step, or each worker by itself.
+Set-up: `train` finds this process's role, refuses what cannot work before any peer is waited for, meets the
+peers and creates the strategy; `_train` builds the model, makes callbacks and engine, and restores the newest
+checkpoint. The loop itself is `shardline.trainer.loop`. End: the last checkpoint is on disk, the model is
+saved by all and kept by the chief, and the chief waits for the evaluator.
 """
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,79 +18,36 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer import evaluator, files, progress, saving
-from shardline.trainer.assembly import assemble
 from shardline.trainer.callbacks import Counters, chief_callbacks, stateful_callbacks
 from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import Cluster, read_cluster
-from shardline.trainer.cluster.collectives import Collectives, make_summation
-from shardline.trainer.cluster.exchange import make_merge
+from shardline.trainer.cluster.cluster import Cluster, has_evaluator, read_cluster
+from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import pipeline
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.keras_internals import weigh_output_losses
 from shardline.trainer.loop import Training
-from shardline.trainer.models.build import model_function
-from shardline.trainer.optimizers import finalize
+from shardline.trainer.models.build import build, create_variables, model_function
+from shardline.trainer.optimizers import FrozenLayers, finalize, tune_optimizer
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.run import Run, announce, check_splits
-from shardline.trainer.settings import TrainSettings, has_evaluator, output_dirs
+from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Engine, Evaluation, Logs, Loop
 
-Engines = tuple[Engine, Callable[[], Logs]]
-
-
-def make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engines:
-    """Returns what trains, and what evaluates the validation split; without one, that returns nothing.
-
-    Args:
-        run: The run.
-        model: Compiled and built inside the strategy's scope.
-        feed: The training split.
-        position: Where to begin.
-    """
-    make = _asynchronous if run.strategy_name == "parameter_server" else _synchronous
-    return make(run, model, feed, position)
-
-
-def _synchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engines:
-    settings = run.settings
-    batches = feed.distribute(run.strategy, run.process, position.epoch, settings.epochs, position.examples)
-    loop = Loop(
-        model,
-        run.strategy,
-        iter(batches),
-        make_summation(settings, run.strategy, run.cluster),
-        averaging_steps=settings.averaging_steps,
-        jit_compile=settings.jit_compile,
-        deterministic=settings.deterministic,
-    )
-    if "validation" not in run.manifest.splits:
-        return loop, dict
-    validation = run.feed("validation")
-    split = validation.distribute(run.strategy, run.process, 0, 1)
-    return loop, Evaluation(model, run.strategy, split, validation.plan.steps)
-
-
-def _asynchronous(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engines:
-    workers = Workers(run.strategy, run.cluster, run.settings.startup_timeout)
-    batches = feed.raw_dataset(position.epoch, run.settings.epochs, position.examples)
-    loop = CoordinatorLoop(model, workers, batches, feed.decode)
-    if "validation" not in run.manifest.splits:
-        return loop, dict
-    validation = run.feed("validation")
-    return loop, CoordinatorEvaluation(model, workers, validation.raw_dataset(0, 1), validation.decode)
+_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
     """Takes part in a training run, in the role that the environment gives to this process.
 
     Args:
-        settings: What to do; the same on every replica.
+        settings: Settings of the run, the same on every replica.
         environ: The process's environment: TF_CONFIG and AIP_* are read from it.
         preemption: Notices SIGTERM.
 
@@ -108,17 +68,13 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     _check_strategy(settings, name)
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))
-    manifest.info()  # images that differ in size are refused before any peer is waited for
+    manifest.info()  # images that differ in size are refused
     # Where workers take whole steps each, no step is shared out.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
     check_splits(settings, manifest, sharing, evaluator=settings.evaluator or cluster.role == "evaluator")
-    check_model_dir(
-        dirs.model,
-        model=settings.model,
-        dataset=manifest.fingerprint,
-        allow_new_data=settings.allow_new_data,
-    )
-    model_function(settings.model)  # a wrong one is refused before any peer is waited for
+    data = manifest.fingerprint
+    check_model_dir(dirs.model, model=settings.model, dataset=data, allow_new_data=settings.allow_new_data)
+    model_function(settings.model)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     peers = Peers(cluster)
@@ -128,14 +84,14 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch)
         if cluster.role == "evaluator":
-            evaluator.run(run)
+            _evaluate(run)
             return {}
         try:
             logs = _train(run, preemption)
         except tf.errors.OpError as error:
             raise pipeline.explain(error) or peers.explain(error) or error from error
         # A peer that leaves early would look like a failure to those that still write.
-        Collectives(strategy).barrier()
+        run.collectives.barrier()
         if name == "multi_worker_mirrored":
             peers.leave()
     return logs
@@ -154,31 +110,33 @@ def _check_strategy(settings: TrainSettings, name: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def _scratch(cluster: Cluster) -> Iterator[Path | None]:
+    """Gives a process other than the chief a directory of its own, removed at the end."""
+    if cluster.is_chief:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-") as directory:
+        yield Path(directory)
+
+
 def _train(run: Run, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.feed("train")
-    assembly = assemble(run, feed)
-    model = assembly.model
+    model, frozen = _assemble(run, feed)
     if chief:
         announce(run)
-    meter = Counters(run.replicas)
-    engine: Engine | None = None
-
-    def retrace() -> None:
-        if engine:
-            engine.retrace()
-
-    own = stateful_callbacks(run, assembly, meter, retrace)
-    chosen = [*own, *(chief_callbacks(run, meter) if chief else [])]
+    counters = Counters(run.replicas)
+    own = stateful_callbacks(run, model, counters, frozen, lambda: engine.retrace())
+    chosen = [*own, *(chief_callbacks(run, counters) if chief else [])]
     callbacks = keras.callbacks.CallbackList(chosen, model=model, epochs=settings.epochs)
     model.stop_training = False
     callbacks.on_train_begin()
     state = TrainingState(model, own)  # after on_train_begin, which resets what callbacks remember
-    checkpoints = _checkpoints(run, state)
-    together = Collectives(run.strategy)
-    position = _resume(run, state, checkpoints, together)
-    engine, evaluate = make_engine(run, model, feed, position)
-    _count_steps(run, meter, position)
+    checkpoints = _checkpoints(run, state.variables, write=chief)
+    position = _resume(run, state, checkpoints)
+    engine = _make_engine(run, model, feed, position)
+    _count_steps(run, counters, position)
     preemption.ready()
     training = Training(
         run,
@@ -188,11 +146,8 @@ def _train(run: Run, preemption: Preemption) -> Logs:
         state=state,
         checkpoints=checkpoints,
         callbacks=callbacks,
-        collectives=together,
         preemption=preemption,
-        merge=_merger(run, model),
-        validate=lambda: {f"val_{name}": value for name, value in evaluate().items()},
-        meter=meter,
+        counters=counters,
     )
     with evaluator.watched(run, position):
         logs = training.run()
@@ -206,26 +161,64 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     return logs
 
 
-def _merger(run: Run, model: keras.Model) -> Callable[[], None]:
-    merge = strategies.replica_merger(run.strategy, model)
-    return make_merge(run.strategy, model, merge) if run.settings.averaging_steps else merge
+def _evaluate(run: Run) -> None:
+    """Evaluates the checkpoints of a run until it has ended: the evaluator's part."""
+    feed = run.feed("validation")
+    model, _ = _assemble(run, feed, evaluate_only=True)
+    evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps)
+    # An optimizer that was set up for training has variables that this one lacks: none are compared.
+    evaluator.run(run, model, evaluation, _checkpoints(run, {}, write=False))
 
 
-def _checkpoints(run: Run, state: TrainingState) -> Checkpoints:
+def _assemble(
+    run: Run, feed: Feed, *, evaluate_only: bool = False
+) -> tuple[keras.Model, FrozenLayers | None]:
+    """Returns a model built in the strategy's scope, and its frozen layers if they are to be trained later.
+
+    Args:
+        run: The run.
+        feed: Data of the shapes that the model will take.
+        evaluate_only: Whether weights will be restored and nothing is trained.
+
+    Raises:
+        ModelError: When the model function or what it returns cannot be used.
+        SettingsError: When a setting does not fit the model.
+    """
+    settings = run.settings
+    # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
+    keras.utils.set_random_seed(settings.seed + 1)
+    keras.config.set_dtype_policy(_POLICIES[settings.precision])
+    with run.strategy.scope():
+        info, transformed = run.manifest.info(), bool(settings.transform)
+        model = build(settings.model, info, settings.model_arguments, transformed=transformed)
+        strategies.check_model(run.strategy, model)
+        frozen = None
+        if not evaluate_only:
+            tune_optimizer(model, settings, run.replicas)
+            frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
+        with frozen.thawed() if frozen else contextlib.nullcontext():
+            create_variables(model, feed.element_spec)
+        weigh_output_losses(model)
+        if settings.initial_model and not evaluate_only:
+            saving.warm_start(model, settings.initial_model)
+    return model, frozen
+
+
+def _checkpoints(run: Run, variables: Mapping[str, str], *, write: bool) -> Checkpoints:
     return Checkpoints(
         run.dirs.checkpoints,
-        Identity(run.settings.model, run.manifest.fingerprint, state.variables),
+        Identity(run.settings.model, run.manifest.fingerprint, variables),
         keep=run.settings.keep_checkpoints,
-        write=run.cluster.is_chief,
+        write=write,
         allow_new_data=run.settings.allow_new_data,
     )
 
 
-def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints, together: Collectives) -> Position:
+def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints) -> Position:
     """Restores the newest checkpoint and returns where it goes on; the beginning where there is none."""
     snapshot = checkpoints.restore()
     at = snapshot.position if snapshot else Position()
-    processes, steps = together.total([1, at.steps])
+    processes, steps = run.collectives.total([1, at.steps])
     if steps != at.steps * processes:
         raise RunError(
             f"{run.cluster.name} has found another newest checkpoint in {run.dirs.checkpoints} (of step "
@@ -240,15 +233,43 @@ def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints, together: 
     return at
 
 
-def _count_steps(run: Run, meter: Counters, position: Position) -> None:
-    """Tells the meter where the run begins, and where it ends if nothing ends it early."""
+def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engine:
+    """Returns what trains the model from a position on and evaluates the validation split."""
+    settings, strategy = run.settings, run.strategy
+    validation = run.feed("validation") if "validation" in run.manifest.splits else None
+    if run.strategy_name == "parameter_server":
+        workers = Workers(strategy, run.cluster, settings.startup_timeout)
+        raw = feed.raw_dataset(position.epoch, settings.epochs, position.examples)
+        served = CoordinatorLoop(model, workers, raw, feed.decode)
+        if validation:
+            batches = validation.raw_dataset(0, 1)
+            served.evaluate = CoordinatorEvaluation(model, workers, batches, validation.decode)
+        return served
+    batches = feed.distribute(strategy, run.process, position.epoch, settings.epochs, position.examples)
+    loop = Loop(
+        model,
+        strategy,
+        iter(batches),
+        make_summation(settings, strategy, run.cluster),
+        averaging_steps=settings.averaging_steps,
+        jit_compile=settings.jit_compile,
+        deterministic=settings.deterministic,
+    )
+    if validation:
+        split = validation.distribute(strategy, run.process, 0, 1)
+        loop.evaluate = Evaluation(model, strategy, split, validation.plan.steps)
+    return loop
+
+
+def _count_steps(run: Run, counters: Counters, position: Position) -> None:
+    """Tells the counters where the run begins, and where it ends if nothing ends it early."""
     settings = run.settings
     epochs_left = settings.epochs - position.epoch - 1
     left = run.plan("train", position.examples).steps + epochs_left * run.plan("train").steps
-    meter.first_step = meter.steps = position.steps
-    meter.total_steps = position.steps + max(0, left)
+    counters.first_step = counters.steps = position.steps
+    counters.total_steps = position.steps + max(0, left)
     if settings.max_steps:
-        meter.total_steps = min(meter.total_steps, settings.max_steps)
+        counters.total_steps = min(counters.total_steps, settings.max_steps)
 
 
 def _finish(run: Run, model: keras.Model, position: Position, logs: Logs) -> None:
@@ -257,18 +278,7 @@ def _finish(run: Run, model: keras.Model, position: Position, logs: Logs) -> Non
     if run.cluster.is_chief:
         if run.settings.evaluator:
             logs |= evaluator.wait_for_last(run, position)
-        files.write_json(
-            run.dirs.model / saving.METRICS_FILE, {"epochs": position.epoch, "steps": position.steps, **logs}
-        )
+        metrics = {"epochs": position.epoch, "steps": position.steps, **logs}
+        files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
         progress.fact("TensorBoard logs", str(run.dirs.logs))
-
-
-@contextlib.contextmanager
-def _scratch(cluster: Cluster) -> Iterator[Path | None]:
-    """Gives a process other than the chief a directory of its own, removed at the end."""
-    if cluster.is_chief:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-") as directory:
-        yield Path(directory)

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer import keras_internals
 from shardline.trainer.cluster import exchange, strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
@@ -190,7 +191,7 @@ def train(case, replicas_of, summation):
         "weights": local_values(replicas_of, model.weights),
         "state": [
             local_values(replicas_of, [v for v in optimizer.variables if "accumulator" not in v.path])
-            for optimizer in exchange.optimizers(model)
+            for optimizer in keras_internals.optimizers(model)
         ],
     }
 
@@ -211,9 +212,9 @@ def merged(replicas_of, summation):
 
     batch = replicas_of.experimental_distribute_values_from_function(own)
     tf.function(lambda: replicas_of.run(lambda x: model.train_step((x, x[:, :1])) and None, args=(batch,)))()
-    variables = [model.layers[0].moving_mean, exchange.accumulators(model)[2]]
+    variables = [model.layers[0].moving_mean, keras_internals.accumulators(model)[2]]
     before = local_values(replicas_of, variables)
-    strategy.replica_merger(replicas_of, model)()
+    exchange.replica_merger(replicas_of, model)()
     after = local_values(replicas_of, variables)
     return {"before": before, "after": after}
 

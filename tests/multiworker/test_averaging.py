@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from shardline.trainer.cluster import strategy
-from shardline.trainer.cluster.exchange import make_merge
+from shardline.trainer.cluster.exchange import replica_merger
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.collectives import make_summation
@@ -45,7 +45,7 @@ found = []
 for _ in range(7):
     loop.train([4])
     found.append([float(w.flatten()[0]) for w in model.get_weights()])
-make_merge(workers, model, lambda: None)()
+replica_merger(workers, model, weights=True)()
 found.append([float(w.flatten()[0]) for w in model.get_weights()])
 slots = [float(v.numpy().flatten()[0]) for v in model.optimizer.variables if "momentum" in v.path]
 print("found", json.dumps([found, slots]), flush=True)

@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import sum_by_tensorflow
-from shardline.trainer.cluster.exchange import GradientExchange, accumulators, optimizers
-from shardline.trainer.cluster.strategy import check_model, replica_merger
+from shardline.trainer.cluster.exchange import GradientExchange, replica_merger
+from shardline.trainer.cluster.strategy import check_model
 from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import accumulators, optimizers
 from tests.helpers import exchange_cases
 
 ONE = "/cpu:0"

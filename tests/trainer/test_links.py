@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from shardline.trainer.cluster import collectives
+from shardline.trainer.cluster import ring
 from shardline.trainer.cluster.cluster import Cluster
 
 
@@ -46,8 +46,8 @@ def connect(hosts, on_total=lambda values: None):
     made = [None] * len(hosts)
 
     def run(rank, cluster):
-        made[rank] = collectives.make_ring(
-            cluster, together.of(on_total if rank == 0 else lambda values: None), lambda: None
+        made[rank] = ring.make_ring(
+            cluster, together.of(on_total if rank == 0 else lambda values: None).total, lambda: None
         )
 
     threads = [threading.Thread(target=run, args=item) for item in enumerate(clusters(hosts))]
@@ -73,7 +73,7 @@ def test_processes_connect_in_a_ring(hosts):
 
 
 def test_where_one_cannot_be_reached_nobody_has_a_ring(monkeypatch):
-    monkeypatch.setattr(collectives, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(ring, "_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()[1]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shardline.trainer.cluster.collectives import _lay_out, _Rooms
+from shardline.trainer.tensorflow_internals import SumBuffers
 
 
 def gradients():
@@ -10,7 +10,7 @@ def gradients():
 
 
 def test_every_gradient_has_an_aligned_place_of_its_shape():
-    flat, parts = _lay_out(gradients(), _Rooms())
+    flat, parts = SumBuffers().lay_out(gradients())
 
     assert [part.shape for part in parts] == [(3, 5), (), (40,)]
     assert {part.ctypes.data % 64 for part in parts} == {0}
@@ -20,14 +20,14 @@ def test_every_gradient_has_an_aligned_place_of_its_shape():
 
 
 def test_room_is_used_again_only_when_nobody_holds_a_part():
-    rooms = _Rooms()
-    flat, parts = _lay_out(gradients(), rooms)
+    buffers = SumBuffers()
+    flat, parts = buffers.lay_out(gradients())
     first = flat.ctypes.data
     kept = parts[1]
     del flat, parts
 
-    other, _ = _lay_out(gradients(), rooms)
+    other, _ = buffers.lay_out(gradients())
     assert other.ctypes.data != first
     del kept
-    again, _ = _lay_out(gradients(), rooms)
+    again, _ = buffers.lay_out(gradients())
     assert again.ctypes.data == first

@@ -14,10 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.random.seed_generator import global_seed_generator
 
-from shardline.trainer.cluster.exchange import optimizers
 from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.keras_internals import optimizers, random_state
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -148,9 +147,6 @@ def _decode(value: Any, arrays: Arrays) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-# Of keras.random without a seed; it is state of the run and has no public name.
-
-
 @dataclass(frozen=True)
 class Position:
     """How far a run has come.
@@ -273,7 +269,7 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
 def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns every variable once by its name, in a fixed order."""
     with model.distribute_strategy.scope():
-        random = global_seed_generator().state
+        random = random_state()
     groups: dict[str, list[keras.Variable]] = {
         "model": model.variables,
         "optimizer": [variable for optimizer in _built_optimizers(model) for variable in optimizer.variables],

@@ -1,4 +1,4 @@
-"""The cluster this process belongs to, read from TF_CONFIG."""
+"""Cluster: the processes of a job and this one's place among them, as TF_CONFIG and CLUSTER_SPEC say."""
 
 from __future__ import annotations
 
@@ -162,3 +162,15 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
         sizes = {name: len(hosts) for name, hosts in tasks.items()}
         raise ClusterError(f"TF_CONFIG's task {kind}:{index} is not in its cluster of {sizes}")
     return kind, index
+
+
+def has_evaluator(environ: Mapping[str, str]) -> bool:
+    """Whether the job that this process belongs to has an evaluator: worker pool 3 of Vertex AI.
+
+    TF_CONFIG never lists one, CLUSTER_SPEC does.
+    """
+    try:
+        pools = json.loads(environ.get("CLUSTER_SPEC") or "{}").get("cluster", {})
+    except (ValueError, AttributeError):
+        return False  # not Vertex AI's, and read for nothing else
+    return bool(pools.get("workerpool3")) if isinstance(pools, dict) else False

@@ -1,29 +1,27 @@
-"""What the processes of a run tell each other besides gradients: sums of a few numbers, and barriers.
+"""Sums over the processes of a run: of gradients, and of a few numbers on which the processes agree.
 
-The connections of a ring: each process to the next one, on ports of their own.
-
-How the gradients of all replicas are summed: by TensorFlow's collectives, or over a ring of sockets.
+Gradients travel through TensorFlow's own collectives, or between CPUs through a ring of sockets.
 """
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-import socket
-import struct
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.python.eager import context as eager_context  # the one way to ask for a peer's health
 
 from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.ring import Array, LostPeerError, Ring
+from shardline.trainer.cluster.ring import LostPeerError, Ring, make_ring
+from shardline.trainer.keras_internals import Gradients
 from shardline.trainer.settings import TrainSettings
+from shardline.trainer.tensorflow_internals import SumBuffers, check_peer
+
+#: Returns the sums over all replicas; called inside a replica, with the same gradients on each.
+Summation = Callable[[Gradients], Gradients]
+
+_HEALTH_TIMEOUT_MS = 5000
 
 
 class Collectives:
@@ -36,9 +34,9 @@ class Collectives:
             self._sum = _sum_over_processes(strategy)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Returns each value summed over all processes, the same on every process.
+        """Returns each value summed over all processes in float64, the same on every process.
 
-        A process counts once, however many local replicas it has. The sums are made in float64.
+        A process counts once, however many local replicas it has.
         """
         own = [float(value) for value in values]
         if self._sum is None:
@@ -66,93 +64,12 @@ def _sum_over_processes(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor
     return summed
 
 
-# Seconds until a connection that cannot be made counts as forbidden.
-_TIMEOUT_S = 15.0
-_GREETING = struct.Struct("!II")
-
-
-def make_ring(cluster: Cluster, together: Collectives, check: Callable[[], None]) -> Ring | None:
-    """Connects the processes that train; each must call it at the same point.
-
-    Ports are the system's choice, and are told to the others, with a random word by which a connection is
-    known to be theirs, through TensorFlow's own collectives.
-
-    Args:
-        cluster: This process's place.
-        together: How the processes agree.
-        check: Raises when a peer is no longer there.
-
-    Returns:
-        The ring; None, on every process, where one of them cannot reach the next one.
-    """
-    names = list(cluster.addresses)[: cluster.num_workers]
-    rank, size = names.index(cluster.name), len(names)
-    with _listener() as listener:
-        own = (listener.getsockname()[1], secrets.randbits(32))
-        ports, words = _share(together, own, rank, size)
-        following = (rank + 1) % size
-        host = cluster.addresses[names[following]].rpartition(":")[0].strip("[]")
-        made: list[socket.socket] = []
-        with contextlib.suppress(OSError):
-            made.append(socket.create_connection((host, ports[following]), timeout=_TIMEOUT_S))
-            made[0].sendall(_GREETING.pack(rank, words[following]))
-            made.append(_accepted(listener, _GREETING.pack((rank - 1) % size, own[1])))
-    if together.total([len(made)])[0] < 2 * size:
-        for connection in made:
-            connection.close()
-        return None
-    to_next, from_previous = made
-    return Ring(rank, size, to_next, from_previous, check)
-
-
-def _listener() -> socket.socket:
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
-
-
-def _share(
-    together: Collectives, own: Sequence[int], rank: int, size: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns every process's port and word, in the order of their ranks."""
-    table = [0.0] * (2 * size)
-    table[2 * rank : 2 * rank + 2] = own
-    numbers = [int(value) for value in together.total(table)]
-    return tuple(numbers[0::2]), tuple(numbers[1::2])
-
-
-def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
-    """Returns the connection that begins with the greeting; any other is closed.
-
-    Raises:
-        OSError: When there is none in time.
-    """
-    deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        listener.settimeout(max(0.01, deadline - time.monotonic()))
-        connection, _ = listener.accept()
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
-        with contextlib.suppress(OSError):
-            if connection.recv(len(greeting), socket.MSG_WAITALL) == greeting:
-                return connection
-        connection.close()
-
-
-Gradients = list[tf.Tensor | tf.IndexedSlices]
-#: Returns the sums over all replicas; called inside a replica, with the same gradients on each.
-Summation = Callable[[Gradients], Gradients]
-
-# TensorFlow takes over an array that begins here, and copies any other (EIGEN_MAX_ALIGN_BYTES).
-_ALIGN = 64
-_HEALTH_TIMEOUT_MS = 5000
-
-
 def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: Cluster) -> Summation:
     """Returns how this run's gradients are summed. A collective."""
     compressed = settings.gradient_compression
     wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
     if _uses_ring(settings, strategy):
-        ring = make_ring(cluster, Collectives(strategy), lambda: _check_peers(cluster))
+        ring = make_ring(cluster, Collectives(strategy).total, lambda: _check_peers(cluster))
         if ring is not None:
             return RingSummation(ring, wire)
         if cluster.is_chief:
@@ -170,12 +87,27 @@ def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> boo
     return settings.communication == "tcp" or (settings.communication == "auto" and "CPU" in devices[0])
 
 
+def _check_peers(cluster: Cluster) -> None:
+    """Asks TensorFlow whether every peer's own TensorFlow answers; one that is only slow does.
+
+    Raises:
+        LostPeerError: When one does not.
+    """
+    for kind, hosts in cluster.tasks.items():
+        for index in range(len(hosts)):
+            task = f"/job:{kind}/replica:0/task:{index}"
+            try:
+                check_peer(task, _HEALTH_TIMEOUT_MS)
+            except tf.errors.OpError as error:
+                raise LostPeerError(f"no answer from {task}: {error.message}") from None
+
+
 def sum_by_tensorflow(gradients: Gradients, wire: tf.DType = tf.float32) -> Gradients:
     """Sums gradients with the strategy's own collective.
 
     Args:
-        gradients: Of one replica.
-        wire: In which type float32 gradients travel, and are added up.
+        gradients: Gradients of one replica.
+        wire: Type in which float32 gradients travel, and are added up.
     """
     context = tf.distribute.get_replica_context()
     sent = [tf.cast(gradient, wire) if _is_dense(gradient) else gradient for gradient in gradients]
@@ -194,15 +126,10 @@ class RingSummation:
     """Sums float32 gradients over a ring of sockets, and the few others through TensorFlow."""
 
     def __init__(self, ring: Ring, wire: tf.DType) -> None:
-        """Takes the ring.
-
-        Args:
-            ring: Over the processes of the run, one replica each.
-            wire: In which type the numbers travel.
-        """
+        """Takes a ring of the run's processes, one replica each, and the type in which numbers travel."""
         self._ring = ring
         self._wire = wire.as_numpy_dtype
-        self._rooms = _Rooms()
+        self._buffers = SumBuffers()
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
@@ -222,60 +149,9 @@ class RingSummation:
             summed |= dict(zip(rest, totals, strict=True))
         return [summed[i] for i in range(len(gradients))]
 
-    def _sum(self, *gradients: Array) -> list[Array]:
-        flat, parts = _lay_out(gradients, self._rooms)
-        for gradient, part in zip(gradients, parts, strict=True):
-            part[...] = gradient
+    def _sum(self, *gradients: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        flat, places = self._buffers.lay_out(gradients)
+        for gradient, place in zip(gradients, places, strict=True):
+            place[...] = gradient
         self._ring.sum(flat, self._wire)
-        return parts
-
-
-class _Rooms:
-    """Memory for sums: used again, since the kernel is slow to hand out new pages, once nobody holds it."""
-
-    # What refers to an array that only the list knows: the list, and the question itself.
-    _FREE = 2
-
-    def __init__(self) -> None:
-        self._rooms: list[Array] = []
-
-    def take(self, size: int) -> Array:
-        """Returns float32 (size,) that is nobody's: TensorFlow takes sums over, and may keep them."""
-        rooms = self._rooms
-        for index in range(len(rooms)):
-            if rooms[index].size == size and sys.getrefcount(rooms[index]) == self._FREE:
-                return rooms[index]
-        rooms.append(np.empty(size, np.float32))
-        return rooms[-1]
-
-
-def _lay_out(gradients: tuple[Array, ...], rooms: _Rooms) -> tuple[Array, list[Array]]:
-    """Returns an array with room for all gradients, and the place of each in it."""
-    width = _ALIGN // 4
-    starts, end = [], 0
-    for gradient in gradients:
-        starts.append(end)
-        end += -(-gradient.size // width) * width
-    room = rooms.take(end + width)
-    first = (-room.ctypes.data % _ALIGN) // 4
-    flat = room[first : first + end]
-    parts = []
-    for gradient, start in zip(gradients, starts, strict=True):
-        parts.append(flat[start : start + gradient.size].reshape(gradient.shape))
-        flat[start + gradient.size : start + -(-gradient.size // width) * width] = 0
-    return flat, parts
-
-
-def _check_peers(cluster: Cluster) -> None:
-    """Asks TensorFlow whether every peer's own TensorFlow answers; one that is only slow does.
-
-    Raises:
-        LostPeerError: When one does not.
-    """
-    for kind, hosts in cluster.tasks.items():
-        for index in range(len(hosts)):
-            task = f"/job:{kind}/replica:0/task:{index}"
-            try:
-                eager_context.context().check_collective_ops_peer_health(task, _HEALTH_TIMEOUT_MS)
-            except tf.errors.OpError as error:
-                raise LostPeerError(f"no answer from {task}: {error.message}") from None
+        return places

@@ -1,41 +1,43 @@
-"""How the replicas of a synchronous strategy exchange gradients, so that N of them are one with N batches.
+"""Gradient exchange: N replicas of a synchronous strategy train as one replica with N batches.
 
-Keras 3 clips the gradients of each replica before it sums them, accumulates them inside a branch where
-TensorFlow forbids an exchange, asks only the first replica whether they are finite, and counts a smaller
-last batch as much as a full one. Here the sum comes first, exact and once for each update; what follows
-works on the same numbers everywhere. Keras' side is keras/src/optimizers/base_optimizer.py
-(`_backend_apply_gradients`) and keras/src/backend/tensorflow/optimizer.py.
+Keras 3 clips the gradients of each replica before it sums them, accumulates them where TensorFlow forbids an
+exchange, asks only the first replica whether they are finite, and counts a smaller last batch as much as a
+full one. Here the sum comes first, exact and once for each update; what follows works on the same numbers
+everywhere (`keras_internals` replaces the optimizers' methods).
 
-Periodic averaging (local SGD): each replica takes steps of its own, and every few, weights are averaged.
-
-An explicit choice: it is another algorithm than synchronous training (Stich, "Local SGD converges fast and
-communicates little", 2019). Optimizers keep their own slots on each replica; a checkpoint averages them too.
+Periodic averaging (local SGD: Stich, "Local SGD converges fast and communicates little", 2019) is another
+algorithm, to be chosen explicitly: each replica takes steps of its own, and every few, weights are averaged.
+Optimizers keep their own slots on each replica; a checkpoint averages them too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
 
-from shardline.trainer.cluster.collectives import Gradients, Summation, sum_by_tensorflow
-from shardline.trainer.errors import ModelError
-
-Variables = Sequence[keras.Variable]
+from shardline.trainer.cluster.collectives import Summation, sum_by_tensorflow
+from shardline.trainer.keras_internals import (
+    Gradients,
+    Variables,
+    accumulators,
+    agree_on_finite,
+    exchange_before_clipping,
+    inner_optimizers,
+    optimizers,
+    refuse_float8,
+)
+from shardline.trainer.tensorflow_internals import assign_in_replica
 
 
 class GradientExchange:
     """Makes every optimizer of a model exchange gradients exactly. With one replica it does nothing."""
 
     def __init__(self, model: keras.Model, summation: Summation) -> None:
-        """Changes methods of the model's optimizers, as attributes of these very objects.
-
-        Their class, configuration and saved form stay as they are. An optimizer that is not built yet will
-        be when its first step is traced.
+        """Prepares the model's optimizers; one that is not built yet is built when its first step is traced.
 
         Args:
             model: Compiled and built in the scope of the strategy that trains it.
@@ -48,7 +50,7 @@ class GradientExchange:
         self._sum = summation
         self._replicas: int = model.distribute_strategy.num_replicas_in_sync
         if self._replicas > 1:
-            _check_weights(model)
+            refuse_float8(model)
         for optimizer in optimizers(model):
             self._prepare_apply(optimizer)
             if optimizer.built:
@@ -101,150 +103,35 @@ class GradientExchange:
     def _adopt(self, optimizer: keras.Optimizer) -> None:
         if self._replicas == 1:
             return
-        for inner in _inner(optimizer):
-            _exchange_before_clipping(inner, self._sum)
+        for inner in inner_optimizers(optimizer):
+            exchange_before_clipping(inner, self._sum)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            _agree_on_finite(optimizer, self._replicas)
-
-
-def _check_weights(model: keras.Model) -> None:
-    for variable in model.trainable_variables:
-        if getattr(variable, "overwrite_with_gradient", False):
-            raise ModelError(
-                f"weight {variable.path!r} is quantized to float8 for training, which several replicas "
-                "cannot keep in step; train it on one replica, or in bfloat16"
-            )
-
-
-def optimizers(model: keras.Model) -> list[keras.Optimizer]:
-    """Returns the model's optimizers: the compiled one and those it holds as attributes of its own."""
-    found: dict[int, keras.Optimizer] = {}
-    for value in vars(model).values():
-        items = value.values() if isinstance(value, dict) else value
-        for item in items if isinstance(value, dict | list | tuple) else (value,):
-            if isinstance(item, keras.optimizers.Optimizer):
-                found[id(item)] = item
-    return list(found.values())
-
-
-def accumulators(model: keras.Model) -> list[keras.Variable]:
-    """Returns the sums of gradients that each replica keeps for itself between two updates."""
-    inner = [one for optimizer in optimizers(model) for one in _inner(optimizer)]
-    return [sum_ for one in inner for sum_ in getattr(one, "_accumulated_gradients", None) or ()]
-
-
-def _inner(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """Returns the optimizers that really update variables, inside those that only delegate to them."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return _inner(optimizer.inner_optimizer)
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return list(optimizer.optimizers)
-    return [optimizer]
-
-
-def _exchange_before_clipping(optimizer: keras.Optimizer, sum_: Summation) -> None:
-    def update(gradients: Gradients, variables: Variables) -> None:
-        summed = optimizer._clip_gradients(sum_(gradients))
-        optimizer._apply_weight_decay(variables)
-        optimizer._backend_update_step(summed, variables, optimizer.learning_rate)
-
-    def accumulate(gradients: Gradients, variables: Variables) -> None:
-        """Adds up each replica's own gradients, and exchanges their mean in the last of every few steps."""
-        steps = optimizer.gradient_accumulation_steps
-        sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
-
-        def finish(*gradients: tf.Tensor) -> None:
-            update([(new + sum_) / steps for new, sum_ in zip(gradients, sums, strict=True)], variables)
-            optimizer._backend_reset_gradient_accumulators()
-
-        def collect(*gradients: tf.Tensor) -> None:
-            optimizer._backend_increment_gradient_accumulators(list(gradients), sums)
-
-        last = tf.equal((optimizer._iterations + 1) % steps, 0)
-        _branch(last, finish, collect, [tf.convert_to_tensor(gradient) for gradient in gradients])
-
-    def apply(gradients: Gradients, variables: Variables) -> None:
-        (accumulate if optimizer.gradient_accumulation_steps else update)(gradients, variables)
-        if optimizer.use_ema:
-            optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
-            _overwrite_with_average(optimizer)
-
-    optimizer._backend_apply_gradients = apply
-    # They are exchanged already.
-    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
-
-
-def _overwrite_with_average(optimizer: keras.Optimizer) -> None:
-    if not optimizer.ema_overwrite_frequency:
-        return
-
-    def overwrite() -> None:
-        for variable, average in zip(
-            optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True
-        ):
-            variable.value.assign(average.value)
-
-    due = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
-    _branch(due, overwrite, lambda: None, [])
-
-
-def _agree_on_finite(optimizer: keras.Optimizer, replicas: int) -> None:
-    check_own = optimizer.check_finite
-
-    def check_finite(gradients: Gradients) -> tf.Tensor:
-        """Whether the gradients of all replicas are finite; one that is alone in skipping would hang them."""
-        finite = tf.cast(check_own(gradients), tf.float32)
-        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, finite)
-        return tf.equal(total, float(replicas))
-
-    optimizer.check_finite = check_finite
-
-
-def _branch(
-    predicate: tf.Tensor, then: Callable[..., None], otherwise: Callable[..., None], args: list[tf.Tensor]
-) -> None:
-    """Runs one of two functions on every replica; the predicate must be the same on all.
-
-    The branch is taken outside the replicas, where TensorFlow lets it contain an exchange: inside, a
-    cond whose branches meet the other replicas (merge_call) is refused.
-    """
-
-    def run(function: Callable[..., Any], *arguments: Any) -> tf.Tensor:
-        function(*arguments)
-        return tf.constant(0)
-
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        tf.cond(predicate, lambda: run(then, *args), lambda: run(otherwise, *args))
-        return
-
-    def across(strategy: tf.distribute.Strategy, predicate: Any, *args: Any) -> None:
-        each = strategy.extended.call_for_each_replica
-
-        def on_all(function: Callable[..., None]) -> tf.Tensor:
-            each(function, args=args)
-            return tf.constant(0)
-
-        first = strategy.experimental_local_results(predicate)[0]
-        tf.cond(first, lambda: on_all(then), lambda: on_all(otherwise))
-
-    tf.distribute.get_replica_context().merge_call(across, args=(predicate, *args))
+            agree_on_finite(optimizer, self._replicas)
 
 
 def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
     """Multiplies gradients by a weight, which is 1, and costs nothing then, but for an epoch's last step."""
     own = [gradient for gradient in gradients if gradient is not None]
 
-    def times() -> Gradients:
-        return [_times(gradient, weight) for gradient in own]
+    def times(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(values, tf.cast(weight, values.dtype))
 
-    done = iter(tf.cond(tf.equal(weight, 1.0), lambda: [tf.identity(g) for g in own], times))
+    done = iter(
+        tf.cond(
+            tf.equal(weight, 1.0),
+            lambda: [tf.identity(gradient) for gradient in own],
+            lambda: [_on_values(times, gradient) for gradient in own],
+        )
+    )
     return [None if gradient is None else next(done) for gradient in gradients]
 
 
-def _times(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+def _on_values(
+    function: Callable[[tf.Tensor], tf.Tensor], gradient: tf.Tensor | tf.IndexedSlices
+) -> tf.Tensor | tf.IndexedSlices:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, weight), gradient.indices, gradient.dense_shape)
-    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
 
 
 def own_gradients(replicas: int) -> Summation:
@@ -253,73 +140,51 @@ def own_gradients(replicas: int) -> Summation:
     Keras divides every replica's loss by the number of replicas; times that number, a replica's gradients are
     those of its own batch.
     """
-    return lambda gradients: [_averaging_times(gradient, replicas) for gradient in gradients]
+    return lambda gradients: [_on_values(lambda values: values * replicas, one) for one in gradients]
 
 
-def _averaging_times(gradient: tf.Tensor | tf.IndexedSlices, factor: int) -> tf.Tensor | tf.IndexedSlices:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+def average(strategy: tf.distribute.Strategy, variables: Variables, summation: Summation) -> None:
+    """Gives every replica the mean of variables that each has for itself; to be called inside a replica."""
+    totals = summation(_values(variables))
+    means = [total / strategy.num_replicas_in_sync for total in totals]
+    assign_in_replica(strategy, [variable.value for variable in variables], means)
 
 
-def make_average(
-    strategy: tf.distribute.Strategy, model: keras.Model, summation: Summation
+def replica_merger(
+    strategy: tf.distribute.Strategy, model: keras.Model, *, weights: bool = False
 ) -> Callable[[], None]:
-    """Returns a function that gives every replica the mean of the trainable weights.
+    """Returns a collective that gives every replica the mean of what each keeps for itself.
 
-    A collective, to be called inside a replica.
+    Keras 3 updates BatchNormalization's moving statistics on every replica alone and would save those of
+    the first; gradients that are being accumulated are each replica's own, too.
 
     Args:
         strategy: The strategy of the run.
-        model: Built in its scope.
-        summation: Sums over the replicas.
+        model: The model, whose optimizers are built when the function is first called.
+        weights: Whether the weights and the optimizers' slots differ as well: periodic averaging.
     """
-    return lambda: average(strategy, model.trainable_variables, summation)
+    if strategy.num_replicas_in_sync == 1:
+        return lambda: None
 
+    def merge() -> None:
+        kept = _floats([*model.non_trainable_weights, *accumulators(model)])
+        if kept:
+            context = tf.distribute.get_replica_context()
+            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, _values(kept))
+            for variable, mean in zip(kept, means, strict=True):
+                variable.assign(mean)
+        if weights:
+            slots = [slot for optimizer in optimizers(model) for slot in optimizer.variables if slot.shape]
+            average(strategy, [*model.trainable_variables, *_floats(slots)], sum_by_tensorflow)
 
-def make_merge(
-    strategy: tf.distribute.Strategy, model: keras.Model, merge: Callable[[], None]
-) -> Callable[[], None]:
-    """Returns a function that makes the replicas agree on all that each has for itself: before a checkpoint.
-
-    A collective, to be called outside the replicas.
-
-    Args:
-        strategy: The strategy of the run.
-        model: Built in its scope.
-        merge: Does it for what synchronous replicas have for themselves.
-    """
-
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def merge_weights() -> None:
-        variables = [*model.trainable_variables, *_slots(model)]
-        strategy.run(lambda: average(strategy, variables, sum_by_tensorflow))
-
-    def merge_all() -> None:
-        merge()
-        merge_weights()
-
+    merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
     return merge_all
 
 
-def _slots(model: keras.Model) -> list[keras.Variable]:
-    """Returns what optimizers remember of earlier steps, as far as it can be averaged."""
-    found = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
-    return [one for one in found if keras.backend.is_float_dtype(one.dtype) and one.shape]
+def _floats(variables: Variables) -> list[keras.Variable]:
+    return [variable for variable in variables if keras.backend.is_float_dtype(variable.dtype)]
 
 
-def average(
-    strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable], summation: Summation
-) -> None:
-    """Gives every replica the mean of variables that each has for itself; to be called inside a replica."""
+def _values(variables: Variables) -> Gradients:
     # identity: a variable's own read has no device in a graph, and the exchange asks for one.
-    own: Gradients = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
-    means = [total / strategy.num_replicas_in_sync for total in summation(own)]
-
-    def assign(strategy: tf.distribute.Strategy, *means: Any) -> None:
-        for variable, mean in zip(variables, means, strict=True):
-            strategy.extended.update(
-                variable.value, lambda value, new: value.assign(new), args=(mean,), group=False
-            )
-
-    tf.__internal__.distribute.interim.maybe_merge_call(assign, strategy, *means)
+    return [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]

@@ -1,10 +1,9 @@
-"""The other processes of the cluster: met before TensorFlow starts, and named when one is gone.
+"""Peers: the other processes of the cluster, met before TensorFlow starts and named when one is lost.
 
-TensorFlow waits for a missing peer without a word and without end, and holds Python's global lock while
-it does, so that nothing in this process could say anything. Peers are therefore met before. From then on
-it needs no help: its coordination service ends every collective within about 10 s of a peer's death or
-standstill (killed, stopped and exited peers, chief and worker, were tried with 2.21), but says it in its
-own words.
+TensorFlow waits for a missing peer without a word and without end, and holds the GIL while it does, so that
+nothing in this process could say anything. Peers are therefore met before. Later its coordination service
+ends every collective within about 10 s of a peer's death or standstill (killed, stopped and exited peers,
+chief and worker, were tried with 2.21); `Peers.explain` turns its words into ours.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.ring import LostPeerError
+from shardline.trainer.cluster.ring import LostPeerError, listen
 from shardline.trainer.errors import ClusterError, RunError
 
 # Seconds for a peer to accept a connection, and between two attempts.
@@ -43,11 +42,10 @@ class Peers:
     def meet(self, startup_timeout: float) -> None:
         """Returns when all peers have come up; to be called just before the strategy is created.
 
-        While it waits, this process answers on its own port, and afterwards TensorFlow does: a peer has
-        come up when it, or its TensorFlow, has accepted a connection.
+        While it waits, this process answers on its own port, and afterwards TensorFlow does.
 
         Args:
-            startup_timeout: Seconds for all peers to come up; 0 waits for ever.
+            startup_timeout: Seconds for all peers to come up; 0 for no limit.
 
         Raises:
             ClusterError: When another process already serves this process's port.
@@ -74,10 +72,9 @@ class Peers:
             time.sleep(_PROBE_INTERVAL)
 
     def leave(self) -> None:
-        """Waits, where this process is not the chief, until the chief has ended, but for some seconds only.
+        """Waits, on any replica but the chief, up to some seconds for the chief to end; all work is done.
 
-        To be called when all work is done. The last exchange may be over here and not yet there, and the
-        chief serves TensorFlow's coordination, which takes a peer that leaves before it for a lost one.
+        The chief serves TensorFlow's coordination, which takes a peer that leaves before it for a lost one.
         """
         if self._cluster.is_chief:
             return
@@ -105,12 +102,10 @@ class Peers:
 
 
 def _serve(name: str, address: str, peers: int) -> socket.socket:
-    """Listens as TensorFlow will: with SO_REUSEADDR only, on all interfaces; the kernel answers for us."""
+    """Listens as TensorFlow will; the kernel answers for us."""
     port = int(address.rpartition(":")[2])
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        return socket.create_server(("", port), family=family, backlog=2 * peers + 8, dualstack_ipv6=dual)
+        return listen(port, backlog=2 * peers + 8)
     except OSError as error:
         raise ClusterError(
             f"{name} cannot serve its address {address}: {error.strerror}; end the process that has port "
@@ -118,7 +113,7 @@ def _serve(name: str, address: str, peers: int) -> socket.socket:
         ) from None
 
 
-def answers(address: str, timeout: float) -> bool:
+def answers(address: str, timeout: float = _PROBE_TIMEOUT) -> bool:
     """Whether somebody accepts connections at host:port within some seconds."""
     host, _, port = address.rpartition(":")
     try:
@@ -130,7 +125,7 @@ def answers(address: str, timeout: float) -> bool:
 
 def _silent(peers: dict[str, str]) -> dict[str, str]:
     """Returns those peers, each with its address, that accept no connection."""
-    return {name: address for name, address in peers.items() if not answers(address, _PROBE_TIMEOUT)}
+    return {name: address for name, address in peers.items() if not answers(address)}
 
 
 def _listed(peers: dict[str, str]) -> str:

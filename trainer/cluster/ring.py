@@ -1,26 +1,28 @@
-"""Sums of large arrays over the processes of a cluster, through plain TCP connections in a ring.
+"""Ring all-reduce: sums of large arrays over the processes of a cluster, through plain TCP connections.
 
-TensorFlow's own collective moves bytes between processes through gRPC, at about a quarter of the speed of a
-socket, and pays with the very cores that train. Here each process sends to the next one and receives from
-the one before: with N processes every process sends and receives 2 (N - 1) / N times the array, the least
-that is possible (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-2009). Each part is added up in one place and in a fixed order, so that all processes get the same bits,
-every time.
+TensorFlow's own collective moves bytes through gRPC, at about a quarter of the speed of a socket, and pays
+with the very cores that train. Here each process sends to the next one and receives from the one before:
+2 (N - 1) / N times the array with N processes, the least that is possible (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009). Each part is added up in one place and in
+a fixed order, so that all processes get the same bits, every time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+from shardline.trainer.cluster.cluster import Cluster
 
 # What is received is added up in pieces that stay in a core's own cache (256 KiB of float32).
 _PIECE = 1 << 16
@@ -31,7 +33,11 @@ _BUFFER = 4 << 20
 # Seconds without a byte until it is asked whether the others are still there.
 _PATIENCE_S = 5.0
 
-_HEADER = struct.Struct("!QQ")
+# Seconds until a connection that cannot be made counts as forbidden.
+_TIMEOUT_S = 15.0
+
+_HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of the array
+_GREETING = struct.Struct("!II")  # at the start of a connection: rank, secret of the receiver
 
 
 class LostPeerError(ConnectionError):
@@ -53,9 +59,9 @@ class Ring:
 
         Args:
             rank: This process's number, 0..size-1.
-            size: Processes in the ring, at least 2.
-            to_next: To the process `rank + 1`.
-            from_previous: From the process `rank - 1`.
+            size: Number of processes in the ring, at least 2.
+            to_next: Connection to the process `rank + 1`.
+            from_previous: Connection from the process `rank - 1`.
             check: Called after some seconds of silence; raises when a peer is no longer there.
         """
         self._rank = rank
@@ -72,13 +78,13 @@ class Ring:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
 
-    def sum(self, values: Array, wire: Any = np.float32) -> None:
+    def sum(self, values: npt.NDArray[Any], wire: Any = np.float32) -> None:
         """Replaces an array by its sum over all processes.
 
         Args:
             values: float32 (n,), contiguous; n is the same everywhere.
-            wire: In which type the numbers travel: float32, which is exact, or a shorter float type. They are
-                added up in float32 in any case.
+            wire: Type in which the numbers travel: float32, which is exact, or a shorter float type. They
+                are added up in float32 in any case.
 
         Raises:
             LostPeerError: When a neighbour has ended, or is at another call.
@@ -104,7 +110,7 @@ class Ring:
         self._to_next.close()
         self._from_previous.close()
 
-    def _parts(self, values: Array) -> list[Array]:
+    def _parts(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         step = -(-values.size // (self._size * _ALIGN)) * _ALIGN
         return [values[index * step : (index + 1) * step] for index in range(self._size)]
 
@@ -119,7 +125,7 @@ class Ring:
                 "(calls, numbers)"
             )
 
-    def _move(self, out: Array, into: Array, *, add: bool) -> None:
+    def _move(self, out: npt.NDArray[Any], into: npt.NDArray[Any], *, add: bool) -> None:
         """Sends one part to the next process while it receives another one from the process before."""
         incoming = into if out.dtype == into.dtype and not add else np.empty(into.size, out.dtype)
         width, taken = incoming.itemsize, 0
@@ -135,7 +141,7 @@ class Ring:
         ignore = incoming is into
         self._exchange(_bytes(out), _bytes(incoming), (lambda got: None) if ignore else take)
 
-    def _accept(self, piece: Array, into: Array, *, add: bool) -> None:
+    def _accept(self, piece: npt.NDArray[Any], into: npt.NDArray[Any], *, add: bool) -> None:
         if not add:
             into[:] = piece
         elif piece.dtype == into.dtype:
@@ -192,6 +198,69 @@ class Ring:
                 poll.unregister(connection)
 
 
-def _bytes(array: Array) -> memoryview:
+def _bytes(array: npt.NDArray[Any]) -> memoryview:
     # Types of ml_dtypes have no buffer format of their own.
     return array.view(np.uint8).data
+
+
+def make_ring(
+    cluster: Cluster, total: Callable[[Sequence[float]], list[float]], check: Callable[[], None]
+) -> Ring | None:
+    """Connects the processes that train in a ring; each must call it at the same point.
+
+    Every process listens on a free port and tells it to the others, with a random secret by which it knows
+    a connection to be theirs.
+
+    Args:
+        cluster: This process's place in the cluster.
+        total: Sums numbers over the processes.
+        check: Raises when a peer is no longer there.
+
+    Returns:
+        The ring; None, on every process, where one of them cannot reach the next one.
+    """
+    names = list(cluster.addresses)[: cluster.num_workers]
+    rank, size = names.index(cluster.name), len(names)
+    with listen() as listener:
+        own = (listener.getsockname()[1], secrets.randbits(32))
+        table = [0.0] * (2 * size)
+        table[2 * rank : 2 * rank + 2] = own
+        told = [int(value) for value in total(table)]
+        following = (rank + 1) % size
+        port, secret = told[2 * following : 2 * following + 2]
+        host = cluster.addresses[names[following]].rpartition(":")[0].strip("[]")
+        made: list[socket.socket] = []
+        with contextlib.suppress(OSError):
+            made.append(socket.create_connection((host, port), timeout=_TIMEOUT_S))
+            made[0].sendall(_GREETING.pack(rank, secret))
+            made.append(_accepted(listener, _GREETING.pack((rank - 1) % size, own[1])))
+    if total([len(made)])[0] < 2 * size:
+        for connection in made:
+            connection.close()
+        return None
+    to_next, from_previous = made
+    return Ring(rank, size, to_next, from_previous, check)
+
+
+def listen(port: int = 0, backlog: int | None = None) -> socket.socket:
+    """Returns a socket that listens on all interfaces, with SO_REUSEADDR only; port 0 is any free one."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)
+
+
+def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
+    """Returns the connection that begins with the greeting; any other is closed.
+
+    Raises:
+        OSError: When there is none in time.
+    """
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        connection, _ = listener.accept()
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        with contextlib.suppress(OSError):
+            if connection.recv(len(greeting), socket.MSG_WAITALL) == greeting:
+                return connection
+        connection.close()

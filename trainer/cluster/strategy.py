@@ -1,18 +1,15 @@
-"""The tf.distribute strategy of a run. It must exist before any other TensorFlow op runs."""
+"""Strategy: the tf.distribute strategy of a run, which must exist before any other TensorFlow op runs."""
 
 from __future__ import annotations
-
-import contextlib
-import faulthandler
-from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
 
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.exchange import accumulators
 from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.keras_internals import all_layers
 from shardline.trainer.settings import TrainSettings
+from shardline.trainer.tensorflow_internals import ended_after
 
 _ONE_PROCESS = ("one_device", "mirrored", "central_storage", "tpu")
 _SEVERAL_CPUS = ("mirrored", "central_storage")
@@ -77,7 +74,7 @@ def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
     """
     name = choose(settings, cluster)
     if name == "multi_worker_mirrored":
-        with _ended_after(settings.startup_timeout):
+        with ended_after(settings.startup_timeout):
             return _multi_worker_mirrored(settings, cluster)
     if name == "parameter_server":
         return tf.distribute.ParameterServerStrategy(_resolver(cluster))
@@ -89,21 +86,6 @@ def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
     if name == "central_storage":
         return tf.distribute.experimental.CentralStorageStrategy(devices, "/cpu:0")
     return tf.distribute.OneDeviceStrategy(devices[0])
-
-
-@contextlib.contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """Ends the process, with a traceback, when its body takes longer; 0 lets it take any time.
-
-    For a peer that was met and then lost before TensorFlow has connected: TensorFlow would wait for it
-    without end, hold Python's global lock, and ignore SIGTERM. No other watch works without that lock.
-    """
-    if seconds:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _multi_worker_mirrored(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
@@ -160,7 +142,7 @@ def check_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
     """
     if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization):
             raise ModelError(
                 f"strategy central_storage cannot train BatchNormalization, but the model has layer "
@@ -173,33 +155,3 @@ def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
     if not isinstance(strategy, tf.distribute.OneDeviceStrategy | tf.distribute.MultiWorkerMirroredStrategy):
         return False
     return ["CPU" in device.upper() for device in strategy.extended.worker_devices] == [True]
-
-
-def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], None]:
-    """Returns a function that makes the replicas agree on the float weights that each keeps for itself.
-
-    Keras 3 updates BatchNormalization's moving statistics on every replica alone and would save those of
-    the first; the function replaces them, and gradients that are being accumulated, by their mean over all
-    replicas. It is a collective: every replica must call it at the same point.
-
-    Args:
-        strategy: The strategy of the run.
-        model: The model, whose optimizers are built when the function is first called.
-    """
-    if strategy.num_replicas_in_sync == 1:
-        return lambda: None
-
-    def merge() -> None:
-        kept = [*model.non_trainable_weights, *accumulators(model)]
-        floats = [v for v in kept if keras.backend.is_float_dtype(v.dtype)]
-        if not floats:
-            return
-        context = tf.distribute.get_replica_context()
-        # identity: a variable's own read has no device in a graph, and the exchange asks for one.
-        values = [tf.identity(tf.convert_to_tensor(variable)) for variable in floats]
-        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
-        for variable, mean in zip(floats, means, strict=True):
-            variable.assign(mean)
-
-    merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
-    return merge_all

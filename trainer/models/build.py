@@ -16,6 +16,7 @@ from shardline.trainer import plugins
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, ShardlineError
+from shardline.trainer.keras_internals import build_symbolically
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.models.head import read_head
 from shardline.trainer.models.zoo import find_application
@@ -81,8 +82,6 @@ def build(
 def create_variables(model: keras.Model, data: Any) -> None:
     """Builds model, optimizer and metrics now, inside the strategy's scope, where they become distributed.
 
-    Left to the first step they would be created inside a replica, which TensorFlow refuses.
-
     Args:
         model: Compiled.
         data: A batch, or its specification: the element_spec of a pipeline.
@@ -92,7 +91,7 @@ def create_variables(model: keras.Model, data: Any) -> None:
     """
     batch = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape[1:]), one.dtype), data)
     try:
-        model._symbolic_build(data_batch=batch)
+        build_symbolically(model, batch)
     except Exception as error:  # the user's code runs here and may raise anything
         raise ModelError(
             f"the model cannot be built on batches of {describe_structure(data)}: {plugins.describe(error)}"

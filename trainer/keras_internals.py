@@ -1,0 +1,243 @@
+"""Keras' inside: every place where the trainer leaves Keras' documented interface, and why.
+
+Most of it changes methods of one object, as attributes: class, configuration and saved form stay as they
+are. tests/trainer/test_internals.py notices when a workaround is no longer needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+
+from shardline.trainer.errors import ModelError
+from shardline.trainer.tensorflow_internals import branch
+
+Gradients = list[tf.Tensor | tf.IndexedSlices]
+Variables = Sequence[keras.Variable]
+
+
+def build_symbolically(model: keras.Model, batch: Any) -> None:
+    """Builds model, optimizer and metrics at once; `Model.build` leaves optimizer and metrics out.
+
+    Left to the first step they would be created inside a replica, which TensorFlow refuses. `fit` does the
+    same, but fails on several workers (keras-team/keras#20585).
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yields all layers of a model, those inside of others too; `Model.layers` has the outermost only."""
+    yield from model._flatten_layers(include_self=False)
+
+
+def own_learning_rate(optimizer: keras.Optimizer) -> Any:
+    """Returns an optimizer's schedule or variable; `learning_rate` gives the schedule's present value."""
+    return optimizer._learning_rate
+
+
+def is_improvement(stopping: keras.callbacks.EarlyStopping, value: float, other: float) -> bool:
+    """Whether a value of the monitored metric is better than another, as Keras decides it."""
+    return bool(stopping._is_improvement(value, other))
+
+
+def check_direction(stopping: keras.callbacks.EarlyStopping) -> None:
+    """Decides now which way a metric improves, which Keras does after the first epoch.
+
+    Raises:
+        ValueError: When Keras cannot tell.
+    """
+    stopping._set_monitor_op()
+
+
+def random_state() -> keras.Variable:
+    """Returns the state behind `keras.random` without a seed, which has no public name.
+
+    To be called in the strategy's scope, where it is created if need be.
+    """
+    return global_seed_generator().state
+
+
+def optimizers(model: keras.Model) -> list[keras.Optimizer]:
+    """Returns the model's optimizers: the compiled one and those it holds as attributes of its own."""
+    found: dict[int, keras.Optimizer] = {}
+    for value in vars(model).values():
+        items = value.values() if isinstance(value, dict) else value
+        for item in items if isinstance(value, dict | list | tuple) else (value,):
+            if isinstance(item, keras.optimizers.Optimizer):
+                found[id(item)] = item
+    return list(found.values())
+
+
+def accumulators(model: keras.Model) -> list[keras.Variable]:
+    """Returns the sums of gradients that each replica keeps for itself between two updates."""
+    inner = [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
+    return [sum_ for one in inner for sum_ in getattr(one, "_accumulated_gradients", None) or ()]
+
+
+def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """Returns the optimizers that update variables, inside those that only delegate to them."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return inner_optimizers(optimizer.inner_optimizer)
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return list(optimizer.optimizers)
+    return [optimizer]
+
+
+def refuse_float8(model: keras.Model) -> None:
+    """Refuses weights that Keras overwrites with their "gradient", on each replica for itself.
+
+    Raises:
+        ModelError: Naming the first such weight.
+    """
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ModelError(
+                f"weight {variable.path!r} is quantized to float8 for training, which several replicas "
+                "cannot keep in step; train it on one replica, or in bfloat16"
+            )
+
+
+def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradients], Gradients]) -> None:
+    """Makes an optimizer sum gradients over the replicas first, once for each update.
+
+    Keras clips each replica's gradients and sums them afterwards (as tensorflow/tensorflow#33929 tells of
+    Keras 2), and accumulates them inside a cond where TensorFlow forbids an exchange
+    (keras-team/keras#20582). This replaces `_backend_apply_gradients` of
+    keras/src/optimizers/base_optimizer.py.
+    """
+
+    def update(gradients: Gradients, variables: Variables) -> None:
+        summed = optimizer._clip_gradients(sum_(gradients))
+        optimizer._apply_weight_decay(variables)
+        optimizer._backend_update_step(summed, variables, optimizer.learning_rate)
+
+    def accumulate(gradients: Gradients, variables: Variables) -> None:
+        """Adds up each replica's own gradients, and exchanges their mean in the last of every few steps."""
+        steps = optimizer.gradient_accumulation_steps
+        sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
+
+        def finish(*gradients: tf.Tensor) -> None:
+            update([(new + sum_) / steps for new, sum_ in zip(gradients, sums, strict=True)], variables)
+            optimizer._backend_reset_gradient_accumulators()
+
+        def collect(*gradients: tf.Tensor) -> None:
+            optimizer._backend_increment_gradient_accumulators(list(gradients), sums)
+
+        last = tf.equal((optimizer._iterations + 1) % steps, 0)
+        branch(last, finish, collect, [tf.convert_to_tensor(gradient) for gradient in gradients])
+
+    def apply(gradients: Gradients, variables: Variables) -> None:
+        (accumulate if optimizer.gradient_accumulation_steps else update)(gradients, variables)
+        if optimizer.use_ema:
+            optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
+            _overwrite_with_average(optimizer)
+
+    optimizer._backend_apply_gradients = apply
+    # They are exchanged already.
+    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+
+
+def _overwrite_with_average(optimizer: keras.Optimizer) -> None:
+    if not optimizer.ema_overwrite_frequency:
+        return
+
+    def overwrite() -> None:
+        for variable, average in zip(
+            optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True
+        ):
+            variable.value.assign(average.value)
+
+    due = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
+    branch(due, overwrite, lambda: None, [])
+
+
+def agree_on_finite(optimizer: keras.optimizers.LossScaleOptimizer, replicas: int) -> None:
+    """Makes a loss-scaling optimizer skip a step on all replicas when the gradients of one overflow.
+
+    Keras looks at each replica's own, taking them for summed ones
+    (keras/src/optimizers/loss_scale_optimizer.py, `check_finite`); a replica that skips alone would leave
+    the others waiting for its gradients.
+    """
+    check_own = optimizer.check_finite
+
+    def check_finite(gradients: Gradients) -> tf.Tensor:
+        finite = tf.cast(check_own(gradients), tf.float32)
+        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, finite)
+        return tf.equal(total, float(replicas))
+
+    optimizer.check_finite = check_finite
+
+
+def weigh_output_losses(model: keras.Model) -> None:
+    """Makes the metrics of each output's loss exact means over the examples.
+
+    Keras weighs them by the static size of the batch, which is not known where the last batch of a split may
+    be smaller, and then averages over batches (keras/src/trainers/compile_utils.py, `CompileLoss.call`;
+    keras-team/keras#19363 has mended the loss of the whole only).
+
+    Args:
+        model: Compiled and built.
+    """
+    losses = model._compile_loss
+    if losses is None or not losses.metrics:
+        return
+    batch = threading.local()
+    call = losses.call
+
+    def counted_call(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        batch.examples = tf.shape(tf.nest.flatten(y_pred)[0])[0]
+        return call(y_true, y_pred, sample_weight)
+
+    losses.call = counted_call
+    for metric in losses.metrics:
+        if metric is not None:
+            _weigh(metric, batch)
+
+
+def _weigh(metric: keras.metrics.Metric, batch: threading.local) -> None:
+    update = metric.update_state
+
+    def update_state(value: Any, sample_weight: Any = None) -> Any:
+        return update(value, sample_weight=batch.examples if sample_weight is None else sample_weight)
+
+    metric.update_state = update_state
+
+
+class OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no types
+    """Gives a step metric variables of its own while it lasts; all other variables are assigned as ever.
+
+    Keras adds to a variable by reading it and writing it back, so that of two workers' additions at once
+    one is lost. `keras.StatelessScope` is meant for steps without any state and keeps every assignment
+    back. Counters (`optimizer.iterations`) are added to in one operation on their server.
+    """
+
+    def __init__(self, metrics: Variables, counters: Variables):
+        """Lets the step's own variables begin with zero.
+
+        Args:
+            metrics: Variables that a step has for itself.
+            counters: Variables of all workers that only ever grow by one.
+        """
+        zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metrics]
+        # The losses that layers add go to the scope, or nowhere.
+        super().__init__(zeros, collect_losses=True, initialize_variables=False)
+        self._counters = {id(counter) for counter in counters}
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Takes an assignment, as Keras calls it."""
+        variable, value = update
+        if id(variable) in self.state_mapping:
+            super().add_update(update)
+        elif id(variable) in self._counters:
+            variable._value.assign_add(tf.ones((), variable.dtype))
+        else:
+            variable._direct_assign(value)
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns the step's own value, or the variable that all workers share."""
+        return self.state_mapping.get(id(variable), variable._value)
