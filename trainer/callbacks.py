@@ -206,9 +206,7 @@ def read_history(directory: Path) -> list[Row]:
 def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Callback]:
     """Makes the callbacks that an import string names.
 
-    Args:
-        reference: `pkg.module:make`; `make()` or `make(directory)` returns a callback or a list of them.
-        directory: Given to `make` where it has a parameter of that name.
+    `make()` or `make(directory)` returns a keras.callbacks.Callback or a list of them.
 
     Raises:
         SettingsError: When there is no such function, or it fails, or returns something else.
@@ -288,15 +286,10 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
     """
 
     def __init__(self, metric: str, patience: int, available: Sequence[str]):
-        """Checks the metric.
-
-        Args:
-            metric: Metric that has to improve ("val_loss").
-            patience: Epochs without improvement after which the training ends.
-            available: Metrics that an epoch reports.
+        """Watches a metric ("val_loss") with a patience in epochs.
 
         Raises:
-            SettingsError: When `metric` is none of them.
+            SettingsError: When an epoch reports no such metric.
         """
         _check_metric("early_stopping", metric, available)
         # Keras finds no direction for the losses of several outputs.

@@ -70,8 +70,7 @@ class Evaluations:
     def chief_alive(self, first_step: int) -> Iterator[None]:
         """Shows that the chief lives while the context lasts.
 
-        Args:
-            first_step: Step at which training begins; what an earlier attempt has left after it is removed.
+        What an earlier attempt has left after `first_step`, at which training begins, is removed.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._last.unlink(missing_ok=True)

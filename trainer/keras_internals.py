@@ -217,12 +217,7 @@ class OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no ty
     """
 
     def __init__(self, metrics: Variables, counters: Variables):
-        """Lets the step's own variables begin with zero.
-
-        Args:
-            metrics: Variables that a step has for itself.
-            counters: Variables of all workers that only ever grow by one.
-        """
+        """Lets the step's own metric variables begin with zero; counters only ever grow by one."""
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metrics]
         # The losses that layers add go to the scope, or nowhere.
         super().__init__(zeros, collect_losses=True, initialize_variables=False)

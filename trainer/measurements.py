@@ -1,4 +1,4 @@
-"""What a trial of a hyperparameter tuning job has measured, in the file that Vertex AI's agent reads."""
+"""Measurements of a trial of a hyperparameter tuning job, in the file that Vertex AI's agent reads."""
 
 from __future__ import annotations
 
@@ -18,31 +18,20 @@ _MOST_LINES = 100
 class Measurements:
     """Writes the file.
 
-    It is that of cloudml-hypertune 0.1.0.dev6, a library of one class whose last release is of 2019 and
-    whose place this takes: a JSON object per report, all values text but the time, the last 100 of them,
-    written in place.
+    It is that of cloudml-hypertune 0.1.0.dev6, a library of one class last released in 2019 whose place this
+    takes: a JSON object per report, all values text but the time, the last 100 of them, written in place.
     Source: https://github.com/GoogleCloudPlatform/cloudml-hypertune/blob/master/hypertune/hypertune.py
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Goes on with what an earlier attempt of a restarted trial has reported.
-
-        Args:
-            environ: The process's environment.
-        """
+        """Goes on with what an earlier attempt of a restarted trial has reported."""
         self._path = Path(environ.get(FILE_VARIABLE) or _FILE)
         self._trial = environ.get(_TRIAL_VARIABLE, "0")
         earlier = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
         self._lines = deque(earlier, maxlen=_MOST_LINES)
 
     def add(self, metric: str, value: float, step: int) -> None:
-        """Reports a metric.
-
-        Args:
-            metric: Its name.
-            value: Finite.
-            step: Training step at which it was measured.
-        """
+        """Reports the finite value of a metric at a training step."""
         report = {
             "timestamp": time.time(),
             "trial": self._trial,
@@ -60,12 +49,8 @@ class Measurements:
 def read_measurements(path: Path, metric: str) -> list[tuple[int, float, float]]:
     """Returns what a trial has reported: step, value and time of each report (seconds since the epoch).
 
-    Of two reports of one step, which a restarted trial makes, the last counts. A line that is being
-    written is left for later.
-
-    Args:
-        path: The file; none is nothing reported.
-        metric: The metric's name.
+    Of two reports of one step, which a restarted trial makes, the last counts. A line that is being written
+    is left for later; a missing file reports nothing.
     """
     found: dict[int, tuple[int, float, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:

@@ -1,9 +1,4 @@
-"""The optimizers of a model, and the settings that reach into them.
-
-The learning rate of larger global batches: linear scaling with warm-up.
-
-Fine-tuning: layers that are frozen at first and trained later.
-"""
+"""Optimizers: gradient accumulation, learning-rate scaling with warm-up, and fine-tuning of frozen layers."""
 
 from __future__ import annotations
 
@@ -33,13 +28,7 @@ class ScaledWarmup(keras.optimizers.schedules.LearningRateSchedule):  # type: ig
         factor: float = 1.0,
         warmup_steps: int = 0,
     ):
-        """Wraps a learning rate.
-
-        Args:
-            learning_rate: A number or another schedule.
-            factor: What it is multiplied by.
-            warmup_steps: Updates until the full value is reached; 0 starts with it.
-        """
+        """Multiplies a number or schedule by a factor, reached after `warmup_steps` updates."""
         super().__init__()
         self.learning_rate = learning_rate
         self.factor = factor
@@ -76,11 +65,6 @@ def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
 
 def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -> None:
     """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built.
-
-    Args:
-        model: The model.
-        settings: Of the run.
-        replicas: By which the learning rate is scaled, where that is asked for.
 
     Raises:
         SettingsError: When the model's optimizer cannot take them.
@@ -141,10 +125,10 @@ _STAY_FROZEN = (keras.layers.BatchNormalization,)
 
 
 class FrozenLayers:
-    """The layers that a model function has frozen, and that are to be trained from some epoch on."""
+    """Layers that a model function has frozen, and that are to be trained from some epoch on."""
 
     def __init__(self, model: keras.Model):
-        """Looks for them.
+        """Finds them.
 
         Raises:
             SettingsError: When no layer with weights is frozen.
@@ -185,8 +169,8 @@ class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
 
         Args:
             frozen: The layers.
-            epoch: From 1.
-            learning_rate: From then on; 0 keeps it.
+            epoch: Epoch, from 1, at whose start they become trainable.
+            learning_rate: Learning rate from then on; 0 keeps it.
             changed: Called when the set of trainable weights has changed.
         """
         super().__init__()

@@ -76,12 +76,9 @@ class Workers:
     def __init__(
         self, strategy: tf.distribute.ParameterServerStrategy, cluster: Cluster, timeout: float = 600.0
     ):
-        """Prepares.
+        """Prepares to hand out steps as the chief of a cluster.
 
-        Args:
-            strategy: Connected to the cluster.
-            cluster: The cluster, whose chief this process is.
-            timeout: Seconds for which a run waits when no worker is left.
+        Waits for up to `timeout` seconds when no worker is left.
 
         Raises:
             SettingsError: When a worker has several GPUs, of which it could use only one.
@@ -204,11 +201,11 @@ class CoordinatorLoop:
     """Trains one model asynchronously. For the chief alone: all others only serve it."""
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
-        """Wraps the model.
+        """Traces the step.
 
         Args:
             model: Compiled and built inside the strategy's scope.
-            workers: Those that take the steps.
+            workers: Workers that take the steps.
             batches: Undecoded batches, one for each step; the first dimension of every tensor is the batch.
             decode: Makes of such a batch what `model.train_step` takes; runs on the workers.
 
@@ -310,15 +307,11 @@ def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:
 def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
     """Serves until the chief has ended, well or badly.
 
-    TensorFlow's server would never end, and outlive its job. The chief listens on its port for as long as
-    it trains, which is how its end is noticed wherever it runs.
-
-    Args:
-        cluster: The cluster, of which this process is a worker or a parameter server.
-        startup_timeout: Seconds within which the chief has to come up.
+    TensorFlow's server would never end, and outlive its job. The chief listens on its port for as long as it
+    trains, which is how its end is noticed wherever it runs.
 
     Raises:
-        RunError: When this process cannot listen on its port, or the chief did not come up.
+        RunError: When this process cannot listen on its port, or the chief did not come up in time.
     """
     chief, name = cluster.hosts[0], cluster.name
     if cluster.role == "ps":

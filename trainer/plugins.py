@@ -29,8 +29,8 @@ def load(
         known: Other forms that `kind` accepts ("mnist_cnn", "images:DIR"), named in messages.
 
     Raises:
-        ShardlineError: Of type `error`: the reference is malformed, or the module or name does not exist
-            (the message says what does), or importing the module fails.
+        ShardlineError: Of type `error`: the reference is malformed, the module or name does not exist (the
+            message says what does), or importing the module fails.
     """
     module_name, _, name = reference.partition(":")
     forms = f"; known: {', '.join(known)}" if known else ""

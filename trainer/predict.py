@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def predict(
     model: Path, dataset: Path, split: str = "test", *, batch_size: int = 32, cpu_devices: int = 0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Runs a model over a split, the batches shared out to all local devices.
+    """Runs a model.keras over a split, the batches shared out to all local devices.
 
     Args:
-        model: A model.keras.
+        model: Path of a model.keras.
         dataset: Dataset directory.
         split: Name of the split.
         batch_size: Examples per device and step.

@@ -3,16 +3,14 @@
 Every part of Shardline reports through this module, in one of four kinds of event:
 
 * `say(topic, text)`: one line worth reading ("train: chief + 1 worker, global batch 64").
-* `advance(topic, done, total, unit, text)`: how far a long piece of work has come.
+* `advance(topic, done, total, unit, text)`: how far a long piece of work has come; `Meter` for records.
 * `fact(name, value, text)`: a result that belongs in the table at the end of a run.
 * `fail(topic, error)`: the one line that explains why the process is about to end.
 
 By default an event becomes a plain line on standard output, which is what a log viewer wants. A process
 started by Shardline's own local runner has SHARDLINE_EVENTS=1 in its environment and writes events as
-marked JSON lines instead; the runner parses them (`parse`) out of everything else that is printed and
-shows them in its own way (a bar on a terminal). A command in the foreground installs its own `sink`.
-
-How far a pass over many records has come.
+marked JSON lines instead, which the runner parses (`parse`) out of everything else and shows in its own way
+(a bar on a terminal). A command in the foreground installs its own `sink`.
 """
 
 from __future__ import annotations
@@ -152,7 +150,7 @@ class Meter:
 
     Args:
         verb: What happens to the records, in the past tense.
-        total: Number of records, or 0 where it is not known.
+        total: Number of records; 0 where it is not known.
         rejected: Number of examples left out so far.
         topic: Topic of the reports.
     """

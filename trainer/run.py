@@ -115,13 +115,7 @@ class Run:
         return memory.decoded_bytes(self.manifest.inputs.values(), records)
 
     def step_shards(self, plan: EpochPlan, step: int, process: int) -> str:
-        """Names the shards that one process's examples of a step come from.
-
-        Args:
-            plan: The plan of the epoch.
-            step: Index of the step in the plan.
-            process: Number of the process among those that train.
-        """
+        """Names the shards that one process's examples of a step of the plan come from."""
         files = [shard.file for shard in self.manifest.splits["train"].shards]
         first = plan.start + sum(plan.step_sizes[:step])
         examples = range(first, first + plan.step_sizes[step])
@@ -131,13 +125,7 @@ class Run:
 
 
 def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, evaluator: bool) -> None:
-    """Refuses a dataset that cannot be shared out.
-
-    Args:
-        settings: Settings of the run.
-        manifest: Manifest of the dataset.
-        workers: Number of processes among which each step is shared out.
-        evaluator: Whether an evaluator takes part.
+    """Refuses a dataset that cannot be shared out to some number of workers, or that the evaluator lacks.
 
     Raises:
         DatasetError: When there is no training split, or its shards cannot be dealt out as asked for.

@@ -1,7 +1,4 @@
-"""Saved models: written by all replicas together and kept by the chief, and loaded safely.
-
-Warm start: a new run begins with the weights of a trained model.
-"""
+"""Saved models: written by all replicas together and kept by the chief, loaded safely, and warm starts."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ METRICS_FILE = "metrics.json"
 def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> None:
     """Saves model.keras atomically. Collective: every replica must call it at the same point.
 
-    Args:
-        model: The model.
-        directory: Where the chief writes.
-        scratch: Where a replica other than the chief writes; None on the chief.
+    The chief, which has no scratch directory, writes to `directory`, the others to `scratch`.
     """
     target = scratch or directory
     temporary = target / f".tmp-{MODEL_FILE}"
@@ -72,7 +66,7 @@ _CHAMPION_FILE = "champion.json"
 
 
 def warm_start(model: keras.Model, path: str) -> None:
-    """Gives a model the weights of a saved one; its optimizer starts anew.
+    """Gives a built model the weights of a saved one; its optimizer starts anew.
 
     Args:
         model: Built; under a strategy in its cross-replica context.

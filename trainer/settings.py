@@ -1,7 +1,4 @@
-"""What a training run is asked to do: one frozen, checked value.
-
-Where a run writes: flags first, then the AIP_* variables of Vertex AI, then a default.
-"""
+"""Settings of a training run: one frozen, checked value, and the directories that follow from it."""
 
 from __future__ import annotations
 
@@ -24,19 +21,15 @@ STRATEGIES = (
     "tpu",
 )
 COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
-COMPRESSIONS = ("none", "bfloat16", "float16")
-SHARD_POLICIES = ("auto", "file", "data", "off")
-CACHES = ("auto", "memory", "off")
-PRECISIONS = ("float32", "bfloat16", "float16")
 
 #: The settings that take one of some words.
 CHOICES = {
     "strategy": STRATEGIES,
     "communication": COMMUNICATIONS,
-    "gradient_compression": COMPRESSIONS,
-    "shard_policy": SHARD_POLICIES,
-    "cache": CACHES,
-    "precision": PRECISIONS,
+    "gradient_compression": ("none", "bfloat16", "float16"),
+    "shard_policy": ("auto", "file", "data", "off"),
+    "cache": ("auto", "memory", "off"),
+    "precision": ("float32", "bfloat16", "float16"),
 }
 _KINDS = {
     bool: "true or false",
@@ -56,8 +49,8 @@ class TrainSettings:
         dataset: Dataset directory, a path or gs://.
         model: Built-in model name, keras:NAME, or the user's own `pkg.module:function`.
         model_dir: Where the chief writes the model; "" means AIP_MODEL_DIR.
-        checkpoint_dir: "" means AIP_CHECKPOINT_DIR, else `model_dir`/checkpoints.
-        tensorboard_log_dir: "" means AIP_TENSORBOARD_LOG_DIR, else `model_dir`/logs.
+        checkpoint_dir: Where checkpoints are kept; "" means AIP_CHECKPOINT_DIR, else `model_dir`/checkpoints.
+        tensorboard_log_dir: Where logs go; "" means AIP_TENSORBOARD_LOG_DIR, else `model_dir`/logs.
         hparams: Keyword arguments of the model function.
         initial_model: model.keras whose weights a new run starts with, or a directory that holds one, also
             a champion's.
@@ -66,13 +59,13 @@ class TrainSettings:
         max_time: Seconds after which training ends, whatever the epochs; 0 for no such limit.
         per_replica_batch_size: Examples per replica and step.
         gradient_accumulation_steps: Steps whose gradients are averaged into one update.
-        learning_rate: Given to the model function; 0 keeps the model's own default.
+        learning_rate: Learning rate for the model function; 0 keeps the model's own default.
         scale_learning_rate: Whether to multiply the learning rate by the number of replicas.
         warmup_steps: Updates over which the learning rate rises linearly to its full value.
         unfreeze_at_epoch: Epoch, from 1, at whose start frozen layers become trainable; 0 for never.
         fine_tuning_learning_rate: Learning rate from then on; 0 keeps it.
-        label_smoothing: Given to the model function unless 0, in 0..1.
-        class_weights: "" for none, "balanced", or a JSON object of class names and weights.
+        label_smoothing: Label smoothing for the model function, in 0..1; 0 is not passed on.
+        class_weights: Weights in the loss: "balanced", a JSON object of class names and weights, or "".
         augment: `pkg.module:function` applied to each training example; "" for none.
         transform: `pkg.module:function` that makes of a batch (x, y) what the model takes; "" for none.
         callbacks: `pkg.module:make` of further Keras callbacks.
@@ -80,17 +73,18 @@ class TrainSettings:
         early_stopping_patience: Epochs without improvement after which training stops.
         tuning_metric: Metric reported to a hyperparameter tuning job after each validation ("val_accuracy");
             "" reports none.
-        precision: Of the computation: float32, bfloat16 or float16; weights stay float32.
+        precision: Type of the computation: float32, bfloat16 or float16; weights stay float32.
         jit_compile: Whether XLA compiles the step.
-        seed: Of weights, dropout and shuffling.
+        seed: Seed of weights, dropout and shuffling.
         deterministic: Whether TensorFlow has to choose deterministic kernels.
-        strategy: One of `STRATEGIES`.
+        strategy: Strategy of tf.distribute; auto chooses by cluster and devices.
         communication: How workers exchange gradients: tcp, a ring of sockets, which auto takes between
             CPUs; or TensorFlow's own ring or nccl.
         gradient_compression: Type in which gradients travel: none (float32, exact), bfloat16 or float16.
         averaging_steps: Steps that each worker takes by itself until weights are averaged (local SGD, another
             algorithm); 0 exchanges the gradients of every step.
-        shard_policy: How data reaches the workers, one of `SHARD_POLICIES`.
+        shard_policy: How data reaches the workers: file, whole shards to each; data, each keeps its share of
+            all records; auto, file where shards can be dealt out evenly; off, without a common order.
         cache: Whether each worker keeps its decoded examples in memory: memory, off, or auto for where there
             is room and more than one epoch.
         steps_per_execution: Steps between two looks at the metrics; 0 adapts it to about a second.
@@ -99,7 +93,7 @@ class TrainSettings:
         keep_checkpoints: Newest checkpoints that are kept.
         allow_new_data: Whether to resume although the dataset is no longer the checkpoint's.
         evaluator: Whether an evaluator task runs beside, for whose last result the chief waits.
-        evaluator_timeout: Seconds for which the chief waits.
+        evaluator_timeout: Seconds for which the chief waits for that result.
         startup_timeout: Seconds for all replicas to come up.
         grace_period: Seconds from SIGTERM until the process must have ended.
         cpu_devices: Logical devices into which this machine's CPU is divided; 0 leaves it whole.

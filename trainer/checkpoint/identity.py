@@ -1,4 +1,4 @@
-"""Identity of a run: what must not change between its beginning and its continuation."""
+"""Identity: what must not change between the beginning of a run and its continuation."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ IDENTITY_FILE = "run.json"
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes a run this run.
+    """Identity of a run, kept as run.json beside its checkpoints.
 
     Attributes:
-        model: As in the settings.
+        model: Model, as in the settings.
         dataset: Fingerprint of the dataset.
         variables: Type and shape of every variable by name, as `TrainingState.variables` has them; empty in
             a process that has only some of them (the evaluator), where they are not compared.
@@ -32,13 +32,7 @@ class Identity:
 
 
 def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: bool) -> None:
-    """Makes a directory of checkpoints this run's own, or finds that it is.
-
-    Args:
-        directory: The checkpoints' directory.
-        identity: Of this run.
-        allow_new_data: Whether the dataset may be another one.
-        write: Whether this process is the one that writes: the chief.
+    """Makes a directory of checkpoints this run's own, or finds that it is; only the chief writes.
 
     Raises:
         SettingsError: When the directory belongs to another run.

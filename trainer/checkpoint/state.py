@@ -1,7 +1,4 @@
-"""State of callbacks: what a callback remembers of the training so far.
-
-Training state: all that decides how training goes on, as values on the host.
-"""
+"""Training state: all that decides how training goes on, as values on the host."""
 
 from __future__ import annotations
 
@@ -13,19 +10,20 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import optimizers, random_state
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 # Set by Keras, not by the training.
 _NOT_STATE = ("_model", "params")
 
 
 class CallbackStates:
-    """What callbacks remember: a callback's own `get_state()`, else the attributes that training changes.
+    """State of callbacks: a callback's own `get_state()`, else the attributes that training changes.
 
     An attribute counts when it consists of numbers, text, arrays, lists, tuples and dicts, and differs from
     what it was when training began; so a resumed run may give a callback other options (more patience).
@@ -36,14 +34,14 @@ class CallbackStates:
         self._callbacks = dict(_named(callbacks))
         self._initial = {name: _state(name, callback) for name, callback in self._callbacks.items()}
 
-    def capture(self) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    def capture(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """Returns what the callbacks remember: JSON by name of the callback, and the arrays it refers to.
 
         Raises:
             SettingsError: When a `get_state()` returns what cannot be kept.
         """
         host: dict[str, Any] = {}
-        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
         for name, callback in self._callbacks.items():
             initial = {} if _keeps_its_own(callback) else self._initial[name]
             state = {key: v for key, v in _state(name, callback).items() if v != initial.get(key)}
@@ -99,7 +97,7 @@ def _state(name: str, callback: keras.callbacks.Callback) -> dict[str, _Encoded]
     values = callback.get_state() if own else vars(callback)
     encoded = {}
     for key, value in values.items():
-        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
         try:
             encoded[key] = _Encoded(_encode(value, f"callback/{name}/{key}", arrays), arrays)
         except TypeError as error:
@@ -108,7 +106,7 @@ def _state(name: str, callback: keras.callbacks.Callback) -> dict[str, _Encoded]
     return {key: value for key, value in encoded.items() if key not in _NOT_STATE}
 
 
-def _encode(value: Any, path: str, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+def _encode(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     """Returns the value as JSON, and adds its arrays under names that begin with `path`.
 
     Raises:
@@ -149,7 +147,7 @@ def _decode(value: Any, arrays: Arrays) -> Any:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
         epoch: Epochs done.
@@ -169,11 +167,11 @@ class Snapshot:
     Attributes:
         position: Where it was taken.
         arrays: Values of all variables by name ("model/0003/conv2d/kernel"), and arrays of callbacks.
-        host: What is not an array, as JSON.
+        host: Everything else, as JSON.
     """
 
     position: Position
-    arrays: Mapping[str, np.ndarray[Any, Any]] = field(repr=False)
+    arrays: Mapping[str, npt.NDArray[Any]] = field(repr=False)
     host: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -185,12 +183,9 @@ class TrainingState:
     """
 
     def __init__(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] = ()):
-        """Finds the variables.
+        """Finds the variables of a built model, and notes how callbacks begin: after their `on_train_begin`.
 
-        Args:
-            model: Compiled and built, with its optimizers and metrics.
-            callbacks: Those whose state is kept; their `on_train_begin` has been called. They may differ
-                from replica to replica.
+        Callbacks may differ from replica to replica.
 
         Raises:
             ModelError: When an optimizer of the model is not built.
@@ -215,9 +210,6 @@ class TrainingState:
 
         Values that each replica keeps for itself (moving statistics, gradient accumulators) are taken from
         the first: they must have been merged before.
-
-        Args:
-            position: How far the run has come.
         """
         remembered, arrays = self._callbacks.capture()
         own = dict(zip(self._own, self._read_own(), strict=True))
@@ -227,18 +219,11 @@ class TrainingState:
         # Shares the sums out among the replicas as `restore` does: a run that goes on from here and one that
         # is restored from here round alike.
         self._assign_own(own)
-        host = {
-            "callbacks": remembered,
-            "stop_training": bool(self._model.stop_training),
-        }
+        host = {"callbacks": remembered, "stop_training": bool(self._model.stop_training)}
         return Snapshot(position, arrays, host)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Puts a state back, on every replica and outside `strategy.run`; callbacks have begun training.
-
-        Args:
-            snapshot: Of a run with the same variables (see `identity`).
-        """
+        """Puts a state with the same variables back, on every replica and outside `strategy.run`."""
         self._assign({name: snapshot.arrays[name] for name in self._variables})
         self._callbacks.restore(snapshot.host["callbacks"], snapshot.arrays)
         self._model.stop_training = snapshot.host["stop_training"]
@@ -268,11 +253,18 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
 
 def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns every variable once by its name, in a fixed order."""
+    found = optimizers(model)
+    for optimizer in found:
+        if not optimizer.built:
+            raise ModelError(
+                f"the model's optimizer {optimizer.name!r} has no state yet, so that training could not "
+                "resume; call its build(variables) in the model function"
+            )
     with model.distribute_strategy.scope():
         random = random_state()
     groups: dict[str, list[keras.Variable]] = {
         "model": model.variables,
-        "optimizer": [variable for optimizer in _built_optimizers(model) for variable in optimizer.variables],
+        "optimizer": [variable for optimizer in found for variable in optimizer.variables],
         "metric": [variable for metric in model.metrics for variable in metric.variables],
         "random": [random],
     }
@@ -288,18 +280,6 @@ def _numbered(group: str, variables: Sequence[keras.Variable]) -> Iterator[tuple
         # The numbers that Keras appends count all layers made by this process, not those of this model.
         readable = re.sub(r"_\d+(?=[_/]|$)", "", variable.path)
         yield f"{group}/{index:04d}/{readable}", variable
-
-
-def _built_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Returns the optimizers with which the model was compiled, or that it holds as attributes."""
-    found = optimizers(model)
-    for optimizer in found:
-        if not optimizer.built:
-            raise ModelError(
-                f"the model's optimizer {optimizer.name!r} has no state yet, so that training could not "
-                "resume; call its build(variables) in the model function"
-            )
-    return found
 
 
 def _describe(variable: keras.Variable) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints: the files from which an interrupted run continues."""
+"""Checkpoint store: the files from which an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Checkpoints:
     def __init__(
         self, directory: Path, identity: Identity, *, keep: int, write: bool, allow_new_data: bool = False
     ):
-        """Claims the directory; the writer also clears away what a killed one had left.
+        """Claims the directory; the writer also removes what a killed one had left.
 
         Args:
-            directory: Where checkpoints are.
-            identity: Of this run.
-            keep: Newest checkpoints that are kept.
+            directory: Directory of the checkpoints.
+            identity: Identity of this run.
+            keep: Number of newest checkpoints that are kept.
             write: Whether this process writes: the chief. For all others `save` does nothing.
             allow_new_data: Whether the dataset may be another one than the checkpoints'.
 
@@ -88,7 +88,7 @@ class Checkpoints:
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def read(self, steps: int) -> Snapshot:
-        """Returns a checkpoint; every byte of it has been verified against its checksum.
+        """Returns a checkpoint, verified against its checksums.
 
         Its position goes back to the start of its epoch when it was taken on another dataset.
 

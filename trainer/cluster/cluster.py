@@ -85,7 +85,7 @@ def _count(number: int, noun: str) -> str:
 def read_cluster(environ: Mapping[str, str]) -> Cluster:
     """Reads TF_CONFIG in all its shapes; without it there is no cluster.
 
-    It may have a chief (formerly "master") and workers or workers only, and parameter servers. An
+    It has a chief (formerly "master") and workers or workers only, and perhaps parameter servers. An
     evaluator knows itself by its task alone; whether the cluster lists it makes no difference.
 
     Raises:

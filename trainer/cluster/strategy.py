@@ -18,9 +18,8 @@ _SEVERAL_CPUS = ("mirrored", "central_storage")
 def choose(settings: TrainSettings, cluster: Cluster) -> str:
     """Returns the name of the strategy, with "auto" resolved.
 
-    Parameter servers in the cluster mean parameter_server, several training processes
-    multi_worker_mirrored, several local devices mirrored, and all else one_device. The evaluator
-    always works on one device, whatever the others do.
+    Parameter servers mean parameter_server, several training processes multi_worker_mirrored, several local
+    devices mirrored, all else one_device. The evaluator works on one device, whatever the others do.
 
     Raises:
         SettingsError: When strategy, devices and cluster exclude each other.
@@ -134,11 +133,13 @@ def _devices(cpu_devices: int) -> list[str]:
 
 
 def check_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
-    """Refuses a model that cannot train under the strategy.
+    """Refuses BatchNormalization under central_storage.
+
+    Keras 3 keeps its moving statistics for each replica, and the one copy on the central device cannot be
+    that.
 
     Raises:
-        ModelError: For BatchNormalization under central_storage: Keras 3 keeps its moving statistics
-            for each replica, and the one copy on the central device cannot be that.
+        ModelError: Naming the first such layer.
     """
     if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return

@@ -1,9 +1,7 @@
-"""Stored examples to the tensors a model takes, and images as a client sends them likewise.
+"""Decoding: stored examples to the tensors a model takes, and images as clients send them likewise.
 
-The EXIF orientation of a JPEG, in TensorFlow's own operations, so that an exported model can read it.
-
-TensorFlow's decoders ignore it. `components.preprocess.images.header` reads it in the same way, in plain
-Python.
+TensorFlow's decoders ignore the EXIF orientation of a JPEG. It is read here in TensorFlow's own operations,
+so that an exported model does it too; `components.preprocess.images` reads it in the same way in Python.
 """
 
 from __future__ import annotations
@@ -23,11 +21,7 @@ _TAG = 0x0112
 
 
 def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns what a JPEG says of its orientation, an int32 scalar 1..8; 1 if it says nothing.
-
-    Args:
-        encoded: Scalar string: an encoded image of any format.
-    """
+    """Returns a JPEG's EXIF orientation, an int32 scalar 1..8; 1 for any other image (a scalar string)."""
     head = tf.strings.substr(encoded, 0, tf.minimum(tf.strings.length(encoded), _HEAD_BYTES))
     data = tf.cast(tf.io.decode_raw(head, tf.uint8), tf.int32)
     size = tf.size(data)
@@ -88,14 +82,10 @@ Inputs: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
 
 def parse_batch(serialized: tf.Tensor, inputs: Mapping[str, Feature]) -> tuple[Inputs, tf.Tensor]:
-    """Parses a batch of serialized tf.train.Example.
-
-    Args:
-        serialized: String tensor of shape (batch,).
-        inputs: The manifest's inputs: the image alone, or columns.
+    """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and labels.
 
     Returns:
-        Images, uint8 (batch, height, width, channels), or for columns a dict of tensors (batch,) of their
+        Images, uint8 (batch, height, width, channels), or for a table a dict of columns (batch,) of their
         dtypes; and labels, int64 (batch,).
     """
     stored = {
@@ -119,15 +109,7 @@ def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 
 
 def decode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes one image of a shard, which has the size that the manifest states.
-
-    Args:
-        stored: Scalar string, in the encoding of the feature.
-        image: The manifest's image feature; its shape is (height, width, channels).
-
-    Returns:
-        uint8 tensor of shape (height, width, channels), values 0..255.
-    """
+    """Decodes one stored image, a scalar string, to the manifest's uint8 (height, width, channels)."""
     if image.encoding == "raw":
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8), image.shape)
     pixels = tf.io.decode_image(stored, channels=image.shape[2], expand_animations=False)
@@ -135,28 +117,23 @@ def decode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 
 
 def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Returns a stored image as a file that `decode_image` reads: raw values become a PNG.
-
-    Args:
-        stored: Scalar string, in the encoding of the feature.
-        image: The manifest's image feature.
-    """
+    """Returns a stored image as a file that `decode_image` reads: raw values become a PNG."""
     return tf.io.encode_png(decode_stored(stored, image)) if image.encoding == "raw" else stored
 
 
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
     """Decodes one image of any size as a client sends it, and repeats the manifest's resizing.
 
-    The EXIF orientation of a JPEG is applied. An image that then has the stored size passes untouched.
-    Any other is cropped, padded or stretched as the manifest says (cropped if it says nothing), with
-    antialiased bilinear interpolation, of which only the used part is computed.
+    The EXIF orientation of a JPEG is applied. An image that then has the stored size passes untouched. Any
+    other is cropped, padded or stretched as the manifest says (cropped if it says nothing), with antialiased
+    bilinear interpolation, of which only the used part is computed.
 
     Args:
         encoded: Scalar string: PNG, JPEG, BMP or the first frame of a GIF.
-        image: The manifest's image feature; its shape is (height, width, channels).
+        image: The manifest's image feature.
 
     Returns:
-        uint8 tensor of shape (height, width, channels), values 0..255.
+        uint8 tensor (height, width, channels), values 0..255.
     """
     height, width, channels = image.shape
     pixels = tf.io.decode_image(encoded, channels=channels, expand_animations=False)

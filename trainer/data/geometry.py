@@ -1,4 +1,4 @@
-"""Where an image lands in a target of another size: pure whole-number arithmetic.
+"""Geometry of resizing: where an image lands in a target of another size, in pure whole-number arithmetic.
 
 Preprocessing (numbers) and the exported model (tensors) share this one function, so that they cut and
 place an image in the same way to the pixel. It loads no TensorFlow.
@@ -14,14 +14,12 @@ REDUCTIONS = (2, 4, 8)
 
 
 class Placement(NamedTuple):
-    """Which part of an image becomes which part of the target. All are pixels: int, or int32 tensors.
-
-    The fields are Any because they are whatever numbers `place` was given.
+    """Part of an image, and its place in the target, in pixels: int or int32 tensors, as `place` was given.
 
     Attributes:
         top, left, height, width: The part of the image that is used: multiples of `reduction`.
         reduction: 1, 2, 4 or 8: by how much that part may first be shrunk, with enough left for `fitted`.
-        fitted_height, fitted_width: What that part is resized to.
+        fitted_height, fitted_width: Size to which that part is resized.
         pad_top, pad_left: Rows and columns of black before it in the target.
     """
 
@@ -45,18 +43,18 @@ def place(
     minimum: Callable[[Any, Any], Any] = min,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Placement:
-    """Places an image of height x width pixels in a target.
+    """Places an image of height x width pixels in a target (height, width) of pixels.
 
     The used part is centred. Its sides and corner are rounded down to multiples of the reduction, which
     moves nothing by as much as a pixel of the target, and lets a JPEG be shrunk while it is decoded.
 
     Args:
-        height: Of the image in pixels, an int or a scalar int32 tensor.
-        width: Likewise.
-        target: (height, width) in pixels.
+        height: Height of the image, an int or a scalar int32 tensor.
+        width: Width of the image, likewise.
+        target: (height, width) of the target.
         mode: "crop" (the target is covered), "pad" (the whole image fits into it) or "stretch".
-        minimum: Of two such numbers: `min` or `tf.minimum`.
-        maximum: Likewise.
+        minimum: Smaller of two such numbers: `min` or `tf.minimum`.
+        maximum: Larger of two such numbers.
     """
     used, fitted = [height, width], list(target)
     if mode == "crop":

@@ -1,4 +1,4 @@
-"""The manifest of a dataset directory: what is in it, and what a model is told about it.
+"""Manifest of a dataset directory: what is in it, and what a model function is told about it.
 
 A dataset directory holds `{split}-{i:05d}-of-{n:05d}.tfrecord` files of tf.train.Example and one
 `manifest.json`, which is written last. Readers trust the manifest, never a glob. This module loads
@@ -34,8 +34,8 @@ class Feature:
 
     Attributes:
         name: Key in the Example: "image", "label", "key".
-        dtype: Of the value after decoding: "uint8", "int64", "string".
-        shape: Of the value after decoding; (height, width, channels) for an image, () for a scalar. A
+        dtype: Type of the value after decoding: "uint8", "int64", "string".
+        shape: Shape of the value after decoding; (height, width, channels) for an image, () for a scalar. A
             height or width of None differs from example to example.
         encoding: How the bytes are stored: "png" or "jpeg" (both for a mixture: "image"), "raw" (the uint8
             values themselves, row by row), "" for what is no image.
@@ -53,14 +53,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Shard:
-    """One TFRecord file of a split.
-
-    Attributes:
-        file: Name of the file inside the dataset directory.
-        records: Number of examples in it.
-        bytes: Size of the file.
-        crc32c: Checksum of the whole file, eight hexadecimal digits.
-    """
+    """One TFRecord file of a split: name, examples, size in bytes, and checksum in eight hex digits."""
 
     file: str
     records: int
@@ -73,7 +66,7 @@ class Split:
     """One split of a dataset.
 
     Attributes:
-        shards: In order. They differ by at most one record, the longer ones first.
+        shards: Shards in order. They differ by at most one record, the longer ones first.
         class_counts: Examples per class, in the order of `Manifest.class_names`.
     """
 
@@ -91,8 +84,8 @@ class Duplicates:
     """Examples whose stored content is the same to the byte.
 
     Attributes:
-        examples: How many examples repeat an earlier one.
-        straddling: How many groups of equal examples lie in more than one split (leakage).
+        examples: Number of examples that repeat an earlier one.
+        straddling: Number of groups of equal examples in more than one split (leakage).
         named: Keys of the first such groups, each as "split: key".
     """
 
@@ -133,16 +126,16 @@ class Manifest:
 
     Attributes:
         fingerprint: "sha256:..." over content and settings, and nothing else.
-        source: The source string that the data came from.
+        source: Source string that the data came from.
         settings: How the source became shards (seed, split, image size, ...).
         class_names: Name of each class; a label is an index into it.
         features: The feature specification.
-        splits: By name; only splits that have examples.
-        compression: Of the shards as whole files: "" or "gzip".
+        splits: Splits that have examples, by name.
+        compression: Compression of the shards as whole files: "" or "gzip".
         records_in: Examples that the source had: those in the splits and those rejected.
         rejected: Number of examples left out, by reason; rejected.jsonl beside the manifest names them.
-        converted: Number of images whose stored form is not the source's, by what was done to them
-            ("exif orientation", "cmyk", "alpha", "palette", ...).
+        converted: Number of images whose stored form is not the source's, by conversion ("exif orientation",
+            "cmyk", "alpha", "palette", ...).
         duplicates: Examples with the same content.
     """
 

@@ -1,4 +1,4 @@
-"""A worker's examples, decoded once and kept in memory: later epochs neither read nor decode."""
+"""Examples in memory: decoded once by each worker, so that later epochs neither read nor decode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Memory:
     """Decoded examples, by their position among those that were loaded.
 
     Attributes:
-        inputs: Of a model: uint8 (records, height, width, channels), or for a table a dict of columns.
+        inputs: uint8 (records, height, width, channels), or for a table a dict of columns.
         labels: int64 (records,).
     """
 
@@ -44,7 +44,7 @@ class Memory:
 
 
 def decoded_bytes(inputs: Iterable[Feature], records: int) -> int | None:
-    """Returns how much memory examples take when they are decoded; None where their sizes are not known."""
+    """Returns the size of examples when they are decoded; None where it is not known."""
     total = 8  # the label
     for feature in inputs:
         if feature.dtype == "string" or None in feature.shape:
@@ -55,7 +55,7 @@ def decoded_bytes(inputs: Iterable[Feature], records: int) -> int | None:
 
 
 def room() -> int:
-    """Returns how many bytes of examples this process may keep: a share of what is free on this machine."""
+    """Returns how many bytes of examples this process may keep: a share of the machine's free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
@@ -85,13 +85,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def load(paths: Sequence[str], compression: str, inputs: Mapping[str, Feature]) -> Memory:
-    """Reads and decodes whole shards, one after the other.
-
-    Args:
-        paths: The shards.
-        compression: Of the shards: "" or "gzip".
-        inputs: The manifest's inputs: the image alone, or columns.
-    """
+    """Reads and decodes whole shards ("" or "gzip" compressed), one after the other."""
     records = tf.data.TFRecordDataset(list(paths), compression_type=compression.upper(), buffer_size=8 << 20)
     decoded = records.batch(_BATCH).map(
         tf.autograph.experimental.do_not_convert(lambda batch: parse_batch(batch, inputs)),

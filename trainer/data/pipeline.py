@@ -1,7 +1,4 @@
-"""The input pipeline: shards of a split to batches of inputs and labels.
-
-What is wrong inside shards, found while they are read: from TensorFlow's errors to ours.
-"""
+"""Input pipeline: shards of a split to batches of inputs and labels, and what errors say about the shards."""
 
 from __future__ import annotations
 
@@ -34,11 +31,7 @@ def check_labels(labels: tf.Tensor, classes: int, split: str) -> tf.Tensor:
 
 
 def explain(error: tf.errors.OpError) -> DatasetError | None:
-    """Returns what an error of TensorFlow says about the dataset; None when it says nothing.
-
-    Args:
-        error: Raised by a step, which takes its examples from the pipeline, or by the pipeline itself.
-    """
+    """Returns what an error of TensorFlow says about the dataset; None when it says nothing."""
     text = " ".join(str(error).split())
     if bad_label := _BAD_LABEL.search(text):
         return DatasetError(f"{bad_label[1]} {bad_label[2]}; preprocess the data again")
@@ -132,14 +125,9 @@ class Feed:
     ) -> tf.data.Dataset:
         """Returns the distributed dataset over epochs first_epoch..epochs-1, again and again.
 
-        Elements are what a replica trains on in one step, as `decode` returns it.
-
-        Args:
-            strategy: The strategy of the run.
-            worker: Number of this process among those that train.
-            first_epoch: The first epoch, from 0.
-            epochs: The one after the last.
-            start: Examples of the first epoch that are left out because they are trained already.
+        Elements are what a replica trains on in one step, as `decode` returns it. Of the first epoch `start`
+        examples are left out because they are trained already; `worker` is this process's number among those
+        that train.
         """
 
         def batches_of(workers: int, worker: int) -> tf.data.Dataset:
@@ -183,9 +171,7 @@ class Feed:
     def decode(self, raw: Raw, memory: Memory | None = None) -> Data:
         """Decodes, checks, augments and weights a batch. Can be traced inside a tf.function.
 
-        Args:
-            raw: The batch.
-            memory: Where its positions lead, if it has positions.
+        `memory` is where the batch's positions lead, if it has positions.
 
         Returns:
             (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,

@@ -1,11 +1,4 @@
-"""Which shards an input worker reads: shard policies.
-
-Where the number of input workers W divides the number of shards, a worker's records are whole shards and
-it opens only those (file); elsewhere it reads all shards and keeps its own records (data). Both give the
-order of `EpochPlan`. The policy off gives that up: every worker reads every shard in an order of
-its own, so that an epoch has as many examples as ever, but some of them twice and others not at all.
-
-Which example is trained in which step: pure arithmetic over the manifest's counts.
+"""Sharding: which shards a worker reads, and which example is trained in which step.
 
 An epoch has one global order that does not depend on the number of replicas. Record p of the epoch comes
 from shard p mod N, round-robin, because the shards of a split differ by at most one record with the longer
@@ -13,6 +6,11 @@ ones first. Replica r of W takes the records with p mod W = r, and a step takes 
 two replicas of batch B train on the same examples in the same step as one replica of batch 2B, and every
 example is used exactly once in an epoch, also where the epoch is interrupted and goes on with another
 number of replicas or another batch size.
+
+Where the number of input workers W divides the number of shards, a worker's records are whole shards and it
+opens only those (policy file); elsewhere it reads all shards and keeps its own records (data). The policy off
+gives that order up: every worker reads every shard in an order of its own, so that an epoch has as many
+examples as ever, but some of them twice and others not at all.
 """
 
 from __future__ import annotations
@@ -26,12 +24,7 @@ from shardline.trainer.errors import DatasetError, SettingsError
 
 
 class ShardPolicy(NamedTuple):
-    """A shard policy and why it is the one.
-
-    Attributes:
-        name: "file", "data" or "off".
-        reason: In words, for the log.
-    """
+    """Shard policy ("file", "data" or "off") and why it is the one, in words for the log."""
 
     name: str
     reason: str
@@ -39,16 +32,15 @@ class ShardPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerShards:
-    """What one input worker reads.
+    """Shards that one input worker reads.
 
     Attributes:
         policy: "file", "data" or "off".
         files: Names of the shards to open, in round-robin order.
         indices: Position of each of them in the split.
-        keep_every: Of the records read, keep one in this many ...
+        keep_every: The worker keeps one record in this many ...
         keep_offset: ... starting with this one.
-        order: Which of several orders of the same records the worker reads: its index where the policy
-            is off, else 0.
+        order: Which order of the same records it reads: its index where the policy is off, else 0.
     """
 
     policy: str
@@ -60,12 +52,7 @@ class WorkerShards:
 
 
 def choose_policy(policy: str, shards: int, workers: int) -> ShardPolicy:
-    """Resolves "auto" and refuses "file" where it cannot be.
-
-    Args:
-        policy: "auto", "file", "data" or "off".
-        shards: Number of shards of the split.
-        workers: Number of input workers: processes that read data.
+    """Resolves the policy "auto" for a number of shards and of processes that read them.
 
     Raises:
         DatasetError: When whole shards are asked for and cannot be dealt out evenly.
@@ -90,12 +77,6 @@ def choose_policy(policy: str, shards: int, workers: int) -> ShardPolicy:
 def worker_shards(files: Sequence[str], workers: int, worker: int, policy: str = "auto") -> WorkerShards:
     """Decides which shards an input worker opens and which of their records it keeps.
 
-    Args:
-        files: Shards of the split, in order.
-        workers: Number of input workers.
-        worker: Which of them this is.
-        policy: "auto", "file", "data" or "off".
-
     Raises:
         DatasetError: When whole shards are asked for and cannot be dealt out evenly.
     """
@@ -111,7 +92,7 @@ def worker_shards(files: Sequence[str], workers: int, worker: int, policy: str =
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The steps of one pass over a split, or of the rest of one.
+    """Steps of one pass over a split, or of the rest of one.
 
     Attributes:
         records: Examples in the split.

@@ -1,10 +1,7 @@
-"""Augmentation: a user's own function that changes training examples at random, the same on any cluster.
+"""Transforms of examples: augmentation, a user's transformation of batches, and class weights.
 
-Transformation: a user's own function from a batch of examples to what a model takes.
-
-Nested structures of tensors in words.
-
-Class weights: how much the examples of each class count in the loss.
+An augmentation changes training examples at random, the same on any cluster; a transformation makes of a
+batch what a model takes; class weights say how much the examples of each class count in the loss.
 """
 
 from __future__ import annotations
@@ -27,22 +24,16 @@ Transform = Callable[[Any, tf.Tensor], Any]
 
 
 def load_transform(reference: str) -> Transform:
-    """Finds a transformation.
-
-    Args:
-        reference: `pkg.module:function`.
+    """Finds the transformation that `pkg.module:function` names.
 
     Raises:
         SettingsError: When there is no such function.
     """
-    function = plugins.load(reference, "transform", SettingsError)
-    if not callable(function):
-        raise SettingsError(f"transform {reference!r} is not a function but {type(function).__name__}")
-    checked: Transform = tf.function(function)  # AutoGraph converts it; what calls it is not converted
+    function = _load(reference, "transform")
 
     def transform(x: Any, y: tf.Tensor) -> Any:
         try:
-            return checked(x, y)
+            return function(x, y)
         except Exception as error:  # a user's code runs here and may raise anything
             raise SettingsError(f"transform {reference!r} failed: {plugins.describe(error)}") from error
 
@@ -64,23 +55,16 @@ Augmentation = Callable[[Any, tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
 
 def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
-    """Finds an augmentation and tries it on an example of the dataset's shape, without computing anything.
-
-    Args:
-        reference: `pkg.module:function`.
-        dataset: What the examples look like.
+    """Finds the augmentation that `pkg.module:function` names, and traces it on an example of the dataset.
 
     Raises:
         SettingsError: When there is no such function, it fails, or it returns something else than an example
             of the same shape and dtype.
     """
-    function = plugins.load(reference, "augmentation", SettingsError)
-    if not callable(function):
-        raise SettingsError(f"augmentation {reference!r} is not a function but {type(function).__name__}")
+    function = _load(reference, "augmentation")
     wanted = (_example_spec(dataset), tf.TensorSpec((), tf.int64))
     try:
-        compiled = tf.function(function)  # AutoGraph converts it; what calls it is not converted
-        traced = compiled.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
+        traced = function.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
     except Exception as error:  # a user's code runs here and may raise anything
         text = " ".join(f"{type(error).__name__}: {error}".split())  # names file and line of user code itself
         raise SettingsError(
@@ -92,21 +76,22 @@ def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
             f"augmentation {reference!r} returned {describe_structure(found)}; it must return (x, y) "
             f"as it got them, {describe_structure(wanted)}"
         )
-    checked: Augmentation = compiled
+    checked: Augmentation = function
     return checked
+
+
+def _load(reference: str, kind: str) -> Any:
+    """Returns the tf.function of a user's function: AutoGraph converts it, and not what calls it."""
+    function = plugins.load(reference, kind, SettingsError)
+    if not callable(function):
+        raise SettingsError(f"{kind} {reference!r} is not a function but {type(function).__name__}")
+    return tf.function(function)
 
 
 def augment_batch(
     augmentation: Augmentation, x: Inputs, y: tf.Tensor, seeds: tf.Tensor
 ) -> tuple[Inputs, tf.Tensor]:
-    """Applies an augmentation to each example of a batch.
-
-    Args:
-        augmentation: The function.
-        x: Inputs, (batch, ...).
-        y: int64 (batch,).
-        seeds: int64 (batch, 2).
-    """
+    """Applies an augmentation to each example of a batch, with its seeds, int64 (batch, 2)."""
     signature = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (x, y))
     x, y = tf.map_fn(lambda one: augmentation(*one), (x, y, seeds), fn_output_signature=signature)
     return x, y
@@ -137,7 +122,7 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
         setting: "" for none; "balanced" for records / (classes x examples of the class) in the training
             split, so that each class counts as much as any other; or a JSON object of class names and
             weights, where a class that it leaves out has weight 1.
-        manifest: The dataset's.
+        manifest: Manifest of the dataset.
 
     Raises:
         SettingsError: When the setting is none of these, names a class that the dataset does not have, or

@@ -1,4 +1,4 @@
-"""Model functions. Each returns a compiled keras.Model that takes uint8 images, or the columns of a table."""
+"""Model functions by name; each returns a compiled keras.Model of uint8 images or of a table's columns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _APPLICATION = "shardline.trainer.models.zoo:build_application"
 
 
 def import_string(model: str) -> str:
-    """Returns the import string of a model function; loads neither it nor Keras.
-
-    Args:
-        model: A built-in name, keras:NAME, or `pkg.module:function`.
+    """Returns the import string of a built-in name, keras:NAME, or `pkg.module:function`; loads nothing.
 
     Raises:
         ModelError: When it is none of them.

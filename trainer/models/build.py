@@ -1,4 +1,4 @@
-"""From the name of a model function to a compiled model that fits the dataset."""
+"""Model building: from the name of a model function to a compiled model that fits the dataset."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ ModelFunction = Callable[..., keras.Model]
 
 
 def model_function(model: str) -> ModelFunction:
-    """Finds a model function.
-
-    Args:
-        model: A built-in name, keras:NAME, or `pkg.module:function`.
+    """Finds a model function by a built-in name, keras:NAME, or `pkg.module:function`.
 
     Raises:
         ModelError: When there is none; the message says what there is.
@@ -47,12 +44,12 @@ def model_function(model: str) -> ModelFunction:
 def build(
     model: str, dataset: DatasetInfo, arguments: Mapping[str, Any], *, transformed: bool = False
 ) -> keras.Model:
-    """Calls the model function and checks what it returns.
+    """Calls a model function and checks what it returns.
 
     Args:
         model: A built-in name, keras:NAME, or `pkg.module:function`.
-        dataset: What the function is told about the data.
-        arguments: Its keyword arguments.
+        dataset: Facts about the data that the function is given.
+        arguments: Keyword arguments of the function.
         transformed: Whether the model takes what a transformation makes of the examples; whether it fits them
             shows only when it is built.
 
@@ -82,9 +79,7 @@ def build(
 def create_variables(model: keras.Model, data: Any) -> None:
     """Builds model, optimizer and metrics now, inside the strategy's scope, where they become distributed.
 
-    Args:
-        model: Compiled.
-        data: A batch, or its specification: the element_spec of a pipeline.
+    `data` is a batch or its specification.
 
     Raises:
         ModelError: When the model cannot be built on such data: its inputs, its loss, its metrics.

@@ -1,6 +1,6 @@
-"""The head of a model: whether it fits a dataset, and whether its outputs are probabilities or logits.
+"""Head of a model: whether it fits a dataset, and whether its outputs are probabilities or logits.
 
-A batch of two made-up examples, as a dataset's examples look: what a model is built and tried with.
+It is tried on two made-up examples.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ _TOLERANCE = 1e-2
 def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:
     """Checks that a model fits a dataset and says what its outputs are.
 
-    The outputs are logits, and the export adds the softmax, when the loss that the model was compiled
-    with has `from_logits=True` and the outputs are not probabilities already (Keras finds its way back
-    to the logits of a softmax layer, so that combination trains correctly). In every other case
-    they must be probabilities: on an all-black and an all-white image (or on two rows of a table) each row
-    has to be non-negative and to sum to 1. Outputs that are not finite are let through here, because the
-    evaluation counts them.
+    They are logits, and the export adds the softmax, when the loss that the model was compiled with has
+    `from_logits=True` and the outputs are not probabilities already (Keras finds its way back to the logits
+    of a softmax layer, so that combination trains correctly). In every other case they must be probabilities:
+    on the made-up examples each row has to be non-negative and to sum to 1. Outputs that are not finite are
+    let through here, because the evaluation counts them.
 
     Raises:
         ModelError: When the model does not take the dataset's images or columns, does not give one number per

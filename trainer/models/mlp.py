@@ -1,7 +1,4 @@
-"""A multilayer perceptron on the columns of a table.
-
-Numbers of any scale brought to mean 0 and variance 1, by statistics that are learnt while training.
-"""
+"""A multilayer perceptron on the columns of a table, and the layer that standardizes its numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any
 
 import keras
 
-from shardline.trainer.data.manifest import DatasetInfo, Feature
+from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models.zoo import classify
 
@@ -72,10 +69,10 @@ def build_model(
 
     Args:
         dataset: Columns and number of classes. Whole numbers and floats are numbers, text is a category.
-        learning_rate: Of Adam.
+        learning_rate: Learning rate of Adam.
         label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
-        units: Of each hidden layer.
-        buckets: Into which the values of a text column are hashed.
+        units: Size of each hidden layer.
+        buckets: Number of buckets into which the values of a text column are hashed.
         embedding: Numbers that stand for a bucket.
 
     Raises:
@@ -86,29 +83,19 @@ def build_model(
             "mlp takes a table, and the dataset has images; use mnist_cnn, resnet50 or keras:NAME"
         )
     inputs = {name: keras.Input((), name=name, dtype=column.dtype) for name, column in dataset.inputs.items()}
-    parts = [
-        _category(inputs[column.name], column, buckets, embedding)
-        for column in dataset.inputs.values()
-        if column.dtype == "string"
-    ]
-    if numbers := [inputs[column.name] for column in dataset.inputs.values() if column.dtype != "string"]:
+    parts, numbers = [], []
+    for name, column in dataset.inputs.items():
+        if column.dtype == "string":
+            hashed = keras.layers.Hashing(buckets, name=f"{name}_hash")(inputs[name])
+            parts.append(keras.layers.Embedding(buckets, embedding, name=f"{name}_embedding")(hashed))
+        else:
+            numbers.append(inputs[name])
+    if numbers:
         parts.append(_numbers(numbers))
     features = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
-    return classify(
-        "mlp",
-        inputs,
-        features,
-        dataset.num_classes,
-        learning_rate=learning_rate,
-        label_smoothing=label_smoothing,
-    )
-
-
-def _category(values: Any, column: Feature, buckets: int, embedding: int) -> Any:
-    hashed = keras.layers.Hashing(buckets, name=f"{column.name}_hash")(values)
-    return keras.layers.Embedding(buckets, embedding, name=f"{column.name}_embedding")(hashed)
+    return classify("mlp", inputs, features, dataset, learning_rate, label_smoothing)
 
 
 def _numbers(columns: list[Any]) -> Any:

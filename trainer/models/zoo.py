@@ -1,12 +1,10 @@
-"""What the built-in models have in common: what they take, how they end, and what they are trained with.
+"""Built-in models of images, and the softmax with which all built-in models end.
 
-Losses that Keras does not have.
-
-keras:NAME: every model of keras.applications, with its family's own preprocessing inside the model.
-
-Transfer learning with ResNet50, as in the Vertex AI multi-worker training codelab.
-
-The convolutional network of TensorFlow's multi-worker training tutorial.
+mnist_cnn is the network of TensorFlow's multi-worker training tutorial, resnet50 the transfer learning of
+the Vertex AI codelab, keras:NAME any model of keras.applications. Their common arguments: `learning_rate` of
+Adam; `label_smoothing`, the share of each label, in 0..1, that is spread evenly over all classes; `weights`,
+"imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights are frozen and only
+the head is trained; with "none" everything is trained. Grey images are repeated over three channels.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -45,15 +42,10 @@ class SmoothedCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # keras ha
 
 
 def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
-    """Refuses a dataset that a model of images cannot take.
-
-    Args:
-        name: Of the model.
-        dataset: The dataset.
-        smallest: Pixels that an image must have a side.
+    """Refuses a table, and images with a side of fewer than `smallest` pixels.
 
     Raises:
-        ModelError: When the dataset is a table, or its images are too small.
+        ModelError: Naming the model and what it needs.
     """
     if dataset.is_table:
         raise ModelError(f"{name} takes images, and the dataset is a table; use mlp or a model of your own")
@@ -68,23 +60,13 @@ def classify(
     name: str,
     inputs: keras.KerasTensor | dict[str, keras.KerasTensor],
     features: keras.KerasTensor,
-    num_classes: int,
-    *,
+    dataset: DatasetInfo,
     learning_rate: float,
     label_smoothing: float,
 ) -> keras.Model:
-    """Ends a model with a softmax over the classes and compiles it with Adam, crossentropy and accuracy.
-
-    Args:
-        name: Of the model.
-        inputs: Its inputs.
-        features: Its last hidden layer, (batch, units).
-        num_classes: Number of classes.
-        learning_rate: Of Adam.
-        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
-    """
+    """Ends a model with a softmax over the classes and compiles it with Adam, crossentropy and accuracy."""
     # In float32 whatever the precision of the rest: the loss takes the logarithm of small probabilities.
-    classes = keras.layers.Dense(num_classes, activation="softmax", dtype="float32")(features)
+    classes = keras.layers.Dense(dataset.num_classes, activation="softmax", dtype="float32")(features)
     model = keras.Model(inputs, classes, name=name)
     model.compile(
         optimizer=keras.optimizers.Adam(learning_rate),
@@ -98,6 +80,9 @@ def classify(
 Application = Callable[..., keras.Model]
 
 _SHOWN_NAMES = 8
+# Pixels a side: what keras.applications.ResNet50 accepts without its top, and what a 3x3 convolution followed
+# by 2x2 pooling needs to leave one.
+_SMALLEST_RESNET, _SMALLEST_DIGIT = 32, 4
 
 
 def find_application(name: str) -> Application:
@@ -127,39 +112,18 @@ def build_application(
 ) -> keras.Model:
     """Preprocessing -> the application without its top -> global average pooling -> softmax.
 
-    Args:
-        application: A function of keras.applications.
-        dataset: Shape of the images (grey images are repeated over three channels) and number of classes.
-        learning_rate: Of Adam.
-        weights: "imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights
-            are frozen and only the head is trained; with "none" everything is trained.
-        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
-
     Raises:
         ModelError: When the images are too small or the weights cannot be had.
     """
     name = application.__name__
     images, features = extract_features(KERAS_PREFIX + name, application, dataset, weights)
-    return classify(
-        name.lower(),
-        images,
-        features,
-        dataset.num_classes,
-        learning_rate=learning_rate,
-        label_smoothing=label_smoothing,
-    )
+    return classify(name.lower(), images, features, dataset, learning_rate, label_smoothing)
 
 
 def extract_features(
     name: str, application: Application, dataset: DatasetInfo, weights: str
 ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
     """Returns the input, uint8 (batch, height, width, channels), and the pooled features (batch, units).
-
-    Args:
-        name: Of the model, for messages.
-        application: A function of keras.applications.
-        dataset: Shape of the images.
-        weights: As in `build_model`.
 
     Raises:
         ModelError: When the images are too small or the weights cannot be had.
@@ -195,7 +159,10 @@ def _base(name: str, application: Application, shape: tuple[int, ...], weights: 
     if weights != "imagenet" and not path.is_file():
         raise ModelError(f"{name}: no weights file {weights!r}; give imagenet, a path, or none")
     try:
-        base = create(weights="imagenet") if weights == "imagenet" else _load(base, path)
+        if weights == "imagenet":
+            base = create(weights=weights)
+        else:
+            base.load_weights(path)
     except Exception as error:  # Keras raises what its downloader and its file formats raise
         raise ModelError(
             f"{name}: cannot load weights {weights!r}: {_one_line(error)}; imagenet needs network access, "
@@ -205,17 +172,8 @@ def _base(name: str, application: Application, shape: tuple[int, ...], weights: 
     return base
 
 
-def _load(base: keras.Model, path: Path) -> keras.Model:
-    base.load_weights(path)
-    return base
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-# What keras.applications.ResNet50 accepts without its top.
-_SMALLEST = 32
 
 
 def build_resnet50(
@@ -223,31 +181,13 @@ def build_resnet50(
 ) -> keras.Model:
     """ResNet50 without its top -> global average pooling -> Dense 1016 relu -> softmax.
 
-    Args:
-        dataset: Shape of the images (grey images are repeated over three channels) and number of classes.
-        learning_rate: Of Adam.
-        weights: "imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights
-            are frozen and only the head is trained; with "none" everything is trained.
-        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
-
     Raises:
         ModelError: When the images are too small or the weights cannot be had.
     """
-    check_images("resnet50", dataset, _SMALLEST)
+    check_images("resnet50", dataset, _SMALLEST_RESNET)
     images, features = extract_features("resnet50", keras.applications.ResNet50, dataset, weights)
     features = keras.layers.Dense(1016, activation="relu")(features)
-    return classify(
-        "resnet50_transfer",
-        images,
-        features,
-        dataset.num_classes,
-        learning_rate=learning_rate,
-        label_smoothing=label_smoothing,
-    )
-
-
-# A 3x3 convolution followed by 2x2 pooling needs this many pixels to leave one.
-_SMALLEST_DIGIT = 4
+    return classify("resnet50_transfer", images, features, dataset, learning_rate, label_smoothing)
 
 
 def build_mnist_cnn(
@@ -255,29 +195,13 @@ def build_mnist_cnn(
 ) -> keras.Model:
     """Conv2D 32 -> pooling -> flatten -> Dense 64 -> Dense classes.
 
-    Args:
-        dataset: Shape of the images and number of classes.
-        learning_rate: Of Adam.
-        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
-
     Raises:
         ModelError: When the images are too small.
     """
     check_images("mnist_cnn", dataset, _SMALLEST_DIGIT)
     images = keras.Input(dataset.input_shape, dtype="uint8")
     features = keras.layers.Rescaling(1 / 255)(images)
-    for layer in (
-        keras.layers.Conv2D(32, 3, activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Flatten(),
-        keras.layers.Dense(64, activation="relu"),
-    ):
-        features = layer(features)
-    return classify(
-        "mnist_cnn",
-        images,
-        features,
-        dataset.num_classes,
-        learning_rate=learning_rate,
-        label_smoothing=label_smoothing,
-    )
+    features = keras.layers.Conv2D(32, 3, activation="relu")(features)
+    features = keras.layers.Flatten()(keras.layers.MaxPooling2D()(features))
+    features = keras.layers.Dense(64, activation="relu")(features)
+    return classify("mnist_cnn", images, features, dataset, learning_rate, label_smoothing)
