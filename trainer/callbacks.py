@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,6 @@ class Counters:
         self.waited += waited
 
 
-@dataclass
-class _Mark:
-    """Where the meter stood at the last report."""
-
-    examples: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
-    started: float = field(default_factory=time.monotonic)
-
-
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
 
@@ -85,7 +75,8 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._counters = counters
         self._epochs = epochs
         self._epoch = 0
-        self._mark = _Mark()
+        self._started = time.monotonic()
+        self._before = replace(counters)  # as they stood at the last report
         self._speed = ""
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -94,13 +85,13 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Reports how far the training has come."""
-        counters, mark = self._counters, self._mark
-        seconds = max(counters.seconds - mark.seconds, 1e-9)
-        rate = (counters.examples - mark.examples) / seconds
-        waited = min(1.0, (counters.waited - mark.waited) / seconds)
+        counters, before = self._counters, self._before
+        seconds = max(counters.seconds - before.seconds, 1e-9)
+        rate = (counters.examples - before.examples) / seconds
+        waited = min(1.0, (counters.waited - before.waited) / seconds)
         each = f" ({rate / counters.replicas:,.0f} per replica)" if counters.replicas > 1 else ""
         self._speed = f"{rate:,.0f} examples/s{each}  input wait {waited:.0%}"
-        self._mark = _Mark(counters.examples, counters.seconds, counters.waited, mark.started)
+        self._before = replace(counters)
         progress.advance("train", counters.steps, counters.total_steps, "steps", self._text(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -119,19 +110,20 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         counters = self._counters
         done = max(1, counters.steps - counters.first_step)
         left = max(0, counters.total_steps - counters.steps)
-        eta = (time.monotonic() - self._mark.started) / done * left
-        return f"epoch {self._epoch + 1}/{self._epochs}  {_metrics(logs)}  {self._speed}  ETA {eta:.0f} s"
+        eta = (time.monotonic() - self._started) / done * left
+        return f"epoch {self._epoch + 1}/{self._epochs}  {metrics_text(logs)}  {self._speed}  ETA {eta:.0f} s"
 
 
-def loss_first(logs: Logs | None) -> list[tuple[str, float]]:
+def metrics_text(logs: Logs | None) -> str:
+    """Returns metrics as one line, "loss 0.1234  accuracy 0.9876"."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(logs))
+
+
+def _loss_first(logs: Logs | None) -> list[tuple[str, float]]:
     """Returns the metrics in the order in which people read them: losses first, validation last."""
     return sorted(
         (logs or {}).items(), key=lambda item: (item[0].startswith("val_"), not item[0].endswith("loss"))
     )
-
-
-def _metrics(logs: Logs | None) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in loss_first(logs))
 
 
 class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
@@ -168,30 +160,29 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Adds the epoch's row."""
         row = {"epoch": str(epoch + 1)}
-        row |= {name: repr(value) for name, value in loss_first(logs)}
+        row |= {name: repr(value) for name, value in _loss_first(logs)}
         row |= {"examples": str(self._examples()), "seconds": f"{self._seconds():.3f}"}
         # The row of an epoch that a limit had cut short gives way to that of the whole epoch.
         self._rows = [*(old for old in self._rows if old["epoch"] != row["epoch"]), row]
         self._examples_before, self._seconds_before = 0, 0.0
         self.on_epoch_begin(epoch + 1)
-        write_history(self._path, self._rows)
+        self._write()
+
+    def _write(self) -> None:
+        """Writes the file; a metric that only some epochs have leaves the others' cells empty."""
+        last = ["examples", "seconds"]
+        names = dict.fromkeys(name for row in self._rows for name in row if name not in last)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [*names, *last], restval="")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        files.write_text(self._path, text.getvalue())
 
     def _examples(self) -> int:
         return self._examples_before + self._counters.examples - self._first_example
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
-
-
-def write_history(path: Path, rows: list[Row]) -> None:
-    """Writes a history file; a metric that only some epochs have leaves the others' cells empty."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    last = [name for name in ("examples", "seconds") if name in names]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*(name for name in names if name not in last), *last], restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    files.write_text(path, text.getvalue())
 
 
 def read_history(directory: Path) -> list[Row]:
@@ -258,25 +249,22 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no t
         self._last = last
         self._running = False
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Starts the profile before its first step."""
         if not self._running and self._counters.steps == self._first - 1:
             tf.profiler.experimental.start(self._directory)
             self._running = True
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Ends it after its last."""
-        if self._running and self._counters.steps >= self._last:
-            self._stop()
+        if self._counters.steps >= self._last:
+            self.on_train_end(logs)
 
-    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Ends it where the run ends earlier."""
         if self._running:
-            self._stop()
-
-    def _stop(self) -> None:
-        tf.profiler.experimental.stop()
-        self._running = False
+            tf.profiler.experimental.stop()
+            self._running = False
 
 
 class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras has no types
@@ -296,7 +284,7 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
         mode = "min" if metric.endswith(("loss", "error")) else "auto"
         super().__init__(metric, patience=patience, mode=mode, restore_best_weights=True)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Starts anew.
 
         Raises:

@@ -19,20 +19,12 @@ Every message says what was wrong, what was found, and what to do, in one line.
 
 from __future__ import annotations
 
-#: Exit code for a mistake of the user: trying again cannot help, so a job is not restarted on it.
-EXIT_BAD_INPUT = 2
-
-#: Exit code for a run that failed after it had been started correctly.
-EXIT_FAILED = 1
-
-#: Exit code for a service that refused, failed or was not reached: the same may work later, or for others.
-EXIT_PLATFORM = 3
-
-#: Exit code for a run that somebody cancelled.
-EXIT_CANCELLED = 4
-
-#: Exit code for a run that was asked to stop (EX_TEMPFAIL of sysexits.h): start it again, and it goes on.
-EXIT_RESTART = 75
+# Exit codes of a process:
+EXIT_FAILED = 1  # a run that failed after it had been started correctly
+EXIT_BAD_INPUT = 2  # a mistake of the user: trying again cannot help, so a job is not restarted on it
+EXIT_PLATFORM = 3  # a service that refused, failed or was not reached: it may work later, or for others
+EXIT_CANCELLED = 4  # a run that somebody cancelled
+EXIT_RESTART = 75  # a run that was asked to stop (EX_TEMPFAIL of sysexits.h): started again, it goes on
 
 
 class ShardlineError(Exception):

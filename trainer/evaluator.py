@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer import files, progress
-from shardline.trainer.callbacks import Stopping, loss_first
+from shardline.trainer.callbacks import Stopping, metrics_text
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
@@ -209,8 +209,8 @@ class Evaluator:
         self._writer.flush()
         self._keep_best(metrics[self._metric])
         self._evaluations.write(position, metrics)
-        text = "  ".join(f"{name} {value:.4f}" for name, value in loss_first(metrics))
-        progress.say("evaluate", f"step {position.steps:,}, epoch {position.epoch}: {text}")
+        text = f"step {position.steps:,}, epoch {position.epoch}: {metrics_text(metrics)}"
+        progress.say("evaluate", text)
 
     def _keep_best(self, value: float) -> None:
         """Saves the model where none that was evaluated before, by an earlier process too, was better."""
@@ -226,24 +226,6 @@ class Evaluator:
             temporary.replace(self._best_file)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def run(run: Run, model: keras.Model, evaluate: Callable[[], Logs], checkpoints: Checkpoints) -> None:
-    """Evaluates the checkpoints of a run with a model until the run has ended.
-
-    Raises:
-        SettingsError: When the model lacks the metric of early_stopping.
-        ModelError: When the model is not the one of the checkpoints.
-    """
-    Evaluator(
-        model,
-        evaluate,
-        checkpoints,
-        Evaluations(run.dirs.checkpoints),
-        directory=run.dirs.model,
-        logs=run.dirs.logs,
-        metric=run.settings.early_stopping.removeprefix("val_") or "loss",
-    ).run(run.settings.startup_timeout)
 
 
 @contextlib.contextmanager

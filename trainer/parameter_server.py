@@ -22,7 +22,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import keras
@@ -49,21 +48,10 @@ _GONE_S = 10.0
 _CONNECT_S = 5.0
 
 Sums: TypeAlias = npt.NDArray[np.float64]
+#: Result of a step: whether its loss is finite, and what it adds to each of the model's metric variables.
+Outcome: TypeAlias = tuple[bool, Sums]
 Step = Callable[[Any], tf.Tensor]
 Decode = Callable[[Any], Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """Result of one step.
-
-    Attributes:
-        finite: Whether its loss is.
-        sums: What it adds to each of the model's metric variables, one after the other.
-    """
-
-    finite: bool
-    sums: Sums
 
 
 class Workers:
@@ -152,7 +140,7 @@ class Workers:
         while True:
             try:
                 finite, sums = np.split(self._scheduled.get().fetch(), [1])
-                self._outcomes.put(Outcome(bool(finite), sums))
+                self._outcomes.put((bool(finite), sums))
             except tf.errors.OpError:
                 self._outcomes.put(None)
 
@@ -243,7 +231,7 @@ class CoordinatorLoop:
 
         def outcomes() -> Iterator[Outcome]:
             for index, outcome in enumerate(self._workers.run(self._step, self._take(len(sizes)))):
-                if not outcome.finite:
+                if not outcome[0]:
                     diverged.append(index)
                 yield outcome
 
@@ -296,8 +284,8 @@ def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:
     """Adds what steps have counted to the model's metric variables, which nobody else writes."""
     variables = model.metrics_variables
     sums: Sums = np.zeros(sum(int(np.prod(variable.shape)) for variable in variables))
-    for outcome in outcomes:
-        sums += outcome.sums
+    for _, added in outcomes:
+        sums += added
     for variable in variables:
         size = int(np.prod(variable.shape))
         variable.assign_add(tf.cast(sums[:size].reshape(variable.shape), variable.dtype))

@@ -166,8 +166,16 @@ def _evaluate(run: Run) -> None:
     feed = run.feed("validation")
     model, _ = _assemble(run, feed, evaluate_only=True)
     evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps)
-    # An optimizer that was set up for training has variables that this one lacks: none are compared.
-    evaluator.run(run, model, evaluation, _checkpoints(run, {}, write=False))
+    evaluator.Evaluator(
+        model,
+        evaluation,
+        # An optimizer that was set up for training has variables that this one lacks: none are compared.
+        _checkpoints(run, {}, write=False),
+        evaluator.Evaluations(run.dirs.checkpoints),
+        directory=run.dirs.model,
+        logs=run.dirs.logs,
+        metric=run.settings.early_stopping.removeprefix("val_") or "loss",
+    ).run(run.settings.startup_timeout)
 
 
 def _assemble(

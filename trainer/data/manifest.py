@@ -231,6 +231,7 @@ def _parse(content: Any, path: Path) -> Manifest:
             f"{FORMAT_VERSION}; preprocess the data again"
         )
     try:
+        duplicates = content["duplicates"]
         manifest = Manifest(
             fingerprint=content["fingerprint"],
             source=content["source"],
@@ -239,12 +240,15 @@ def _parse(content: Any, path: Path) -> Manifest:
             features=tuple(
                 Feature(**{**item, "shape": tuple(item["shape"])}) for item in content["features"]
             ),
-            splits={name: _parse_split(item) for name, item in content["splits"].items()},
+            splits={
+                name: Split(tuple(Shard(**shard) for shard in item["shards"]), tuple(item["class_counts"]))
+                for name, item in content["splits"].items()
+            },
             compression=content["compression"],
             records_in=content["records_in"],
             rejected=content["rejected"],
             converted=content["converted"],
-            duplicates=_parse_duplicates(content["duplicates"]),
+            duplicates=Duplicates(**{**duplicates, "named": tuple(map(tuple, duplicates["named"]))}),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(f"{path} is damaged: {error!r}; preprocess the data again") from None
@@ -253,14 +257,3 @@ def _parse(content: Any, path: Path) -> Manifest:
             if shard.file != Path(shard.file).name:
                 raise DatasetError(f"{path} names a shard outside the directory: {shard.file!r}")
     return manifest
-
-
-def _parse_split(content: Mapping[str, Any]) -> Split:
-    return Split(
-        shards=tuple(Shard(**item) for item in content["shards"]),
-        class_counts=tuple(content["class_counts"]),
-    )
-
-
-def _parse_duplicates(content: Mapping[str, Any]) -> Duplicates:
-    return Duplicates(**{**content, "named": tuple(tuple(group) for group in content["named"])})
