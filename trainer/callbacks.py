@@ -195,9 +195,7 @@ def read_history(directory: Path) -> list[Row]:
 
 
 def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Callback]:
-    """Makes the callbacks that an import string names.
-
-    `make()` or `make(directory)` returns a keras.callbacks.Callback or a list of them.
+    """Returns the callbacks that a function makes, called with the keyword `directory` if it has one.
 
     Raises:
         SettingsError: When there is no such function, or it fails, or returns something else.
@@ -274,22 +272,14 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
     """
 
     def __init__(self, metric: str, patience: int, available: Sequence[str]):
-        """Watches a metric ("val_loss") with a patience in epochs.
-
-        Raises:
-            SettingsError: When an epoch reports no such metric.
-        """
+        """Watches a metric ("val_loss"), which must be available, with a patience in epochs."""
         _check_metric("early_stopping", metric, available)
         # Keras finds no direction for the losses of several outputs.
         mode = "min" if metric.endswith(("loss", "error")) else "auto"
         super().__init__(metric, patience=patience, mode=mode, restore_best_weights=True)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Starts anew.
-
-        Raises:
-            SettingsError: When Keras does not know which way the metric improves.
-        """
+        """Starts anew; refuses a metric of which Keras does not know which way it improves."""
         super().on_train_begin(logs)
         try:
             check_direction(self)
@@ -327,15 +317,7 @@ def stateful_callbacks(
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that are part of a checkpoint; the chief keeps the history besides.
 
-    Args:
-        run: The run.
-        model: Compiled and built.
-        counters: Counts the steps.
-        frozen: Layers that are to be trained later; None for none.
-        retrace: Called when the set of trainable weights has changed.
-
-    Raises:
-        SettingsError: When a callback cannot be made, or a metric does not exist.
+    `retrace` is called when the layers that are to be trained later have become trainable.
     """
     settings, chief = run.settings, run.cluster.is_chief
     callbacks: list[keras.callbacks.Callback] = []

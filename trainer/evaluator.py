@@ -161,9 +161,8 @@ class Evaluator:
     def run(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:
         """Evaluates until the chief has said that a checkpoint is the last, or has gone.
 
-        Args:
-            startup_timeout: Seconds within which the chief has to show itself; 0 for no limit.
-            gone: Seconds without a sign of life after which the chief has gone.
+        The chief has to show itself within `startup_timeout` seconds (0 for no limit), and is taken for gone
+        after `gone` seconds without a sign of life.
         """
         life, seen, alive = self._evaluations.life(), False, time.monotonic()
         while True:

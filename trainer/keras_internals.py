@@ -46,11 +46,7 @@ def is_improvement(stopping: keras.callbacks.EarlyStopping, value: float, other:
 
 
 def check_direction(stopping: keras.callbacks.EarlyStopping) -> None:
-    """Decides now which way a metric improves, which Keras does after the first epoch.
-
-    Raises:
-        ValueError: When Keras cannot tell.
-    """
+    """Decides now which way a metric improves, as Keras does later; a ValueError when it cannot tell."""
     stopping._set_monitor_op()
 
 
@@ -89,11 +85,7 @@ def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 
 
 def refuse_float8(model: keras.Model) -> None:
-    """Refuses weights that Keras overwrites with their "gradient", on each replica for itself.
-
-    Raises:
-        ModelError: Naming the first such weight.
-    """
+    """Refuses weights that Keras overwrites with their "gradient", on each replica for itself."""
     for variable in model.trainable_variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ModelError(
@@ -194,18 +186,15 @@ def weigh_output_losses(model: keras.Model) -> None:
         return call(y_true, y_pred, sample_weight)
 
     losses.call = counted_call
+
+    def weigh(update: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda value, sample_weight=None: update(
+            value, sample_weight=batch.examples if sample_weight is None else sample_weight
+        )
+
     for metric in losses.metrics:
         if metric is not None:
-            _weigh(metric, batch)
-
-
-def _weigh(metric: keras.metrics.Metric, batch: threading.local) -> None:
-    update = metric.update_state
-
-    def update_state(value: Any, sample_weight: Any = None) -> Any:
-        return update(value, sample_weight=batch.examples if sample_weight is None else sample_weight)
-
-    metric.update_state = update_state
+            metric.update_state = weigh(metric.update_state)
 
 
 class OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no types

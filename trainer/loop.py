@@ -98,19 +98,7 @@ class Training:
         preemption: Preemption,
         counters: Counters,
     ):
-        """Takes everything that takes part.
-
-        Args:
-            run: What is fixed.
-            model: Compiled and built.
-            engine: Runs the steps.
-            position: Where to begin.
-            state: What a checkpoint holds.
-            checkpoints: Where they are kept.
-            callbacks: Those of this replica.
-            preemption: Whether this process has been asked to stop.
-            counters: Counts for the report.
-        """
+        """Takes everything that takes part; training begins at `position`."""
         self.position = position
         self._run = run
         self._model = model
@@ -236,11 +224,7 @@ class Training:
         return Agreement(stop > 0, time_is_up > 0, save > 0, int(steps), tuple(int(step) for step in bad))
 
     def _check_finite(self, agreed: Agreement, plan: EpochPlan) -> None:
-        """Ends the run when the loss of a step was not finite.
-
-        Raises:
-            DivergedError: With the step, and the shards of its batch on the process that has seen it first.
-        """
+        """Ends the run when the loss of a step was not finite, naming the shards of its batch."""
         found = [(step, process) for process, step in enumerate(agreed.diverged) if step]
         if not found:
             return

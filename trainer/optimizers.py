@@ -64,25 +64,31 @@ def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
 
 
 def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -> None:
-    """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built.
-
-    Raises:
-        SettingsError: When the model's optimizer cannot take them.
-    """
-    wanted = list(_wanted(settings))
-    if not wanted:
+    """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built."""
+    steps, scaled = settings.gradient_accumulation_steps, settings.scale_learning_rate
+    wanted = {
+        "gradient_accumulation_steps": steps > 1,
+        "scale_learning_rate": scaled,
+        "warmup_steps": settings.warmup_steps > 0,
+    }
+    first = next((name for name, given in wanted.items() if given), None)
+    if first is None:
         return
     if model.optimizer is None:
-        raise SettingsError(f"{wanted[0]} needs a model that is compiled with an optimizer")
+        raise SettingsError(f"{first} needs a model that is compiled with an optimizer")
     optimizer = innermost(model.optimizer)
     if optimizer.built:
-        raise SettingsError(
-            f"{wanted[0]} needs an optimizer that has not been built; build_model has built it"
-        )
-    if settings.gradient_accumulation_steps > 1:
-        _accumulate(optimizer, settings.gradient_accumulation_steps)
-    if settings.scale_learning_rate or settings.warmup_steps:
-        factor = float(replicas) if settings.scale_learning_rate else 1.0
+        raise SettingsError(f"{first} needs an optimizer that has not been built; build_model has built it")
+    if steps > 1:
+        own = optimizer.gradient_accumulation_steps
+        if own and own != steps:
+            raise SettingsError(
+                f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; "
+                "give one"
+            )
+        optimizer.gradient_accumulation_steps = steps
+    if scaled or settings.warmup_steps:
+        factor = float(replicas) if scaled else 1.0
         # The constructor's own argument: a plain number has become a variable by now.
         rate = own_learning_rate(optimizer)
         inner = rate if isinstance(rate, LearningRateSchedule) else float(rate.numpy())
@@ -90,33 +96,11 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
 
 
 def finalize(model: keras.Model) -> bool:
-    """Gives a model the moving average of its weights, where its optimizer keeps one, as Keras' `fit` does.
-
-    Returns:
-        Whether its weights have changed.
-    """
+    """Gives a model the moving average of its weights; returns whether its optimizer keeps one."""
     if model.optimizer is None or not innermost(model.optimizer).use_ema:
         return False
     model.optimizer.finalize_variable_values(model.trainable_variables)
     return True
-
-
-def _wanted(settings: TrainSettings) -> Iterator[str]:
-    if settings.gradient_accumulation_steps > 1:
-        yield "gradient_accumulation_steps"
-    if settings.scale_learning_rate:
-        yield "scale_learning_rate"
-    if settings.warmup_steps:
-        yield "warmup_steps"
-
-
-def _accumulate(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
-    own = optimizer.gradient_accumulation_steps
-    if own and own != steps:
-        raise SettingsError(
-            f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; give one"
-        )
-    optimizer.gradient_accumulation_steps = steps
 
 
 # BatchNormalization stays frozen, with the statistics that it was trained on: new ones of small batches
@@ -128,11 +112,7 @@ class FrozenLayers:
     """Layers that a model function has frozen, and that are to be trained from some epoch on."""
 
     def __init__(self, model: keras.Model):
-        """Finds them.
-
-        Raises:
-            SettingsError: When no layer with weights is frozen.
-        """
+        """Finds them; a model without frozen layers that have weights is refused."""
         self._model = model
         layers = list(all_layers(model))
         self._layers = [layer for layer in layers if not layer.trainable]
@@ -165,14 +145,7 @@ class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
     """Unfreezes layers at the start of an epoch. For every replica."""
 
     def __init__(self, frozen: FrozenLayers, epoch: int, learning_rate: float, changed: Callable[[], None]):
-        """Sets when and how.
-
-        Args:
-            frozen: The layers.
-            epoch: Epoch, from 1, at whose start they become trainable.
-            learning_rate: Learning rate from then on; 0 keeps it.
-            changed: Called when the set of trainable weights has changed.
-        """
+        """Unfreezes at the start of an epoch, from 1, and calls `changed`; a learning rate of 0 keeps it."""
         super().__init__()
         self._frozen: FrozenLayers | None = frozen
         self._epoch = epoch

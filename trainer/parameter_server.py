@@ -64,13 +64,7 @@ class Workers:
     def __init__(
         self, strategy: tf.distribute.ParameterServerStrategy, cluster: Cluster, timeout: float = 600.0
     ):
-        """Prepares to hand out steps as the chief of a cluster.
-
-        Waits for up to `timeout` seconds when no worker is left.
-
-        Raises:
-            SettingsError: When a worker has several GPUs, of which it could use only one.
-        """
+        """Prepares to hand out steps; waits for up to `timeout` seconds when no worker is left."""
         if strategy.num_replicas_in_sync > 1:
             raise SettingsError(
                 f"strategy parameter_server uses one GPU a worker, but workers have "
@@ -92,13 +86,9 @@ class Workers:
     def trace(
         self, model: keras.Model, step: Callable[[Any], Any], decode: Callable[[Any], Any], spec: Any
     ) -> Step:
-        """Returns one step as a function of an undecoded batch, for `run`.
+        """Returns the model's `train_step` or `test_step` as a function of an undecoded batch, for `run`.
 
-        Args:
-            model: The model.
-            step: Its `train_step` or `test_step`.
-            decode: Makes of an undecoded batch what `step` takes; runs on the worker.
-            spec: Specification of an undecoded batch.
+        `decode` makes of such a batch, specified by `spec`, what the step takes; it runs on the worker.
         """
         variables = model.metrics_variables
         counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
@@ -171,18 +161,15 @@ class Workers:
             )
 
     def _check_servers(self, cause: Exception | None = None) -> None:
+        # A server that was started again answers, without its weights.
+        restarted = isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError)
         for index, host in enumerate(self._servers):
-            if not answers(host, _CONNECT_S) or (cause and _is_loss_of_server(cause, index)):
+            named = restarted and f"/job:ps/replica:0/task:{index}" in str(cause)
+            if named or not answers(host, _CONNECT_S):
                 raise RunError(
                     f"parameter server ps-{index} ({host}) is gone, and the weights that it held with it; "
                     "start the job again: it continues from the last checkpoint"
                 ) from cause
-
-
-def _is_loss_of_server(error: Exception, index: int) -> bool:
-    """Whether an error tells of a parameter server that was started again, without its weights."""
-    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError)
-    return isinstance(error, kinds) and f"/job:ps/replica:0/task:{index}" in str(error)
 
 
 class CoordinatorLoop:
@@ -196,9 +183,6 @@ class CoordinatorLoop:
             workers: Workers that take the steps.
             batches: Undecoded batches, one for each step; the first dimension of every tensor is the batch.
             decode: Makes of such a batch what `model.train_step` takes; runs on the workers.
-
-        Raises:
-            SettingsError: When an optimizer accumulates gradients, which workers would mix up.
         """
         for optimizer in optimizers(model):
             if optimizer.gradient_accumulation_steps:
@@ -220,12 +204,7 @@ class CoordinatorLoop:
         self._step = self._workers.trace(self._model, self._model.train_step, self._decode, self._spec)
 
     def train(self, sizes: Sequence[int]) -> Stretch:
-        """Trains one step for each of `sizes`, and returns when all of them are done.
-
-        Raises:
-            RunError: When a parameter server or all workers are gone.
-            tf.errors.OpError: When a step itself fails, as on a label that the model does not have.
-        """
+        """Trains one step for each of `sizes`, and returns when all of them are done."""
         self._waited = 0.0
         diverged: list[int] = []
 
@@ -265,12 +244,7 @@ class CoordinatorEvaluation:
         self._step = workers.trace(model, model.test_step, decode, batches.element_spec)
 
     def __call__(self) -> Logs:
-        """Returns the exact means over all examples.
-
-        Raises:
-            RunError: When a parameter server or all workers are gone.
-            tf.errors.OpError: When a step itself fails.
-        """
+        """Returns the exact means over all examples."""
         self._model.reset_metrics()
         _add_to_metrics(self._model, self._workers.run(self._step, self._batches))
         return _read_metrics(self._model)

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from shardline.trainer.errors import ModelError, ShardlineError
@@ -50,7 +49,8 @@ def load(
     try:
         return getattr(module, name)
     except AttributeError:
-        there = _closest(name, _public_names(module)) or "nothing public"
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
+        there = _closest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
 
 
@@ -78,13 +78,6 @@ def _neighbours(module_name: str) -> str:
     path = list(getattr(parent, "__path__", ())) if package else [str(Path.cwd())]
     there = _closest(name, (module.name for module in pkgutil.iter_modules(path)))
     return f", {package or 'the working directory'} has {there}" if there else ""
-
-
-def _public_names(module: ModuleType) -> list[str]:
-    own = [
-        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
-    ]
-    return [name for name in own if not name.startswith("_")]
 
 
 def _closest(name: str, candidates: Iterable[str]) -> str:

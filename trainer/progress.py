@@ -130,11 +130,7 @@ def fail(topic: str, error: ShardlineError) -> None:
 
 @contextlib.contextmanager
 def errors_end_the_process(topic: str) -> Iterator[None]:
-    """Turns a `ShardlineError` into its one line and exit code; other exceptions keep their traceback.
-
-    Raises:
-        SystemExit: With the error's exit code.
-    """
+    """Turns a `ShardlineError` into its one line and exit code; other exceptions keep their traceback."""
     try:
         yield
     except ShardlineError as error:

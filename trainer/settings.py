@@ -193,11 +193,7 @@ class TrainSettings:
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:
-        """First and last profiled step, from 1.
-
-        Raises:
-            SettingsError: When `profile_steps` is not two numbers in order.
-        """
+        """First and last profiled step, from 1."""
         if not self.profile_steps:
             return None
         try:
@@ -213,13 +209,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class OutputDirs:
-    """The directories of a run, as this machine sees them.
-
-    Attributes:
-        model: model.keras, metrics.json, history.csv, settings.json.
-        checkpoints: What a restarted job resumes from.
-        logs: TensorBoard's event files.
-    """
+    """Directories of a run as this machine sees them: of the model, of checkpoints, of TensorBoard's logs."""
 
     model: Path
     checkpoints: Path
@@ -227,11 +217,7 @@ class OutputDirs:
 
 
 def output_dirs(settings: TrainSettings, environ: Mapping[str, str]) -> OutputDirs:
-    """Decides where the run writes.
-
-    Raises:
-        SettingsError: When neither a flag nor AIP_MODEL_DIR names the model directory.
-    """
+    """Decides where the run writes: flags first, then AIP_*, then a default; the model directory has none."""
     model = settings.model_dir or environ.get("AIP_MODEL_DIR", "")
     if not model:
         raise SettingsError(

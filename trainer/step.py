@@ -159,14 +159,10 @@ class Evaluation:
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
     ):
-        """Wraps the model.
+        """Wraps a model that is built inside the strategy's scope.
 
-        Args:
-            model: Compiled and built inside the strategy's scope.
-            strategy: The strategy.
-            batches: Distributed dataset of the split, every example once, again and again: one iterator
-                serves all evaluations, since making one costs more than a small split.
-            steps: Elements in which every example occurs once.
+        `batches`, a distributed dataset, has every example once in `steps` elements, again and again: one
+        iterator serves all evaluations, since making one costs more than a small split.
         """
         self._metrics = Metrics(model)
         self._batches = batches

@@ -42,11 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
-    """Turns command-line flags into settings.
-
-    Raises:
-        SettingsError: When a flag is unknown or mistyped, or a value is out of range.
-    """
+    """Turns command-line flags into settings; a wrong one is a SettingsError."""
     values: dict[str, Any] = vars(parser().parse_args(arguments))
     return TrainSettings(**{**values, "callbacks": tuple(values["callbacks"])})
 
@@ -112,10 +108,9 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def run(settings: TrainSettings) -> dict[str, float]:
-    """Takes part in a training run as the environment says (TF_CONFIG, AIP_*).
+    """Takes part in a training run as the environment says (TF_CONFIG, AIP_*), and returns the last metrics.
 
-    Returns:
-        The last metrics; nothing on a replica that does not train (parameter server, evaluator).
+    A replica that does not train (parameter server, evaluator) has none.
 
     Raises:
         ShardlineError: For every mistake in settings, cluster, dataset or model.

@@ -112,13 +112,10 @@ def keep_iterator(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def check_peer(task: str, timeout_ms: int) -> None:
-    """Asks whether the TensorFlow of a task ("/job:worker/replica:0/task:1") answers.
+    """Raises a tf.errors.OpError unless the TensorFlow of a task ("/job:worker/replica:0/task:1") answers.
 
     tf.distribute asks in the same way (collective_all_reduce_strategy.py, `_check_health`); there is no
     public function.
-
-    Raises:
-        tf.errors.OpError: When it does not.
     """
     from tensorflow.python.eager import context
 

@@ -183,14 +183,7 @@ def _assemble(
 ) -> tuple[keras.Model, FrozenLayers | None]:
     """Returns a model built in the strategy's scope, and its frozen layers if they are to be trained later.
 
-    Args:
-        run: The run.
-        feed: Data of the shapes that the model will take.
-        evaluate_only: Whether weights will be restored and nothing is trained.
-
-    Raises:
-        ModelError: When the model function or what it returns cannot be used.
-        SettingsError: When a setting does not fit the model.
+    The model will take data as the feed has it; `evaluate_only` when its weights will be restored.
     """
     settings = run.settings
     # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.

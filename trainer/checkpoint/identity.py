@@ -32,11 +32,7 @@ class Identity:
 
 
 def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: bool) -> None:
-    """Makes a directory of checkpoints this run's own, or finds that it is; only the chief writes.
-
-    Raises:
-        SettingsError: When the directory belongs to another run.
-    """
+    """Makes a directory of checkpoints this run's own, or refuses another run's; only the chief writes."""
     path = directory / IDENTITY_FILE
     found = _read(path)
     if found:
@@ -50,11 +46,7 @@ def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: b
 
 
 def check_model_dir(directory: Path, *, model: str, dataset: str, allow_new_data: bool) -> None:
-    """Refuses a model directory into which another run has written; needs no model yet.
-
-    Raises:
-        SettingsError: When its settings.json is of another model or another dataset.
-    """
+    """Refuses a model directory into which another run has written; needs no model yet."""
     found = _read(directory / SETTINGS_FILE)
     if found:
         before = {"model": found.get("model"), "dataset": found.get("fingerprint")}

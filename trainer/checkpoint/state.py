@@ -35,11 +35,7 @@ class CallbackStates:
         self._initial = {name: _state(name, callback) for name, callback in self._callbacks.items()}
 
     def capture(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        """Returns what the callbacks remember: JSON by name of the callback, and the arrays it refers to.
-
-        Raises:
-            SettingsError: When a `get_state()` returns what cannot be kept.
-        """
+        """Returns what the callbacks remember: JSON by name of the callback, and the arrays it refers to."""
         host: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, callback in self._callbacks.items():
@@ -107,11 +103,7 @@ def _state(name: str, callback: keras.callbacks.Callback) -> dict[str, _Encoded]
 
 
 def _encode(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Returns the value as JSON, and adds its arrays under names that begin with `path`.
-
-    Raises:
-        TypeError: When it contains something else.
-    """
+    """Returns the value as JSON, and adds its arrays under names that begin with `path`; else a TypeError."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufV":
@@ -185,10 +177,7 @@ class TrainingState:
     def __init__(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] = ()):
         """Finds the variables of a built model, and notes how callbacks begin: after their `on_train_begin`.
 
-        Callbacks may differ from replica to replica.
-
-        Raises:
-            ModelError: When an optimizer of the model is not built.
+        Callbacks may differ from replica to replica. An optimizer that is not built yet is refused.
         """
         self._model = model
         self._variables = _named_variables(model)
@@ -203,7 +192,10 @@ class TrainingState:
     @property
     def variables(self) -> dict[str, str]:
         """Type and shape of each variable by name: "float32 3x3x64"."""
-        return {name: _describe(variable) for name, variable in self._variables.items()}
+        return {
+            name: f"{variable.dtype} {'x'.join(map(str, variable.shape)) or 'scalar'}"
+            for name, variable in self._variables.items()
+        }
 
     def capture(self, position: Position) -> Snapshot:
         """Copies the state to the host. Collective: every replica must call it at the same point.
@@ -235,11 +227,7 @@ class TrainingState:
 
 
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
-    """Gives a model that is not trained the weights of a snapshot; its optimizer may be another one.
-
-    Raises:
-        ModelError: When the snapshot is of another model.
-    """
+    """Gives a model that is not trained the weights of a snapshot; its optimizer may be another one."""
     for name, variable in _numbered("model", model.variables):
         value = snapshot.arrays.get(name)
         if value is None or value.shape != tuple(variable.shape):
@@ -280,7 +268,3 @@ def _numbered(group: str, variables: Sequence[keras.Variable]) -> Iterator[tuple
         # The numbers that Keras appends count all layers made by this process, not those of this model.
         readable = re.sub(r"_\d+(?=[_/]|$)", "", variable.path)
         yield f"{group}/{index:04d}/{readable}", variable
-
-
-def _describe(variable: keras.Variable) -> str:
-    return f"{variable.dtype} {'x'.join(str(size) for size in variable.shape) or 'scalar'}"

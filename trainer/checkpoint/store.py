@@ -39,7 +39,7 @@ class Checkpoints:
     def __init__(
         self, directory: Path, identity: Identity, *, keep: int, write: bool, allow_new_data: bool = False
     ):
-        """Claims the directory; the writer also removes what a killed one had left.
+        """Claims the directory, or refuses another run's; the writer removes what a killed one had left.
 
         Args:
             directory: Directory of the checkpoints.
@@ -47,9 +47,6 @@ class Checkpoints:
             keep: Number of newest checkpoints that are kept.
             write: Whether this process writes: the chief. For all others `save` does nothing.
             allow_new_data: Whether the dataset may be another one than the checkpoints'.
-
-        Raises:
-            SettingsError: When the directory holds checkpoints of another run.
         """
         self._directory = directory
         self._identity = identity
@@ -62,11 +59,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begins to write a checkpoint, after the one before it is written.
-
-        Raises:
-            RunError: When the one before it could not be written.
-        """
+        """Begins to write a checkpoint, after the one before it is written; its failure is raised here."""
         if self._write:
             self.wait()
             self._pending = self._writer.submit(self._write_files, snapshot)
@@ -88,12 +81,9 @@ class Checkpoints:
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def read(self, steps: int) -> Snapshot:
-        """Returns a checkpoint, verified against its checksums.
+        """Returns a checkpoint, verified against its checksums; a RunError says when it cannot be read.
 
         Its position goes back to the start of its epoch when it was taken on another dataset.
-
-        Raises:
-            RunError: When it is damaged, or no longer there.
         """
         path = self._path(steps)
         try:

@@ -88,11 +88,7 @@ def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> boo
 
 
 def _check_peers(cluster: Cluster) -> None:
-    """Asks TensorFlow whether every peer's own TensorFlow answers; one that is only slow does.
-
-    Raises:
-        LostPeerError: When one does not.
-    """
+    """Asks whether every peer's own TensorFlow answers, as one that is only slow does."""
     for kind, hosts in cluster.tasks.items():
         for index in range(len(hosts)):
             task = f"/job:{kind}/replica:0/task:{index}"

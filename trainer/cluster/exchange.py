@@ -37,14 +37,9 @@ class GradientExchange:
     """Makes every optimizer of a model exchange gradients exactly. With one replica it does nothing."""
 
     def __init__(self, model: keras.Model, summation: Summation) -> None:
-        """Prepares the model's optimizers; one that is not built yet is built when its first step is traced.
+        """Prepares the optimizers of a model that is built in the scope of the strategy that trains it.
 
-        Args:
-            model: Compiled and built in the scope of the strategy that trains it.
-            summation: Sums the gradients of all replicas.
-
-        Raises:
-            ModelError: When the model has float8 weights, which Keras updates on each replica for itself.
+        One that is not built yet is built when its first step is traced. Float8 weights are refused.
         """
         self._local = threading.local()
         self._sum = summation

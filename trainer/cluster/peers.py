@@ -44,12 +44,9 @@ class Peers:
 
         While it waits, this process answers on its own port, and afterwards TensorFlow does.
 
-        Args:
-            startup_timeout: Seconds for all peers to come up; 0 for no limit.
-
         Raises:
             ClusterError: When another process already serves this process's port.
-            RunError: When peers are still missing after the timeout; it names them.
+            RunError: When peers are still missing after the timeout (seconds; 0 for none); it names them.
         """
         own = self._cluster.addresses.get(self._cluster.name)
         if own is None:  # no cluster, or the evaluator, with whom nobody connects
@@ -90,15 +87,12 @@ class Peers:
         aborted = isinstance(error, tf.errors.OpError) and any(word in text for word in words)
         if not self._others or not (aborted or isinstance(error, _LOST)):
             return None
-        lost = self._named_in(text) or list(_silent(self._others))
-        names = _listed({name: self._others[name] for name in lost}) or "another replica"
-        return RunError(f"lost {names}: it ended or stands still; its own log says why")
-
-    def _named_in(self, text: str) -> list[str]:
         named = [f"{kind}-{index}" for kind, index in _TASK.findall(text)]
         if "CoordinationService/" in text:  # a call that the first task did not answer
             named.append(next(iter(self._cluster.addresses)))
-        return [name for name in dict.fromkeys(named) if name in self._others]
+        lost = [name for name in dict.fromkeys(named) if name in self._others] or list(_silent(self._others))
+        names = _listed({name: self._others[name] for name in lost}) or "another replica"
+        return RunError(f"lost {names}: it ended or stands still; its own log says why")
 
 
 def _serve(name: str, address: str, peers: int) -> socket.socket:

@@ -92,7 +92,8 @@ class Ring:
         # What is not finite is the optimizer's affair.
         with self._lock, np.errstate(all="ignore"):
             self._meet(values.size)
-            parts = self._parts(values)
+            size = -(-values.size // (self._size * _ALIGN)) * _ALIGN
+            parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
             for step in range(self._size - 1):
                 out = parts[(self._rank - step) % self._size]
                 self._move(
@@ -109,10 +110,6 @@ class Ring:
         """Ends the connections."""
         self._to_next.close()
         self._from_previous.close()
-
-    def _parts(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        step = -(-values.size // (self._size * _ALIGN)) * _ALIGN
-        return [values[index * step : (index + 1) * step] for index in range(self._size)]
 
     def _meet(self, count: int) -> None:
         """Makes sure that the process before this one is at the same call."""
@@ -209,15 +206,8 @@ def make_ring(
     """Connects the processes that train in a ring; each must call it at the same point.
 
     Every process listens on a free port and tells it to the others, with a random secret by which it knows
-    a connection to be theirs.
-
-    Args:
-        cluster: This process's place in the cluster.
-        total: Sums numbers over the processes.
-        check: Raises when a peer is no longer there.
-
-    Returns:
-        The ring; None, on every process, where one of them cannot reach the next one.
+    a connection to be theirs. `total` sums numbers over the processes, `check` raises when a peer is gone.
+    Returns None, on every process, where one of them cannot reach the next one.
     """
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)
@@ -250,11 +240,7 @@ def listen(port: int = 0, backlog: int | None = None) -> socket.socket:
 
 
 def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
-    """Returns the connection that begins with the greeting; any other is closed.
-
-    Raises:
-        OSError: When there is none in time.
-    """
+    """Returns the connection that begins with the greeting, in time; any other is closed."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))

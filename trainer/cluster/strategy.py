@@ -135,11 +135,7 @@ def _devices(cpu_devices: int) -> list[str]:
 def check_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
     """Refuses BatchNormalization under central_storage.
 
-    Keras 3 keeps its moving statistics for each replica, and the one copy on the central device cannot be
-    that.
-
-    Raises:
-        ModelError: Naming the first such layer.
+    Keras 3 keeps its moving statistics for each replica; the one copy on the central device cannot be that.
     """
     if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return

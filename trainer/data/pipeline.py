@@ -247,7 +247,11 @@ class Feed:
             return found.shuffle(window, seed=seed + index, reshuffle_each_iteration=False)
 
         lengths = [split.shards[index].records for index in shards.indices]
-        place = {"path": list(shards.files), "start": _starts(lengths), "records": lengths}
+        place = {
+            "path": list(shards.files),
+            "start": [0, *itertools.accumulate(lengths)][:-1],
+            "records": lengths,
+        }
         files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), place))
         files = files.map(_as_is(lambda index, place: (tf.cast(index, tf.int64), place)))
         if shards.policy == "off" and self.shuffle_seed is not None:
@@ -285,10 +289,6 @@ class Feed:
             return {name: examples}
         by_epoch = tf.fill(tf.shape(numbers[0]), (self.shuffle_seed or 0) * _MANY + epoch)
         return {name: examples, "seed": tf.stack([by_epoch, numbers[0]], axis=1)}
-
-
-def _starts(lengths: Sequence[int]) -> list[int]:
-    return [0, *itertools.accumulate(lengths)][:-1]
 
 
 def shard_paths(directory: Path, split: Split) -> list[str]:

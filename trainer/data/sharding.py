@@ -75,11 +75,7 @@ def choose_policy(policy: str, shards: int, workers: int) -> ShardPolicy:
 
 
 def worker_shards(files: Sequence[str], workers: int, worker: int, policy: str = "auto") -> WorkerShards:
-    """Decides which shards an input worker opens and which of their records it keeps.
-
-    Raises:
-        DatasetError: When whole shards are asked for and cannot be dealt out evenly.
-    """
+    """Decides which shards an input worker opens and which of their records it keeps."""
     chosen = choose_policy(policy, len(files), workers).name
     every = tuple(range(len(files)))
     if chosen == "off":

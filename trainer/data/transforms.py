@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -24,11 +24,7 @@ Transform = Callable[[Any, tf.Tensor], Any]
 
 
 def load_transform(reference: str) -> Transform:
-    """Finds the transformation that `pkg.module:function` names.
-
-    Raises:
-        SettingsError: When there is no such function.
-    """
+    """Returns the transformation that `pkg.module:function` names."""
     function = _load(reference, "transform")
 
     def transform(x: Any, y: tf.Tensor) -> Any:
@@ -55,14 +51,16 @@ Augmentation = Callable[[Any, tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
 
 def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
-    """Finds the augmentation that `pkg.module:function` names, and traces it on an example of the dataset.
+    """Returns the augmentation that `pkg.module:function` names, traced on an example of the dataset.
 
     Raises:
         SettingsError: When there is no such function, it fails, or it returns something else than an example
             of the same shape and dtype.
     """
     function = _load(reference, "augmentation")
-    wanted = (_example_spec(dataset), tf.TensorSpec((), tf.int64))
+    columns = {name: tf.TensorSpec((), feature.dtype) for name, feature in dataset.inputs.items()}
+    x = columns if dataset.is_table else tf.TensorSpec(dataset.input_shape, tf.uint8)
+    wanted = (x, tf.TensorSpec((), tf.int64))
     try:
         traced = function.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
     except Exception as error:  # a user's code runs here and may raise anything
@@ -97,12 +95,6 @@ def augment_batch(
     return x, y
 
 
-def _example_spec(dataset: DatasetInfo) -> Any:
-    if dataset.is_table:
-        return {name: tf.TensorSpec((), feature.dtype) for name, feature in dataset.inputs.items()}
-    return tf.TensorSpec(dataset.input_shape, tf.uint8)
-
-
 def _agree(found: Any, wanted: Any) -> bool:
     try:
         tf.nest.assert_same_structure(found, wanted, check_types=False)
@@ -131,33 +123,23 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
     if not setting:
         return ()
     if setting == BALANCED:
-        return _balanced(manifest.splits["train"].class_counts)
-    return _named(_parse(setting), manifest.class_names)
-
-
-def _balanced(counts: Sequence[int]) -> tuple[float, ...]:
-    # The weight of a class without examples weighs nothing, whatever it is.
-    return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
-
-
-def _named(weights: Mapping[str, Any], class_names: Sequence[str]) -> tuple[float, ...]:
-    for name, weight in weights.items():
-        if name not in class_names:
-            near = difflib.get_close_matches(name, class_names, n=8, cutoff=0.0)
-            raise SettingsError(f"class_weights: the dataset has no class {name!r}, it has {', '.join(near)}")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise SettingsError(f"class_weights: {name!r} must be a number of at least 0, got {weight!r}")
-    return tuple(float(weights.get(name, 1.0)) for name in class_names)
-
-
-def _parse(setting: str) -> dict[str, Any]:
+        counts = manifest.splits["train"].class_counts
+        # The weight of a class without examples weighs nothing, whatever it is.
+        return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
     try:
-        value = json.loads(setting)
+        weights = json.loads(setting)
     except ValueError:
-        value = None
-    if not isinstance(value, dict):
+        weights = None
+    if not isinstance(weights, dict):
         raise SettingsError(
             f"class_weights takes {BALANCED} or a JSON object of class names and weights such as "
             f'{{"cat": 2.0}}, got {setting!r}'
         )
-    return value
+    names = manifest.class_names
+    for name, weight in weights.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=8, cutoff=0.0)
+            raise SettingsError(f"class_weights: the dataset has no class {name!r}, it has {', '.join(near)}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise SettingsError(f"class_weights: {name!r} must be a number of at least 0, got {weight!r}")
+    return tuple(float(weights.get(name, 1.0)) for name in names)

@@ -17,11 +17,7 @@ _APPLICATION = "shardline.trainer.models.zoo:build_application"
 
 
 def import_string(model: str) -> str:
-    """Returns the import string of a built-in name, keras:NAME, or `pkg.module:function`; loads nothing.
-
-    Raises:
-        ModelError: When it is none of them.
-    """
+    """Returns the import string of a built-in name, keras:NAME, or `pkg.module:function`; loads nothing."""
     reference = _APPLICATION if model.startswith(KERAS_PREFIX) else BUILT_IN.get(model, model)
     module, _, name = reference.partition(":")
     if not module or not name:

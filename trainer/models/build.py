@@ -25,11 +25,7 @@ ModelFunction = Callable[..., keras.Model]
 
 
 def model_function(model: str) -> ModelFunction:
-    """Finds a model function by a built-in name, keras:NAME, or `pkg.module:function`.
-
-    Raises:
-        ModelError: When there is none; the message says what there is.
-    """
+    """Returns the model function of a built-in name, keras:NAME, or `pkg.module:function`."""
     function = plugins.load(
         import_string(model), "model", ModelError, known=(*BUILT_IN, f"{KERAS_PREFIX}NAME")
     )
@@ -77,13 +73,7 @@ def build(
 
 
 def create_variables(model: keras.Model, data: Any) -> None:
-    """Builds model, optimizer and metrics now, inside the strategy's scope, where they become distributed.
-
-    `data` is a batch or its specification.
-
-    Raises:
-        ModelError: When the model cannot be built on such data: its inputs, its loss, its metrics.
-    """
+    """Builds model, optimizer and metrics on data or its specification, in the strategy's scope."""
     batch = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape[1:]), one.dtype), data)
     try:
         build_symbolically(model, batch)

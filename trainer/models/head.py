@@ -14,7 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer.data.decode import Inputs
-from shardline.trainer.data.manifest import DatasetInfo, Feature
+from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 
 
@@ -23,7 +23,10 @@ def probe_inputs(dataset: DatasetInfo) -> Inputs:
     if not dataset.is_table:
         black_and_white = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1)
         return tf.constant(np.broadcast_to(black_and_white, (2, *dataset.input_shape)))
-    return {name: _column(column) for name, column in dataset.inputs.items()}
+    return {
+        name: tf.constant(["", "1"]) if column.dtype == "string" else tf.constant([0, 1], column.dtype)
+        for name, column in dataset.inputs.items()
+    }
 
 
 def describe_inputs(dataset: DatasetInfo) -> str:
@@ -32,10 +35,6 @@ def describe_inputs(dataset: DatasetInfo) -> str:
         return f"images, uint8 {dataset.input_shape}"
     columns = (f"{name} {column.dtype}" for name, column in dataset.inputs.items())
     return f"columns, {', '.join(columns)}"
-
-
-def _column(column: Feature) -> tf.Tensor:
-    return tf.constant(["", "1"]) if column.dtype == "string" else tf.constant([0, 1], column.dtype)
 
 
 Head = Literal["probabilities", "logits"]
@@ -58,14 +57,16 @@ def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:
             class, or gives numbers that are neither probabilities nor declared to be logits.
     """
     outputs = _outputs_on_probe(model, dataset)
-    if _are_probabilities(outputs):
+    sums = outputs.sum(axis=1)
+    if (outputs >= -_TOLERANCE).all() and np.allclose(sums, 1.0, rtol=0, atol=_TOLERANCE):
         return "probabilities"
     if _loss_wants_logits(model):
         return "logits"
     if np.isfinite(outputs).all():
         probed = "a row of zeros" if dataset.is_table else "a black image"
+        shown = ", ".join(f"{value:.3g}" for value in outputs[0][:4]) + ", ..." * (len(outputs[0]) > 4)
         raise ModelError(
-            f"the model's outputs are not probabilities (on {probed}: {_shorten(outputs[0])}) and its loss "
+            f"the model's outputs are not probabilities (on {probed}: [{shown}]) and its loss "
             "does not say from_logits; end the model with a softmax, or compile it with from_logits=True"
         )
     return "probabilities"
@@ -125,17 +126,6 @@ def _loss_wants_logits(model: keras.Model) -> bool:
         loss = loss[0]
     # A loss given by name or as a bare function has Keras' default, from_logits=False.
     return isinstance(loss, keras.losses.Loss) and bool(loss.get_config().get("from_logits", False))
-
-
-def _are_probabilities(outputs: npt.NDArray[np.float32]) -> bool:
-    return bool(
-        (outputs >= -_TOLERANCE).all() and np.allclose(outputs.sum(axis=1), 1.0, rtol=0, atol=_TOLERANCE)
-    )
-
-
-def _shorten(row: npt.NDArray[np.float32]) -> str:
-    shown = ", ".join(f"{value:.3g}" for value in row[:4])
-    return f"[{shown}{', ...' if len(row) > 4 else ''}]"
 
 
 def _in_short(error: Exception) -> str:

@@ -74,9 +74,6 @@ def build_model(
         units: Size of each hidden layer.
         buckets: Number of buckets into which the values of a text column are hashed.
         embedding: Numbers that stand for a bucket.
-
-    Raises:
-        ModelError: When the dataset is no table.
     """
     if not dataset.is_table:
         raise ModelError(

@@ -4,7 +4,8 @@ mnist_cnn is the network of TensorFlow's multi-worker training tutorial, resnet5
 the Vertex AI codelab, keras:NAME any model of keras.applications. Their common arguments: `learning_rate` of
 Adam; `label_smoothing`, the share of each label, in 0..1, that is spread evenly over all classes; `weights`,
 "imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights are frozen and only
-the head is trained; with "none" everything is trained. Grey images are repeated over three channels.
+the head is trained; with "none" everything is trained. Grey images are repeated over three channels. Images
+that are too small, and weights that cannot be had, are a ModelError.
 """
 
 from __future__ import annotations
@@ -42,11 +43,7 @@ class SmoothedCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # keras ha
 
 
 def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
-    """Refuses a table, and images with a side of fewer than `smallest` pixels.
-
-    Raises:
-        ModelError: Naming the model and what it needs.
-    """
+    """Refuses a table, and images with a side of fewer than `smallest` pixels."""
     if dataset.is_table:
         raise ModelError(f"{name} takes images, and the dataset is a table; use mlp or a model of your own")
     if min(dataset.input_shape[:2]) < smallest:
@@ -86,11 +83,7 @@ _SMALLEST_RESNET, _SMALLEST_DIGIT = 32, 4
 
 
 def find_application(name: str) -> Application:
-    """Returns a function of keras.applications by its name.
-
-    Raises:
-        ModelError: When there is none; the message says which names are like it.
-    """
+    """Returns a function of keras.applications by its name; a ModelError names those that are like it."""
     there = {key: value for key, value in vars(keras.applications).items() if inspect.isfunction(value)}
     if name in there:
         found: Application = there[name]
@@ -110,11 +103,7 @@ def build_application(
     weights: str = "none",
     label_smoothing: float = 0.0,
 ) -> keras.Model:
-    """Preprocessing -> the application without its top -> global average pooling -> softmax.
-
-    Raises:
-        ModelError: When the images are too small or the weights cannot be had.
-    """
+    """Preprocessing -> the application without its top -> global average pooling -> softmax."""
     name = application.__name__
     images, features = extract_features(KERAS_PREFIX + name, application, dataset, weights)
     return classify(name.lower(), images, features, dataset, learning_rate, label_smoothing)
@@ -123,11 +112,7 @@ def build_application(
 def extract_features(
     name: str, application: Application, dataset: DatasetInfo, weights: str
 ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """Returns the input, uint8 (batch, height, width, channels), and the pooled features (batch, units).
-
-    Raises:
-        ModelError: When the images are too small or the weights cannot be had.
-    """
+    """Returns the input, uint8 (batch, height, width, channels), and the pooled features (batch, units)."""
     check_images(name, dataset)
     images = keras.Input(dataset.input_shape, dtype="uint8")
     # In float32 whatever the precision of the rest: bfloat16 cannot tell neighbouring pixel values apart
@@ -179,11 +164,7 @@ def _one_line(error: Exception) -> str:
 def build_resnet50(
     dataset: DatasetInfo, learning_rate: float = 1e-4, weights: str = "none", label_smoothing: float = 0.0
 ) -> keras.Model:
-    """ResNet50 without its top -> global average pooling -> Dense 1016 relu -> softmax.
-
-    Raises:
-        ModelError: When the images are too small or the weights cannot be had.
-    """
+    """ResNet50 without its top -> global average pooling -> Dense 1016 relu -> softmax."""
     check_images("resnet50", dataset, _SMALLEST_RESNET)
     images, features = extract_features("resnet50", keras.applications.ResNet50, dataset, weights)
     features = keras.layers.Dense(1016, activation="relu")(features)
@@ -193,11 +174,7 @@ def build_resnet50(
 def build_mnist_cnn(
     dataset: DatasetInfo, learning_rate: float = 2e-3, label_smoothing: float = 0.0
 ) -> keras.Model:
-    """Conv2D 32 -> pooling -> flatten -> Dense 64 -> Dense classes.
-
-    Raises:
-        ModelError: When the images are too small.
-    """
+    """Conv2D 32 -> pooling -> flatten -> Dense 64 -> Dense classes."""
     check_images("mnist_cnn", dataset, _SMALLEST_DIGIT)
     images = keras.Input(dataset.input_shape, dtype="uint8")
     features = keras.layers.Rescaling(1 / 255)(images)
