@@ -1,0 +1,130 @@
+"""Each workaround for Keras or TensorFlow is still needed: a test that fails here says which one may go."""
+
+import inspect
+import logging
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context
+
+from shardline.trainer import keras_internals, tensorflow_internals
+
+
+def test_keras_builds_no_optimizer_and_no_metric_with_the_model():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
+    model.build((None, 2))
+    assert not model.optimizer.built
+
+    keras_internals.build_symbolically(model, (np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32)))
+    assert model.optimizer.built
+    assert "mae" in model.get_metrics_result()
+
+
+def test_keras_clips_before_it_sums_and_accumulates_in_a_cond():
+    apply = inspect.getsource(keras.optimizers.Optimizer._backend_apply_gradients)
+    assert "all_reduce" not in apply  # keras-team/keras#20582
+    assert 0 < apply.index("_clip_gradients(") < apply.index("_backend_update_step(")
+    assert "_backend_update_step(" in apply[apply.index("cond(") :]
+    assert "_all_reduce_sum_gradients(" in inspect.getsource(keras.optimizers.Optimizer._backend_update_step)
+
+
+def test_keras_asks_each_replica_alone_whether_its_gradients_are_finite():
+    assert "all_reduce" not in inspect.getsource(keras.optimizers.LossScaleOptimizer)
+
+
+def test_keras_averages_the_losses_of_outputs_over_batches():
+    """Batches of 2 and 1 examples with errors 0, 0 and 3: a mean of 1, and for Keras of 1.5."""
+
+    def measured(weigh):
+        inputs = keras.Input((1,))
+        model = keras.Model(inputs, {"a": keras.layers.Identity(name="a")(inputs), "b": inputs * 1.0})
+        model.compile(loss={"a": "mae", "b": "mae"})
+        y = tf.constant([[0.0], [0.0], [3.0]])
+        keras_internals.build_symbolically(model, (y, {"a": y, "b": y}))
+        if weigh:
+            keras_internals.weigh_output_losses(model)
+        step = tf.function(
+            model.test_step,
+            input_signature=[(tf.TensorSpec([None, 1]), dict.fromkeys("ab", tf.TensorSpec([None, 1])))],
+        )
+        model.reset_metrics()
+        for part in (y[:2], y[2:]):
+            step((tf.zeros_like(part), {"a": part, "b": part}))
+        return float(model.get_metrics_result()["a_loss"])
+
+    assert measured(weigh=False) == pytest.approx(1.5)
+    assert measured(weigh=True) == pytest.approx(1.0)
+
+
+def test_a_stateless_scope_keeps_every_assignment_back():
+    kept, counter, shared = (keras.Variable(1.0), keras.Variable(1, dtype="int32"), keras.Variable(1.0))
+    with keras.StatelessScope():
+        shared.assign(5.0)
+    assert float(shared.value) == 1.0
+
+    with keras_internals.OwnMetrics([kept], [counter]) as scope:
+        kept.assign(kept + 2.0)
+        counter.assign(counter + 1)
+        shared.assign(5.0)
+    assert float(scope.get_current_value(kept)) == 2.0
+    assert [float(one.value) for one in (kept, counter, shared)] == [1.0, 2.0, 5.0]
+
+
+def test_keras_decides_after_an_epoch_which_way_a_metric_improves():
+    stopping = keras.callbacks.EarlyStopping("val_a_kind_of_its_own")
+    stopping.set_model(keras.Sequential())
+    stopping.on_train_begin()
+    with pytest.raises(ValueError, match="val_a_kind_of_its_own"):
+        keras_internals.check_direction(stopping)
+
+
+def test_tensorflow_has_what_is_reached_for():
+    """Without public names: the health of a peer, branches outside the replicas, messages of lost workers."""
+    assert callable(context.Context.check_collective_ops_peer_health)
+    assert callable(tf.__internal__.distribute.strategy_supports_no_merge_call)
+    assert callable(tf.__internal__.distribute.interim.maybe_merge_call)
+    source = inspect.getsource(cluster_coordinator)
+    assert "Worker %s failed with" in source
+    assert "Worker %s has been recovered" in source
+
+
+def test_lost_workers_are_reported_and_nothing_else():
+    said = []
+    logger = logging.getLogger("tensorflow")
+    before = logger.level, list(logger.filters)
+    tensorflow_internals.report_workers(said.append)
+    try:
+        logger.error("Worker %s failed with %r", "/job:worker/replica:0/task:1", "an error")
+        logger.info("Worker %s has been recovered.", "/job:worker/replica:0/task:1")
+        logger.error("anything else")
+    finally:
+        logger.setLevel(before[0])
+        logger.filters[:] = before[1]
+    assert said == ["worker-1 is gone; others take its step and go on", "worker-1 is back"]
+
+
+def test_an_import_of_tensorflow_prints_notices_and_loads_what_no_training_uses():
+    program = (
+        "import os, sys\n"
+        "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
+        "import tensorflow as tf, keras, importlib.util as u\n"
+        "print([m for m in ('sklearn', 'matplotlib') if u.find_spec(m) and m not in sys.modules])\n"
+    )
+    plain = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    start = "from shardline.trainer import tensorflow_internals as t\nt.import_tensorflow()\n"
+    quiet = subprocess.run(
+        [sys.executable, "-c", start + program.replace("m not in", "m in")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert plain.stderr.strip()  # tensorflow/tensorflow#100442
+    assert plain.stdout.strip() == "[]"
+    assert (quiet.stdout.strip(), quiet.stderr) == ("[]", "")
