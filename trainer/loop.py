@@ -1,6 +1,6 @@
 """Loop: the outer loop of a run, through which all replicas go in step.
 
-How a run proceeds. An epoch is a plan of steps, trained in stretches of about a second (`Pace`). Within a
+How a run proceeds. An epoch is a plan of steps, trained in stretches of about a second. Within a
 stretch the engine (`step.Loop`, or `parameter_server.CoordinatorLoop`) runs the model's own `train_step` on
 each batch; inside that step the optimizer's gradients are summed over the replicas (`cluster.exchange`),
 before they are clipped and applied. After a stretch every replica reads the metrics; then all processes add
@@ -38,25 +38,6 @@ _SECONDS = 1.0
 
 # What the first steps cost, which trace and warm up, says little: growth is bounded.
 _GROWTH = 8
-
-
-class Pace:
-    """Number of steps between two looks at the metrics, adapted to about a second.
-
-    Attributes:
-        steps: Steps to run next.
-    """
-
-    def __init__(self, fixed: int = 0):
-        """Starts with one step, or with `fixed` steps and stays there."""
-        self._fixed = fixed
-        self.steps = fixed or 1
-
-    def learn(self, steps: int, seconds: float) -> None:
-        """Takes into account how long some steps took."""
-        if not self._fixed:
-            wanted = int(steps * _SECONDS / max(seconds, 1e-6))
-            self.steps = max(1, min(wanted, _GROWTH * max(steps, self.steps)))
 
 
 @dataclass(frozen=True)
@@ -109,7 +90,7 @@ class Training:
         self._preemption = preemption
         self._counters = counters
         self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
-        self._pace = Pace(run.settings.steps_per_execution)
+        self._stretch = run.settings.steps_per_execution or 1
         self._started = self._saved = time.monotonic()
         self._ended = ""
 
@@ -172,7 +153,7 @@ class Training:
         # Of an epoch that was interrupted, perhaps after its last step.
         logs = self._engine.read_metrics() if plan.start else {}
         while done < len(sizes) and not self._ended:
-            count = min(self._pace.steps, len(sizes) - done, self._steps_to_cut())
+            count = min(self._stretch, len(sizes) - done, self._steps_to_cut())
             now = sizes[done : done + count]
             self._callbacks.on_train_batch_begin(done)
             started = time.monotonic()
@@ -195,13 +176,15 @@ class Training:
         if settings.profiled_steps:
             first, last = settings.profiled_steps
             cuts += [first - 1, last]
-        return min((cut - steps for cut in cuts if cut > steps), default=self._pace.steps)
+        return min((cut - steps for cut in cuts if cut > steps), default=self._stretch)
 
     def _advance(self, sizes: Sequence[int], seconds: float, stretch: Stretch) -> None:
         position, examples = self.position, sum(sizes)
         self.position = Position(position.epoch, position.examples + examples, position.steps + len(sizes))
         self._counters.add(len(sizes), examples, seconds, stretch.waited)
-        self._pace.learn(len(sizes), seconds)
+        if not self._run.settings.steps_per_execution:
+            wanted = int(len(sizes) * _SECONDS / max(seconds, 1e-6))
+            self._stretch = max(1, min(wanted, _GROWTH * max(len(sizes), self._stretch)))
 
     def _agree(self, stretch: Stretch, count: int) -> Agreement:
         settings, cluster, now = self._run.settings, self._run.cluster, time.monotonic()
@@ -216,11 +199,11 @@ class Training:
                 self._preemption.requested,
                 chief and 0 < settings.max_time <= now - self._started,
                 chief and 0 < minutes * 60 <= now - self._saved,
-                self._pace.steps if chief else 0,
+                self._stretch if chief else 0,
                 *diverged,
             ]
         )
-        self._pace.steps = int(steps)
+        self._stretch = int(steps)
         return Agreement(stop > 0, time_is_up > 0, save > 0, int(steps), tuple(int(step) for step in bad))
 
     def _check_finite(self, agreed: Agreement, plan: EpochPlan) -> None:

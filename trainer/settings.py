@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.files import local_path
@@ -43,111 +43,96 @@ _AT_LEAST_ONE = ("epochs", "per_replica_batch_size", "gradient_accumulation_step
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Settings of one training run; the same on every replica.
+    """Settings of one training run, the same on every replica, each with its explanation."""
 
-    Attributes:
-        dataset: Dataset directory, a path or gs://.
-        model: Built-in model name, keras:NAME, or the user's own `pkg.module:function`.
-        model_dir: Where the chief writes the model; "" means AIP_MODEL_DIR.
-        checkpoint_dir: Where checkpoints are kept; "" means AIP_CHECKPOINT_DIR, else `model_dir`/checkpoints.
-        tensorboard_log_dir: Where logs go; "" means AIP_TENSORBOARD_LOG_DIR, else `model_dir`/logs.
-        hparams: Keyword arguments of the model function.
-        initial_model: model.keras whose weights a new run starts with, or a directory that holds one, also
-            a champion's.
-        epochs: Passes over the training split.
-        max_steps: Steps after which training ends, whatever the epochs; 0 for no such limit.
-        max_time: Seconds after which training ends, whatever the epochs; 0 for no such limit.
-        per_replica_batch_size: Examples per replica and step.
-        gradient_accumulation_steps: Steps whose gradients are averaged into one update.
-        learning_rate: Learning rate for the model function; 0 keeps the model's own default.
-        scale_learning_rate: Whether to multiply the learning rate by the number of replicas.
-        warmup_steps: Updates over which the learning rate rises linearly to its full value.
-        unfreeze_at_epoch: Epoch, from 1, at whose start frozen layers become trainable; 0 for never.
-        fine_tuning_learning_rate: Learning rate from then on; 0 keeps it.
-        label_smoothing: Label smoothing for the model function, in 0..1; 0 is not passed on.
-        class_weights: Weights in the loss: "balanced", a JSON object of class names and weights, or "".
-        augment: `pkg.module:function` applied to each training example; "" for none.
-        transform: `pkg.module:function` that makes of a batch (x, y) what the model takes; "" for none.
-        callbacks: `pkg.module:make` of further Keras callbacks.
-        early_stopping: Metric that must improve ("val_loss"); "" trains to the end.
-        early_stopping_patience: Epochs without improvement after which training stops.
-        tuning_metric: Metric reported to a hyperparameter tuning job after each validation ("val_accuracy");
-            "" reports none.
-        precision: Type of the computation: float32, bfloat16 or float16; weights stay float32.
-        jit_compile: Whether XLA compiles the step.
-        seed: Seed of weights, dropout and shuffling.
-        deterministic: Whether TensorFlow has to choose deterministic kernels.
-        strategy: Strategy of tf.distribute; auto chooses by cluster and devices.
-        communication: How workers exchange gradients: tcp, a ring of sockets, which auto takes between
-            CPUs; or TensorFlow's own ring or nccl.
-        gradient_compression: Type in which gradients travel: none (float32, exact), bfloat16 or float16.
-        averaging_steps: Steps that each worker takes by itself until weights are averaged (local SGD, another
-            algorithm); 0 exchanges the gradients of every step.
-        shard_policy: How data reaches the workers: file, whole shards to each; data, each keeps its share of
-            all records; auto, file where shards can be dealt out evenly; off, without a common order.
-        cache: Whether each worker keeps its decoded examples in memory: memory, off, or auto for where there
-            is room and more than one epoch.
-        steps_per_execution: Steps between two looks at the metrics; 0 adapts it to about a second.
-        checkpoint_steps: Steps between checkpoints within an epoch; 0 for none.
-        checkpoint_minutes: Minutes between checkpoints within an epoch; 0 for none.
-        keep_checkpoints: Newest checkpoints that are kept.
-        allow_new_data: Whether to resume although the dataset is no longer the checkpoint's.
-        evaluator: Whether an evaluator task runs beside, for whose last result the chief waits.
-        evaluator_timeout: Seconds for which the chief waits for that result.
-        startup_timeout: Seconds for all replicas to come up.
-        grace_period: Seconds from SIGTERM until the process must have ended.
-        cpu_devices: Logical devices into which this machine's CPU is divided; 0 leaves it whole.
-        histograms: Epochs between TensorBoard histograms of the weights; 0 for none.
-        profile_steps: First and last step of TensorBoard's profile, "10,20"; "" for none.
-    """
-
-    dataset: str
-    model: str
-    model_dir: str = ""
-    checkpoint_dir: str = ""
-    tensorboard_log_dir: str = ""
-    hparams: Mapping[str, Any] = field(default_factory=dict)
-    initial_model: str = ""
-    epochs: int = 10
-    max_steps: int = 0
-    max_time: float = 0.0
-    per_replica_batch_size: int = 16
-    gradient_accumulation_steps: int = 1
-    learning_rate: float = 0.0
-    scale_learning_rate: bool = False
-    warmup_steps: int = 0
-    unfreeze_at_epoch: int = 0
-    fine_tuning_learning_rate: float = 0.0
-    label_smoothing: float = 0.0
-    class_weights: str = ""
-    augment: str = ""
-    transform: str = ""
-    callbacks: tuple[str, ...] = ()
-    early_stopping: str = ""
-    early_stopping_patience: int = 3
-    tuning_metric: str = ""
-    precision: str = "float32"
-    jit_compile: bool = False
-    seed: int = 0
-    deterministic: bool = False
-    strategy: str = "auto"
-    communication: str = "auto"
-    gradient_compression: str = "none"
-    averaging_steps: int = 0
-    shard_policy: str = "auto"
-    cache: str = "auto"
-    steps_per_execution: int = 0
-    checkpoint_steps: int = 0
-    checkpoint_minutes: float = 10.0
-    keep_checkpoints: int = 3
-    allow_new_data: bool = False
-    evaluator: bool = False
-    evaluator_timeout: float = 600.0
-    startup_timeout: float = 600.0
-    grace_period: float = 25.0
-    cpu_devices: int = 0
-    histograms: int = 0
-    profile_steps: str = ""
+    dataset: Annotated[str, "Dataset directory, a path or gs://."]
+    model: Annotated[str, "Built-in model name, keras:NAME, or the user's own pkg.module:function."]
+    model_dir: Annotated[str, 'Where the chief writes the model; "" means AIP_MODEL_DIR.'] = ""
+    checkpoint_dir: Annotated[
+        str, 'Checkpoints; "" means AIP_CHECKPOINT_DIR, else model_dir/checkpoints.'
+    ] = ""
+    tensorboard_log_dir: Annotated[str, 'Logs; "" means AIP_TENSORBOARD_LOG_DIR, else model_dir/logs.'] = ""
+    hparams: Annotated[Mapping[str, Any], "Keyword arguments of the model function."] = field(
+        default_factory=dict
+    )
+    initial_model: Annotated[
+        str,
+        "model.keras whose weights a new run starts with, or a directory that holds one, also a champion's.",
+    ] = ""
+    epochs: Annotated[int, "Passes over the training split."] = 10
+    max_steps: Annotated[int, "Steps after which training ends, whatever the epochs; 0 for no limit."] = 0
+    max_time: Annotated[float, "Seconds after which training ends, whatever the epochs; 0 for no limit."] = (
+        0.0
+    )
+    per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
+    gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
+    learning_rate: Annotated[float, "Learning rate for the model function; 0 for its own default."] = 0.0
+    scale_learning_rate: Annotated[bool, "Whether the learning rate is multiplied by the replicas."] = False
+    warmup_steps: Annotated[int, "Updates over which the learning rate rises linearly to its full value."] = 0
+    unfreeze_at_epoch: Annotated[int, "Epoch, from 1, that begins to train frozen layers; 0 for never."] = 0
+    fine_tuning_learning_rate: Annotated[float, "Learning rate from then on; 0 keeps it."] = 0.0
+    label_smoothing: Annotated[float, "Label smoothing for the model function, in 0..1."] = 0.0
+    class_weights: Annotated[str, '"balanced", or a JSON object of class names and weights; "" for none.'] = (
+        ""
+    )
+    augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
+    transform: Annotated[
+        str, 'pkg.module:function from a batch (x, y) to what the model takes; "" for none.'
+    ] = ""
+    callbacks: Annotated[tuple[str, ...], "pkg.module:make of further Keras callbacks."] = ()
+    early_stopping: Annotated[str, 'Metric that must improve ("val_loss"); "" trains to the end.'] = ""
+    early_stopping_patience: Annotated[int, "Epochs without improvement after which training stops."] = 3
+    tuning_metric: Annotated[
+        str,
+        'Metric reported to a hyperparameter tuning job after each validation ("val_accuracy"); "" '
+        "reports none.",
+    ] = ""
+    precision: Annotated[str, "Type of the computation; weights stay float32."] = "float32"
+    jit_compile: Annotated[bool, "Whether XLA compiles the step."] = False
+    seed: Annotated[int, "Seed of weights, dropout and shuffling."] = 0
+    deterministic: Annotated[bool, "Whether TensorFlow has to choose deterministic kernels."] = False
+    strategy: Annotated[str, "Strategy of tf.distribute; auto chooses by cluster and devices."] = "auto"
+    communication: Annotated[
+        str,
+        "How workers exchange gradients: tcp, a ring of sockets, which auto takes between CPUs; or "
+        "TensorFlow's own ring or nccl.",
+    ] = "auto"
+    gradient_compression: Annotated[str, "Type in which gradients travel; none is float32, exact."] = "none"
+    averaging_steps: Annotated[
+        int,
+        "Steps that each worker takes by itself until weights are averaged (local SGD, another "
+        "algorithm); 0 exchanges the gradients of every step.",
+    ] = 0
+    shard_policy: Annotated[
+        str,
+        "How data reaches the workers: file, whole shards to each; data, each keeps its share of all "
+        "records; auto, file where shards can be dealt out evenly; off, without a common order.",
+    ] = "auto"
+    cache: Annotated[
+        str,
+        "Whether each worker keeps its decoded examples in memory: memory, off, or auto for where there "
+        "is room and more than one epoch.",
+    ] = "auto"
+    steps_per_execution: Annotated[
+        int, "Steps between two looks at the metrics; 0 adapts it to about a second."
+    ] = 0
+    checkpoint_steps: Annotated[int, "Steps between checkpoints within an epoch; 0 for none."] = 0
+    checkpoint_minutes: Annotated[float, "Minutes between checkpoints within an epoch; 0 for none."] = 10.0
+    keep_checkpoints: Annotated[int, "Newest checkpoints that are kept."] = 3
+    allow_new_data: Annotated[
+        bool, "Whether to resume although the dataset is no longer the checkpoint's."
+    ] = False
+    evaluator: Annotated[
+        bool, "Whether an evaluator task runs beside, for whose last result the chief waits."
+    ] = False
+    evaluator_timeout: Annotated[float, "Seconds for which the chief waits for that result."] = 600.0
+    startup_timeout: Annotated[float, "Seconds for all replicas to come up."] = 600.0
+    grace_period: Annotated[float, "Seconds from SIGTERM until the process must have ended."] = 25.0
+    cpu_devices: Annotated[
+        int, "Logical devices into which this machine's CPU is divided; 0 leaves it whole."
+    ] = 0
+    histograms: Annotated[int, "Epochs between TensorBoard histograms of the weights; 0 for none."] = 0
+    profile_steps: Annotated[str, 'First and last profiled step for TensorBoard, "10,20"; "" for none.'] = ""
 
     def __post_init__(self) -> None:
         for field_ in fields(self):

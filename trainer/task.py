@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 from shardline.trainer import tensorflow_internals
 from shardline.trainer.checkpoint.preemption import Preemption
@@ -48,14 +46,14 @@ def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser: a flag for every field of `TrainSettings`, explained by its docstring."""
+    """Returns the parser: a flag for every field of `TrainSettings`, explained by its annotation."""
     parser = _Parser(
         prog="python -m shardline.trainer.task",
         description="Trains a compiled Keras 3 model on a dataset directory, alone or as one replica of the "
         "cluster that TF_CONFIG describes.",
         allow_abbrev=False,
     )
-    explained = _explanations()
+    hints = get_type_hints(TrainSettings, include_extras=True)
     group: Any = parser
     for field in fields(TrainSettings):
         if field.name in _GROUPS:
@@ -63,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
         required = field.default is MISSING and field.default_factory is MISSING
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        text = explained[field.name].replace("%", "%%")
+        text = hints[field.name].__metadata__[0].replace("%", "%%")
         shown = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
         group.add_argument(
             flag,
@@ -88,13 +86,6 @@ def _reading(name: str, default: Any) -> dict[str, Any]:
     if isinstance(default, int | float):
         return {"type": type(default), "metavar": "N" if isinstance(default, int) else "X"}
     return {"metavar": name.upper()}
-
-
-def _explanations() -> dict[str, str]:
-    """Returns the text of each attribute in the docstring of `TrainSettings`."""
-    text = inspect.getdoc(TrainSettings) or ""
-    found = re.findall(r"^    (\w+): (.+?)(?=^    \w|\Z)", text, re.MULTILINE | re.DOTALL)
-    return {name: " ".join(words.split()).replace("`", "") for name, words in found}
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -19,17 +19,9 @@ from collections.abc import Callable, Iterator
 import keras
 import tensorflow as tf
 
+from shardline.trainer import keras_internals
 from shardline.trainer.cluster.collectives import Summation, sum_by_tensorflow
-from shardline.trainer.keras_internals import (
-    Gradients,
-    Variables,
-    accumulators,
-    agree_on_finite,
-    exchange_before_clipping,
-    inner_optimizers,
-    optimizers,
-    refuse_float8,
-)
+from shardline.trainer.keras_internals import Gradients, Variables
 from shardline.trainer.tensorflow_internals import assign_in_replica
 
 
@@ -45,8 +37,8 @@ class GradientExchange:
         self._sum = summation
         self._replicas: int = model.distribute_strategy.num_replicas_in_sync
         if self._replicas > 1:
-            refuse_float8(model)
-        for optimizer in optimizers(model):
+            keras_internals.refuse_float8(model)
+        for optimizer in keras_internals.optimizers(model):
             self._prepare_apply(optimizer)
             if optimizer.built:
                 self._adopt(optimizer)
@@ -98,10 +90,10 @@ class GradientExchange:
     def _adopt(self, optimizer: keras.Optimizer) -> None:
         if self._replicas == 1:
             return
-        for inner in inner_optimizers(optimizer):
-            exchange_before_clipping(inner, self._sum)
+        for inner in keras_internals.inner_optimizers(optimizer):
+            keras_internals.exchange_before_clipping(inner, self._sum)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            agree_on_finite(optimizer, self._replicas)
+            keras_internals.agree_on_finite(optimizer, self._replicas)
 
 
 def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
@@ -162,14 +154,19 @@ def replica_merger(
         return lambda: None
 
     def merge() -> None:
-        kept = _floats([*model.non_trainable_weights, *accumulators(model)])
+        kept = _floats([*model.non_trainable_weights, *keras_internals.accumulators(model)])
         if kept:
             context = tf.distribute.get_replica_context()
             means = context.all_reduce(tf.distribute.ReduceOp.MEAN, _values(kept))
             for variable, mean in zip(kept, means, strict=True):
                 variable.assign(mean)
         if weights:
-            slots = [slot for optimizer in optimizers(model) for slot in optimizer.variables if slot.shape]
+            slots = [
+                slot
+                for optimizer in keras_internals.optimizers(model)
+                for slot in optimizer.variables
+                if slot.shape
+            ]
             average(strategy, [*model.trainable_variables, *_floats(slots)], sum_by_tensorflow)
 
     merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
