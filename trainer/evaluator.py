@@ -132,19 +132,10 @@ class Evaluator:
         logs: Path,
         metric: str,
     ):
-        """Prepares.
+        """Prepares to evaluate checkpoints with a built model, whose weights will be replaced.
 
-        Args:
-            model: Compiled and built; its weights will be replaced.
-            evaluate: Evaluates the validation split.
-            checkpoints: The checkpoints to evaluate.
-            evaluations: Where results go.
-            directory: The model directory, into which best.keras is written.
-            logs: TensorBoard's directory; results go to its run "evaluator".
-            metric: Metric by which the best model is chosen.
-
-        Raises:
-            SettingsError: When the model has no such metric, or it is unknown which way it improves.
+        The best model by `metric` is written into `directory`, results into TensorBoard's run "evaluator" in
+        `logs`. A metric that the model does not have, or of unknown direction, is a SettingsError.
         """
         self._model = model
         self._evaluate = evaluate

@@ -94,6 +94,22 @@ def refuse_float8(model: keras.Model) -> None:
             )
 
 
+def before_apply(
+    optimizer: keras.Optimizer, prepare: Callable[[Gradients, Variables | None], Gradients]
+) -> None:
+    """Makes an optimizer apply what `prepare` returns for a step's gradients and variables.
+
+    However a `train_step` applies gradients, all ways of keras/src/optimizers/base_optimizer.py meet in
+    `apply`; a subclass could not take the place of an optimizer that the user has made.
+    """
+    original = optimizer.apply
+
+    def apply(grads: Gradients, trainable_variables: Variables | None = None) -> None:
+        original(prepare(grads, trainable_variables), trainable_variables)
+
+    optimizer.apply = apply
+
+
 def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradients], Gradients]) -> None:
     """Makes an optimizer sum gradients over the replicas first, once for each update.
 

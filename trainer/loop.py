@@ -97,9 +97,8 @@ class Training:
     def run(self) -> Logs:
         """Trains until the epochs, a limit or a callback ends the run; returns the last metrics.
 
-        Raises:
-            DivergedError: When the loss is not finite.
-            RestartError: When a process was asked to stop; a checkpoint has been saved.
+        A loss that is not finite is a DivergedError. When a process was asked to stop, a checkpoint is saved
+        and a RestartError raised.
         """
         logs: Logs = {}
         self._look_at_limits()

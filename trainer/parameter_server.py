@@ -176,13 +176,10 @@ class CoordinatorLoop:
     """Trains one model asynchronously. For the chief alone: all others only serve it."""
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
-        """Traces the step.
+        """Traces the step of a model that is built inside the strategy's scope.
 
-        Args:
-            model: Compiled and built inside the strategy's scope.
-            workers: Workers that take the steps.
-            batches: Undecoded batches, one for each step; the first dimension of every tensor is the batch.
-            decode: Makes of such a batch what `model.train_step` takes; runs on the workers.
+        `batches` are undecoded, one for each step, with the batch as first dimension of every tensor;
+        `decode` makes of one what `model.train_step` takes, on the worker. Gradient accumulation is refused.
         """
         for optimizer in optimizers(model):
             if optimizer.gradient_accumulation_steps:
@@ -267,13 +264,10 @@ def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:
 
 
 def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
-    """Serves until the chief has ended, well or badly.
+    """Serves until the chief has ended, well or badly; it has to come up within the timeout (seconds).
 
     TensorFlow's server would never end, and outlive its job. The chief listens on its port for as long as it
     trains, which is how its end is noticed wherever it runs.
-
-    Raises:
-        RunError: When this process cannot listen on its port, or the chief did not come up in time.
     """
     chief, name = cluster.hosts[0], cluster.name
     if cluster.role == "ps":

@@ -23,14 +23,9 @@ if TYPE_CHECKING:
 def predict(
     model: Path, dataset: Path, split: str = "test", *, batch_size: int = 32, cpu_devices: int = 0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Runs a model.keras over a split, the batches shared out to all local devices.
+    """Runs a model.keras over a split, `batch_size` examples per device and step over all local devices.
 
-    Args:
-        model: Path of a model.keras.
-        dataset: Dataset directory.
-        split: Name of the split.
-        batch_size: Examples per device and step.
-        cpu_devices: Logical devices into which the CPU is divided; 0 leaves it whole.
+    `cpu_devices` are logical devices into which the CPU is divided; 0 leaves it whole.
 
     Returns:
         Labels, int64 (examples,), and the model's outputs, float32 (examples, classes), in the order of the

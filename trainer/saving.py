@@ -68,10 +68,8 @@ _CHAMPION_FILE = "champion.json"
 def warm_start(model: keras.Model, path: str) -> None:
     """Gives a built model the weights of a saved one; its optimizer starts anew.
 
-    Args:
-        model: Built; under a strategy in its cross-replica context.
-        path: A .keras file, a directory that holds model.keras, or a champion's directory, whose
-            champion.json names the one in force; a path or gs://.
+    `path`, also gs://, is a .keras file, a directory that holds model.keras, or a champion's directory, whose
+    champion.json names the one in force.
 
     Raises:
         ModelError: When there is no such file, it cannot be loaded, or its weights are not those of the

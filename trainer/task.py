@@ -101,11 +101,8 @@ def _json_object(text: str) -> dict[str, Any]:
 def run(settings: TrainSettings) -> dict[str, float]:
     """Takes part in a training run as the environment says (TF_CONFIG, AIP_*), and returns the last metrics.
 
-    A replica that does not train (parameter server, evaluator) has none.
-
-    Raises:
-        ShardlineError: For every mistake in settings, cluster, dataset or model.
-        RestartError: After SIGTERM, when a checkpoint has been saved.
+    A replica that does not train (parameter server, evaluator) has none. After SIGTERM a RestartError says
+    that a checkpoint has been saved.
     """
     # Before TensorFlow starts threads: they must not take the signal.
     with Preemption(settings.grace_period) as preemption:

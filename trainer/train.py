@@ -44,12 +44,7 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 
 
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
-    """Takes part in a training run, in the role that the environment gives to this process.
-
-    Args:
-        settings: Settings of the run, the same on every replica.
-        environ: The process's environment: TF_CONFIG and AIP_* are read from it.
-        preemption: Notices SIGTERM.
+    """Takes part in a training run, in the role that the environment (TF_CONFIG, AIP_*) gives.
 
     Returns:
         The metrics of the last epoch, the same on every replica that trains; nothing on any other.

@@ -41,12 +41,7 @@ class Checkpoints:
     ):
         """Claims the directory, or refuses another run's; the writer removes what a killed one had left.
 
-        Args:
-            directory: Directory of the checkpoints.
-            identity: Identity of this run.
-            keep: Number of newest checkpoints that are kept.
-            write: Whether this process writes: the chief. For all others `save` does nothing.
-            allow_new_data: Whether the dataset may be another one than the checkpoints'.
+        The newest `keep` checkpoints are kept. For all but the writer `save` does nothing.
         """
         self._directory = directory
         self._identity = identity

@@ -99,12 +99,7 @@ def _check_peers(cluster: Cluster) -> None:
 
 
 def sum_by_tensorflow(gradients: Gradients, wire: tf.DType = tf.float32) -> Gradients:
-    """Sums gradients with the strategy's own collective.
-
-    Args:
-        gradients: Gradients of one replica.
-        wire: Type in which float32 gradients travel, and are added up.
-    """
+    """Sums gradients with the strategy's own collective; float32 travels, and is added, as `wire`."""
     context = tf.distribute.get_replica_context()
     sent = [tf.cast(gradient, wire) if _is_dense(gradient) else gradient for gradient in gradients]
     summed = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)

@@ -13,6 +13,7 @@ Optimizers keep their own slots on each replica; a checkpoint averages them too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -39,21 +40,18 @@ class GradientExchange:
         if self._replicas > 1:
             keras_internals.refuse_float8(model)
         for optimizer in keras_internals.optimizers(model):
-            self._prepare_apply(optimizer)
+            keras_internals.before_apply(optimizer, functools.partial(self._prepare, optimizer))
             if optimizer.built:
                 self._adopt(optimizer)
 
     @contextlib.contextmanager
     def weighted(self, weight: tf.Tensor) -> Iterator[None]:
-        """Multiplies this replica's gradients by a weight while the context lasts.
+        """Multiplies this replica's gradients by a weight while the context lasts, around its `train_step`.
 
-        Entered in a replica around its `train_step`. With the weight `local examples * replicas / examples
-        of all replicas` a batch divided into 5 and 4 examples gives the gradients of the whole batch of 9,
-        for losses that are means over the batch (the default of every Keras loss).
-
-        Args:
-            weight: float32 scalar; 0 for a replica without any examples, whose gradients then count
-                nothing even when they are NaN.
+        With the float32 scalar `local examples * replicas / examples of all replicas` a batch divided into 5
+        and 4 examples gives the gradients of the whole batch of 9, for losses that are means over the batch
+        (the default of every Keras loss). With 0, of a replica without any examples, gradients count nothing
+        even when they are NaN.
         """
         self._local.weight = weight
         try:
@@ -61,18 +59,13 @@ class GradientExchange:
         finally:
             self._local.weight = None
 
-    def _prepare_apply(self, optimizer: keras.Optimizer) -> None:
-        original = optimizer.apply
-
-        def apply(grads: Gradients, trainable_variables: Variables | None = None) -> None:
-            if not optimizer.built and trainable_variables is not None:
-                self._build(optimizer, list(trainable_variables))
-            weight = getattr(self._local, "weight", None)
-            if weight is not None and self._replicas > 1:
-                grads = _weighted(grads, weight)
-            original(grads, trainable_variables)
-
-        optimizer.apply = apply
+    def _prepare(
+        self, optimizer: keras.Optimizer, gradients: Gradients, variables: Variables | None
+    ) -> Gradients:
+        if not optimizer.built and variables is not None:
+            self._build(optimizer, list(variables))
+        weight = getattr(self._local, "weight", None)
+        return gradients if weight is None or self._replicas == 1 else _weighted(gradients, weight)
 
     def _build(self, optimizer: keras.Optimizer, variables: Variables) -> None:
         """Creates the optimizer's variables outside the replicas, the only place where they may be created.
@@ -142,13 +135,9 @@ def replica_merger(
 ) -> Callable[[], None]:
     """Returns a collective that gives every replica the mean of what each keeps for itself.
 
-    Keras 3 updates BatchNormalization's moving statistics on every replica alone and would save those of
-    the first; gradients that are being accumulated are each replica's own, too.
-
-    Args:
-        strategy: The strategy of the run.
-        model: The model, whose optimizers are built when the function is first called.
-        weights: Whether the weights and the optimizers' slots differ as well: periodic averaging.
+    Keras 3 updates BatchNormalization's moving statistics on every replica alone and would save those of the
+    first; gradients that are being accumulated are each replica's own, too; and with `weights` (periodic
+    averaging) the weights and the optimizers' slots.
     """
     if strategy.num_replicas_in_sync == 1:
         return lambda: None

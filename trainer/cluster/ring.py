@@ -55,14 +55,9 @@ class Ring:
         from_previous: socket.socket,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes over two connections.
+        """Takes over connections to process `rank + 1` and from `rank - 1` of `size`, at least 2.
 
-        Args:
-            rank: This process's number, 0..size-1.
-            size: Number of processes in the ring, at least 2.
-            to_next: Connection to the process `rank + 1`.
-            from_previous: Connection from the process `rank - 1`.
-            check: Called after some seconds of silence; raises when a peer is no longer there.
+        `check` is called after some seconds of silence, and raises when a peer is no longer there.
         """
         self._rank = rank
         self._size = size
@@ -79,15 +74,11 @@ class Ring:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
 
     def sum(self, values: npt.NDArray[Any], wire: Any = np.float32) -> None:
-        """Replaces an array by its sum over all processes.
+        """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
-        Args:
-            values: float32 (n,), contiguous; n is the same everywhere.
-            wire: Type in which the numbers travel: float32, which is exact, or a shorter float type. They
-                are added up in float32 in any case.
-
-        Raises:
-            LostPeerError: When a neighbour has ended, or is at another call.
+        `wire` is the type in which the numbers travel: float32, which is exact, or a shorter float type; they
+        are added up in float32 in any case. A LostPeerError says that a neighbour has ended, or is at another
+        call.
         """
         # What is not finite is the optimizer's affair.
         with self._lock, np.errstate(all="ignore"):

@@ -122,18 +122,11 @@ def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 
 
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes one image of any size as a client sends it, and repeats the manifest's resizing.
+    """Decodes an image as clients send it (PNG, JPEG, BMP, a GIF's first frame) to uint8 of the stored size.
 
     The EXIF orientation of a JPEG is applied. An image that then has the stored size passes untouched. Any
     other is cropped, padded or stretched as the manifest says (cropped if it says nothing), with antialiased
     bilinear interpolation, of which only the used part is computed.
-
-    Args:
-        encoded: Scalar string: PNG, JPEG, BMP or the first frame of a GIF.
-        image: The manifest's image feature.
-
-    Returns:
-        uint8 tensor (height, width, channels), values 0..255.
     """
     height, width, channels = image.shape
     pixels = tf.io.decode_image(encoded, channels=channels, expand_animations=False)

@@ -43,15 +43,15 @@ def place(
     minimum: Callable[[Any, Any], Any] = min,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Placement:
-    """Places an image of height x width pixels in a target (height, width) of pixels.
+    """Places an image of height x width pixels, ints or scalar int32 tensors, in a target (height, width).
 
     The used part is centred. Its sides and corner are rounded down to multiples of the reduction, which
     moves nothing by as much as a pixel of the target, and lets a JPEG be shrunk while it is decoded.
 
     Args:
-        height: Height of the image, an int or a scalar int32 tensor.
-        width: Width of the image, likewise.
-        target: (height, width) of the target.
+        height: Height of the image.
+        width: Width of the image.
+        target: Height and width of the target.
         mode: "crop" (the target is covered), "pad" (the whole image fits into it) or "stretch".
         minimum: Smaller of two such numbers: `min` or `tf.minimum`.
         maximum: Larger of two such numbers.

@@ -110,15 +110,9 @@ BALANCED = "balanced"
 def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
     """Returns a weight for each class, in the order of the manifest's class names; () for none.
 
-    Args:
-        setting: "" for none; "balanced" for records / (classes x examples of the class) in the training
-            split, so that each class counts as much as any other; or a JSON object of class names and
-            weights, where a class that it leaves out has weight 1.
-        manifest: Manifest of the dataset.
-
-    Raises:
-        SettingsError: When the setting is none of these, names a class that the dataset does not have, or
-            gives a weight that is not a number of at least 0.
+    The setting is "" for none; "balanced" for records / (classes x examples of the class) in the training
+    split, so that each class counts as much as any other; or a JSON object of class names and weights of at
+    least 0, where a class that it leaves out has weight 1.
     """
     if not setting:
         return ()

@@ -40,14 +40,9 @@ def model_function(model: str) -> ModelFunction:
 def build(
     model: str, dataset: DatasetInfo, arguments: Mapping[str, Any], *, transformed: bool = False
 ) -> keras.Model:
-    """Calls a model function and checks what it returns.
+    """Calls a model function with a dataset's facts and keyword arguments; checks what it returns.
 
-    Args:
-        model: A built-in name, keras:NAME, or `pkg.module:function`.
-        dataset: Facts about the data that the function is given.
-        arguments: Keyword arguments of the function.
-        transformed: Whether the model takes what a transformation makes of the examples; whether it fits them
-            shows only when it is built.
+    Whether a model fits the examples after a transformation (`transformed`) shows only when it is built.
 
     Raises:
         ModelError: When the function does not take these arguments, fails, or returns something else than a
