@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.matrix
 def test_the_preprocessing_benchmark_measures_every_target(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.preprocess", "--quick", "--workdir", str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)

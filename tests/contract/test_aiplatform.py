@@ -14,6 +14,7 @@ from google.cloud import storage
 from tests.contract.fake.requests import CONTAINER, POOL
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
+from tests.helpers import programs
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -22,7 +23,7 @@ def submit(vertex: FakeVertex, transport: str = "grpc", **request: Any) -> subpr
     init = {"project": PROJECT, "location": LOCATION, "staging_bucket": f"gs://{BUCKET}"}
     if transport == "rest":
         init |= {"api_transport": "rest", "api_endpoint": vertex.rest_endpoint}
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "tests.contract.fake.submit", json.dumps({"init": init, **request})],
         env=vertex.environment,
         capture_output=True,

@@ -15,6 +15,7 @@ from google.rpc import code_pb2
 from tests.contract import toy
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, Outcome
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
+from tests.helpers import programs
 from tests.helpers.payloads import payload, received
 
 pytestmark = pytest.mark.timeout(90)
@@ -30,7 +31,7 @@ JOB = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/customJobs/1"
 
 def launch(vertex: FakeVertex, text: str, resources: Path) -> subprocess.CompletedProcess[str]:
     where = ("--project", PROJECT, "--location", LOCATION, "--gcp_resources", str(resources))
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", LAUNCHER, "--type", "CustomJob", "--payload", text, *where],
         env=vertex.environment,
         capture_output=True,
@@ -137,7 +138,7 @@ def test_nobody_else_is_reached(tmp_path: Path, text: str) -> None:
     """The proxy refuses every host that is not the fake's, a region of the real one included."""
     with fake_vertex(tmp_path) as vertex:
         program = "import requests; requests.get('https://us-central1-aiplatform.googleapis.com/v1')"
-        done = subprocess.run(
+        done = programs.run(
             [sys.executable, "-c", program],
             env=vertex.environment,
             capture_output=True,

@@ -27,6 +27,7 @@ from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
+from tests.helpers import programs
 from tests.helpers.checks import pipeline
 
 pytestmark = pytest.mark.timeout(120)
@@ -112,7 +113,7 @@ def submit(*arguments: str) -> Result:
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     """Starts a command as a person does, in a process of its own."""
-    return subprocess.Popen(
+    return programs.Popen(
         [sys.executable, "-c", COMMAND, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -24,6 +24,7 @@ from shardline.trainer.measurements import read_measurements
 from tests.contract.fake.replicas import run_replicas
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, Outcome
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
+from tests.helpers import programs
 from tests.helpers.datasets import write_table
 
 LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
@@ -41,7 +42,7 @@ NOTE = 'say "hi" \\ {{ x }} \'\n\ttab, näïve ☃'
 
 def launch(vertex: FakeVertex, text: str, resources: Path) -> subprocess.CompletedProcess[str]:
     where = ("--project", PROJECT, "--location", LOCATION, "--gcp_resources", str(resources))
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", LAUNCHER, "--type", "HyperparameterTuningJob", "--payload", text, *where],
         env=vertex.environment,
         capture_output=True,

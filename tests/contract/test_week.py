@@ -9,7 +9,8 @@ import pytest
 
 from tests.contract import week as weeks
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+# Each of its commands has tests of its own.
+pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(600)]
 
 
 def test_a_working_week(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The wheel of the image, built and installed by the Dockerfile's own commands, without an index."""
+"""The wheel of the image, built and installed by the Dockerfile's own commands, without an index.
+
+It works in a directory with packages of the reader's own called trainer, components and pipelines.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,9 @@ def test_every_file_of_the_rings_is_installed(installed: Path) -> None:
     there = [name for name in listed if (ROOT / name).is_file()]
 
     assert any(name.endswith(".html.j2") for name in there)
-    assert [name for name in there if not (installed / name).is_file()] == [], "see package_data in setup.cfg"
+    assert [name for name in there if not (installed / "shardline" / name).is_file()] == [], (
+        "see package_data in setup.cfg"
+    )
 
 
 def test_the_trainer_and_the_templates_are_found_where_the_clone_is_not(
@@ -81,3 +86,31 @@ def test_the_trainer_and_the_templates_are_found_where_the_clone_is_not(
     *templates, where = done.stdout.splitlines()
     assert [int(line.split()[1]) > 0 for line in templates] == [True, True, True]
     assert Path(where).is_relative_to(installed)
+
+
+def test_it_takes_one_name_and_leaves_a_readers_own_packages_alone(installed: Path, tmp_path: Path) -> None:
+    """Both ways: their modules are not taken for ours, and ours are not looked for in theirs."""
+    assert [
+        path.name for path in installed.iterdir() if path.suffix != ".dist-info" and path.name != "bin"
+    ] == ["shardline"]
+    for name in RINGS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"print('their {name}')\n")
+    (tmp_path / "trainer" / "task.py").write_text("print('their task')\n")
+    (tmp_path / "trainer" / "model.py").write_text(
+        "def create_model(dataset):\n    raise SystemExit('made')\n"
+    )
+
+    command = "from shardline.pipelines.cli.main import main; main()"
+    for ours in (["-c", command, "--help"], ["-m", "shardline.trainer.task", "--help"]):
+        done = run(installed, tmp_path, *ours)
+        assert done.returncode == 0, done.stderr
+        assert "--help" in done.stdout
+        assert "their" not in done.stdout
+    assert run(installed, tmp_path, "-m", "trainer.task").stdout == "their trainer\ntheir task\n"
+
+    program = (
+        "from shardline.trainer import plugins\nplugins.load('trainer.model:create_model', 'model')(None)"
+    )
+    done = run(installed, tmp_path, "-c", program)
+    assert (done.stdout, done.stderr) == ("their trainer\n", "made\n")

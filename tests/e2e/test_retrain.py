@@ -87,6 +87,7 @@ def test_a_mistake_that_only_a_replica_can_find_is_one_line(tmp_path):
     assert record(tmp_path / "runs")["state"] == "failed"
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif("SHARDLINE_TEST_DATA" not in os.environ, reason="SHARDLINE_TEST_DATA is not set")
 def test_photos_in_folders_train_a_resnet50(tmp_path):
     photos = Path(os.environ["SHARDLINE_TEST_DATA"]) / "photos"
