@@ -19,7 +19,7 @@ DEFAULT = "default"
 _FORMS = {
     "project": forms.PROJECT,
     "location": forms.LOCATION,
-    "pipeline_root": forms.BUCKET_PATH,
+    "pipeline_root": forms.BUCKET_PATH._replace(words="a directory in Cloud Storage, gs://BUCKET/PATH"),
     "service_account": forms.SERVICE_ACCOUNT,
     "network": forms.NETWORK,
     "encryption_spec_key_name": forms.ENCRYPTION_KEY,

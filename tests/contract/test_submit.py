@@ -159,7 +159,10 @@ def test_dry_run_prints_what_would_be_sent_and_sends_nothing(fake: FakeVertex) -
         (["-p", "count=many"], "the parameter count is declared as int, got 'many'"),
         (["-p", "count=3", "-p", "coutn=3"], "no parameter 'coutn'; did you mean count?"),
         (["-p", "count=3", "--job-id", "Toy"], "id must begin with a letter"),
-        (["-p", "count=3", "--label", "Team=a"], "got Team=a"),
+        (
+            ["-p", "count=3", "--label", "Team=a"],
+            "a key is 1 to 63 lower-case letters, digits, '_' and '-', a letter first, got 'Team'",
+        ),
         (["-p", "count=3", "--pipeline-root", "runs"], "pipeline_root must be a directory in Cloud Storage"),
     ],
 )
