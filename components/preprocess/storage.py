@@ -7,7 +7,7 @@ import glob
 import io
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO, cast
 
 from shardline.trainer import files
@@ -76,9 +76,7 @@ def find_files(pattern: str) -> list[str]:
         SourceError: Nothing matches.
     """
     if is_remote(pattern):
-        file_system, inner = _remote(pattern)
-        with one_line(pattern):
-            found = [file_system.unstrip_protocol(path) for path in file_system.glob(inner)]
+        found = list(describe_files(pattern))
     elif os.path.lexists(pattern):  # the name itself may have brackets
         found = [pattern]
     else:
@@ -90,18 +88,6 @@ def find_files(pattern: str) -> list[str]:
             f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
         )
     return sorted(found)
-
-
-def find_below(root: str) -> list[str]:
-    """Returns the paths of all files below a remote directory that are not hidden, relative to it, sorted.
-
-    Raises:
-        SourceError: There is none, or it cannot be read.
-    """
-    file_system, inner = _remote(root)
-    with one_line(root, "the directory "):
-        found = file_system.find(inner)
-    return _visible(found, inner, root)
 
 
 def describe_files(pattern: str) -> dict[str, Mapping[str, Any]]:
@@ -119,16 +105,20 @@ def describe_files(pattern: str) -> dict[str, Mapping[str, Any]]:
 
 
 def describe_below(root: str) -> dict[str, Mapping[str, Any]]:
-    """Returns what a remote file system says of the files that `find_below` finds, by the same paths.
+    """Returns what a remote file system says of the files below a directory, by relative path, sorted.
 
     Raises:
-        SourceError: There is none, or it cannot be read.
+        SourceError: There is no file that is not hidden, or the directory cannot be read.
     """
     file_system, inner = _remote(root)
     with one_line(root, "the directory "):
         found = file_system.find(inner, detail=True)
     prefix = inner.rstrip("/") + "/"
-    return {path: found[prefix + path] for path in _visible(found, inner, root)}
+    below = {path.removeprefix(prefix): found[path] for path in sorted(found) if path.startswith(prefix)}
+    visible = {path: status for path, status in below.items() if "/." not in f"/{path}"}
+    if not visible:
+        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
+    return visible
 
 
 def fetch(root: str, names: Sequence[str]) -> dict[str, bytes | Exception]:
@@ -149,19 +139,6 @@ def reason(error: BaseException) -> str:
         return "No such file or directory"
     words = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(words).strip().partition("\n")[0]
-
-
-def _visible(found: Iterable[str], inner: str, root: str) -> list[str]:
-    """Returns paths below a directory relative to it and sorted, without those that are hidden."""
-    prefix = inner.rstrip("/") + "/"
-    below = sorted(
-        path[len(prefix) :]
-        for path in found
-        if path.startswith(prefix) and "/." not in path[len(inner) - 1 :]
-    )
-    if not below:
-        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
-    return below
 
 
 def _remote(url: str) -> tuple[Any, str]:

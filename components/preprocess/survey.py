@@ -122,19 +122,16 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     class_names = _check_class_names(source.class_names)
     features = tuple(getattr(source, "features", ()))
     entries, codes = FeatureEntries(features), SplitCodes(settings.split)
-    seen = bytearray(len(class_names))
+    classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str]()
     counts, sizes = [0] * codes.count, [0] * codes.count
-    existing: set[str] = set()
     bad, count, buckets = 0, 0, rows.Buckets(work.buckets)
-    seed, classes = settings.seed, len(class_names)
-    by_content, measured = settings.key == "content", not settings.shards
-    append, pack, code_of = buckets.append, rows.HEAD.pack, codes.code
+    seed, by_content, measured = settings.seed, settings.key == "content", not settings.shards
+    pack = rows.HEAD.pack
     meter = Meter("read", operator.length_hint(source, 0))
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content else contextlib.nullcontext() as keys,
     ):
-        locate = images.locate
         for example in _examples(source):
             try:
                 if type(example) is not Example:
@@ -147,7 +144,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                 if split is not None:
                     existing.add(split)
                 key = name.encode("utf-8", "surrogateescape")
-                where = place, offset, length, path, checksum = locate(image, name)
+                where = place, offset, length, path, checksum = images.locate(image, name)
                 extra = entries.of(values, name) if features or values else b""
                 if keys:  # equal keys are not found by the digests
                     keys.write(digest(key, 0))
@@ -156,13 +153,13 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                 rejected.add(error)
                 bad += 1
                 continue
-            code = code_of(order[8:], split)
+            code = codes.code(order[8:], split)
             counts[code] += 1
             seen[label] = 1
             if measured:
                 sizes[code] += images.size(length, path or key, place)
             head = pack(order, code, len(key), len(path), len(extra), label, place, offset, length, checksum)
-            append(b"".join((head, key, path, extra)))
+            buckets.append(b"".join((head, key, path, extra)))
             count += 1
             if not count % _TICK:
                 meter.advance(_TICK)

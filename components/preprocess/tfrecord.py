@@ -11,7 +11,7 @@ import gzip
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import BinaryIO, NamedTuple
 
@@ -94,22 +94,16 @@ def detect_compression(path: str | os.PathLike[str]) -> str:
     raise SourceError(f"{name!r} is not a TFRecord file: it does not start with a record")
 
 
-def read_records(
-    path: str | os.PathLike[str],
-    *,
-    compression: str = "",
-    on_damage: Callable[[BadRecordError], None] | None = None,
-) -> Iterator[Record]:
-    """Yields all records of a file from the first to the last, checked.
+def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iterator[Record | BadRecordError]:
+    """Yields all records of a file from the first to the last, or why one cannot be used.
+
+    That is, in order, an error in the place of a record whose data do not match their checksum.
 
     Args:
         path: A local file or a URL.
         compression: Compression of the whole file, "" or "gzip".
-        on_damage: Called with a record whose data do not match their checksum, which is then left out;
-            without it the record's error is raised.
 
     Raises:
-        BadRecordError: A record's data do not match their checksum.
         SourceError: The file cannot be read, is not compressed as it should be, is cut off in the middle, or
             has a damaged length, so that nothing behind it can be found.
     """
@@ -117,14 +111,12 @@ def read_records(
     with storage.one_line(name), storage.open_read(name) as file:
         stream = gzip.GzipFile(fileobj=file, mode="rb") if compression == "gzip" else file
         try:
-            yield from _records(stream, name, on_damage)
+            yield from _records(stream, name)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise SourceError(f"{name!r} is damaged or not a gzip file: {error}") from None
 
 
-def _records(
-    stream: BinaryIO | gzip.GzipFile, name: str, on_damage: Callable[[BadRecordError], None] | None
-) -> Iterator[Record]:
+def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | BadRecordError]:
     unpack_length, checksum = _LENGTH.unpack_from, google_crc32c.value
     rest, number, wanted, offset = b"", 0, _BLOCK, 0  # offset: of `buffer` in the file
     while block := stream.read(wanted):
@@ -145,10 +137,7 @@ def _records(
             if buffer[end:position] == mask(checksum(data)):
                 yield Record(offset + start, data, number)
             else:
-                damage = BadRecordError(f"{name} record {number}", "the data do not match their checksum")
-                if on_damage is None:
-                    raise damage
-                on_damage(damage)
+                yield BadRecordError(f"{name} record {number}", "the data do not match their checksum")
             number += 1
         rest = buffer[position:]
         offset += position

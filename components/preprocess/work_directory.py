@@ -1,4 +1,4 @@
-"""The work directory: OUT/.shardline, where a dataset comes into being, and what it leaves in OUT.
+"""Work directory: OUT/.shardline, in which a dataset is built, and the dataset that it leaves in OUT.
 
 Everything in it can be read by another process or a later run:
 
@@ -56,7 +56,7 @@ class WorkDirectory:
         return self.path / "rows" / shard
 
     def mark(self, shard: str) -> Path:
-        """Returns the file that says that a shard is done."""
+        """Returns the mark of a shard."""
         return self.path / "done" / f"{shard}.json"
 
     def digests(self, shard: str) -> Path:
@@ -74,16 +74,12 @@ class WorkDirectory:
 
     def forget_plan(self) -> None:
         """Removes what a survey makes, so that a new one starts from nothing; what is done stays."""
-        self.plan.unlink(missing_ok=True)
-        self.spool.unlink(missing_ok=True)
-        self.keys.unlink(missing_ok=True)
-        self.rejected.unlink(missing_ok=True)
-        shutil.rmtree(self.buckets, ignore_errors=True)
-        shutil.rmtree(self.path / "rows", ignore_errors=True)
+        for path in (self.plan, self.spool, self.keys, self.rejected, *self.path.glob("*.tmp")):
+            path.unlink(missing_ok=True)
+        for directory in (self.buckets, self.path / "rows"):
+            shutil.rmtree(directory, ignore_errors=True)
         for directory in (self.path / "rows", self.path / "done"):
             directory.mkdir(exist_ok=True)
-        for left in self.path.glob("*.tmp"):
-            left.unlink(missing_ok=True)
 
     def forget_shards(self, wanted: Collection[str]) -> None:
         """Removes shards and marks of an earlier plan; those of the files in `wanted` stay."""
@@ -116,10 +112,11 @@ def check(out: Path, *, overwrite: bool) -> None:
             that is not to be overwritten, or it cannot be written.
     """
     try:
-        _refuse_content(out, overwrite=overwrite)
-        parent = out.absolute()
-        while not parent.exists():
-            parent = parent.parent
+        if out.is_dir():
+            _refuse_content(out, overwrite=overwrite)
+        elif out.exists():
+            raise SettingsError(f"{out} is a file; give a directory for the dataset")
+        parent = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
     except OSError as error:
         raise SettingsError(f"cannot use {out} as dataset directory: {error.strerror}") from None
     if not parent.is_dir():
@@ -151,10 +148,9 @@ def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
                 continue
             raise SettingsError(f"cannot write the dataset {out}: {error.strerror}") from None
         try:
-            if _lock(lock, out, shared=shared) and not _is_current(lock, work.path / "lock"):
-                continue
-            yield work
-            return
+            if _lock(lock, work.path / "lock", out, shared=shared):
+                yield work
+                return
         finally:
             os.close(lock)
     raise _in_use(out)
@@ -189,27 +185,19 @@ def is_published(work: WorkDirectory) -> bool:
 
 
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise SettingsError(f"{out} is a file; give a directory for the dataset")
     there = sorted(path.name for path in out.iterdir() if path.name != NAME)
-    if not there:
+    work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE}
+    if not there or is_published(work):
         return
-    work = WorkDirectory(out)
-    others = [
-        name for name in there if not _SHARD.fullmatch(name) and name not in (MANIFEST_FILE, REJECTED_FILE)
-    ]
     try:
         dataset = manifests.load(out)
     except DatasetError:
+        others = [name for name in there if not _SHARD.fullmatch(name) and name not in own]
         if MANIFEST_FILE in there or others or not work.publishing.exists():
             raise SettingsError(
                 f"{out} holds something that is not a complete Shardline dataset ({(others or there)[0]!r}); "
                 "give an empty or new directory"
             ) from None
-        return
-    if is_published(work):
         return
     if not overwrite:
         raise SettingsError(
@@ -217,31 +205,27 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
             "give another directory, or overwrite it with --overwrite"
         )
     named = {shard.file for split in dataset.splits.values() for shard in split.shards}
-    others = sorted(set(there) - named - {MANIFEST_FILE, REJECTED_FILE})
+    others = sorted(set(there) - named - own)
     if others:
         raise SettingsError(
             f"{out} holds {others[0]!r} beside a Shardline dataset; give an empty or new directory"
         )
 
 
-def _lock(lock: int, out: Path, *, shared: bool) -> bool:
+def _lock(lock: int, path: Path, out: Path, *, shared: bool) -> bool:
+    """Takes the lock and returns whether its file is still in its place."""
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock), path.stat())
     except BlockingIOError:
         raise _in_use(out) from None
+    except FileNotFoundError:
+        return False
     except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return False
-        raise
-    return True
+        if error.errno not in _NO_LOCKS:
+            raise
+        return True
 
 
 def _in_use(out: Path) -> RunError:
     return RunError(f"another run is writing {out}; wait until it has ended, or give another directory")
-
-
-def _is_current(lock: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(lock), path.stat())
-    except FileNotFoundError:
-        return False

@@ -17,7 +17,7 @@ from shardline.components.preprocess.example import parse
 from shardline.components.preprocess.pool import Job, Processes
 from shardline.components.preprocess.tfrecord import read_records
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
+from shardline.trainer.errors import BadRecordError, SettingsError
 from shardline.trainer.progress import Meter
 
 if TYPE_CHECKING:
@@ -60,23 +60,14 @@ def read_values(path: Path, compression: str) -> Iterator[tuple[int, Values | st
         SourceError: The rest of the shard cannot be read: it is cut off, or where the next record starts is
             damaged.
     """
-    damaged: list[BadRecordError] = []
-
-    def drain() -> Iterator[tuple[int, str]]:
-        while damaged:
-            yield 0, damaged.pop(0).reason
-
-    try:
-        for record in read_records(path, compression=compression, on_damage=damaged.append):
-            yield from drain()
-            try:
-                yield len(record.data), parse(record.data)
-            except ValueError as error:  # UnicodeDecodeError is one too
-                yield len(record.data), str(error)
-    except SourceError:
-        yield from drain()
-        raise
-    yield from drain()
+    for record in read_records(path, compression=compression):
+        if isinstance(record, BadRecordError):
+            yield 0, record.reason
+            continue
+        try:
+            yield len(record.data), parse(record.data)
+        except ValueError as error:  # UnicodeDecodeError is one too
+            yield len(record.data), str(error)
 
 
 @contextlib.contextmanager

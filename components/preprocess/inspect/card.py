@@ -1,7 +1,4 @@
-"""The dataset card: one self-contained HTML page about a dataset, for a person.
-
-Some examples of a finished dataset, to look at.
-"""
+"""Dataset card: one self-contained HTML page about a dataset, with some of its examples."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -26,17 +23,41 @@ _BYTES = 64 << 20
 _SIDE = 96
 _ROWS = 10
 
+#: Up to this many classes, each has a row; of more, the largest and the smallest have one.
+_MOST_CLASSES = 40
+_ENDS = 10
+_MOST_BARS = 500
+_BINS = 10
+
+
+class ClassRow(NamedTuple):
+    """A row of the table of classes: examples by split and in all, and against those of the largest class."""
+
+    name: str
+    counts: tuple[int, ...]
+    total: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a histogram: what it counts, how many, and that against the longest bar."""
+
+    name: str
+    count: int
+    share: float
+
 
 @dataclass(frozen=True)
 class Sample:
-    """Examples from all shards.
+    """Sample of a dataset: examples from all shards.
 
     Attributes:
-        records: How many were looked at.
+        records: Number of examples looked at.
         sizes: Images by (height, width).
         pictures: Some images of each class, with their keys, by the name of the class.
-        rows: Of a dataset without images, some examples as text: key, class, then the other features.
-        columns: Names of what is in `rows`.
+        rows: Some examples of a dataset without images, as text.
+        columns: Titles of `rows`: key, class, then the other features.
     """
 
     records: int
@@ -47,111 +68,8 @@ class Sample:
 
     @property
     def without_pictures(self) -> list[str]:
-        """Names of the classes of which no image was met."""
+        """Classes of which no image was met."""
         return [name for name, pictures in self.pictures.items() if not pictures]
-
-
-def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> Sample:
-    """Looks at the first records of every shard, of a large dataset at about 2,000 in all.
-
-    Args:
-        directory: The dataset directory.
-        manifest: Its manifest.
-        classes: Names of the classes of which images are wanted.
-
-    Raises:
-        DatasetError: A shard cannot be read.
-    """
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    image = next((feature for feature in manifest.features if feature.name == "image"), None)
-    others = [f.name for f in manifest.features if f.name not in ("image", "label", "key")]
-    each = 6 if len(classes) <= 10 else 4
-    taken, sizes = 0, Counter[tuple[int, int]]()
-    rows: list[list[str]] = []
-    pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes}
-    for shard in shards:
-        for values in _first_records(directory, shard, manifest.compression, len(shards)):
-            taken += 1
-            key = values["key"][1][0].decode("utf-8", "replace")
-            name = manifest.class_names[values["label"][1][0]]
-            if image is None:
-                if len(rows) < _ROWS:
-                    rows.append([key, name, *(_text(values[other][1][0]) for other in others)])
-                continue
-            encoded = values["image"][1][0]
-            sizes[header(encoded, image)[0][:2]] += 1
-            if len(pictures.get(name, [None] * each)) < each:
-                pictures[name].append((key, _picture(encoded, image)))
-    return Sample(taken, sizes, pictures, rows, ["key", "class", *others])
-
-
-def _first_records(directory: Path, shard: Shard, compression: str, shards: int) -> list[Values]:
-    """Returns the beginning of a shard."""
-    found: list[Values] = []
-    room = max(1, _BYTES // shards)
-    try:
-        for size, values in islice(read_values(directory / shard.file, compression), -(-_RECORDS // shards)):
-            if isinstance(values, str):
-                raise SourceError(values)
-            found.append(values)
-            room -= size
-            if room < 0:
-                break
-    except (SourceError, OSError) as error:
-        raise DatasetError(
-            f"cannot read {shard.file}: {error}; 'shardline dataset verify' lists all damage"
-        ) from None
-    return found
-
-
-def _picture(encoded: bytes, image: Feature) -> Picture:
-    if image.encoding != "raw":
-        return make_picture(encoded, _SIDE)
-    height, width, channels = (side or 0 for side in image.shape)
-    return draw_picture(Image.frombytes("L" if channels == 1 else "RGB", (width, height), encoded), _SIDE)
-
-
-def _text(value: bytes | int | float) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value:g}"
-
-
-#: Up to this many classes, each has a row; of more, the largest and the smallest have one.
-_MOST_CLASSES = 40
-_ENDS = 10
-_MOST_BARS = 500
-_BINS = 10
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """One class in the table of classes.
-
-    Attributes:
-        name: Of the class.
-        counts: Its examples by split.
-        total: Its examples in all splits.
-        share: `total` against that of the largest class, 0..1.
-    """
-
-    name: str
-    counts: tuple[int, ...]
-    total: int
-    share: float
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar of a histogram.
-
-    Attributes:
-        name: What it counts.
-        count: How many.
-        share: `count` against that of the longest bar, 0..1.
-    """
-
-    name: str
-    count: int
-    share: float
 
 
 def render_card(directory: Path, manifest: Manifest) -> str:
@@ -253,12 +171,14 @@ def _profile(counts: Sequence[tuple[int, ...]]) -> list[str]:
 
 def _size_bars(sizes: Mapping[tuple[int, int], int]) -> list[Bar]:
     """Counts images by their shorter side: each side by itself, or in ranges where there are many."""
-    sides = [min(key) for key in sizes]
-    step = max(1, -(-(max(sides, default=0) - min(sides, default=0) + 1) // _BINS))
-    counts: dict[int, int] = {}
-    for (height, width), count in sizes.items():
-        start = min(sides) + (min(height, width) - min(sides)) // step * step
-        counts[start] = counts.get(start, 0) + count
+    sides = Counter[int]()
+    for size, count in sizes.items():
+        sides[min(size)] += count
+    least = min(sides, default=0)
+    step = max(1, -(-(max(sides, default=0) - least + 1) // _BINS))
+    counts = Counter[int]()
+    for side, count in sides.items():
+        counts[least + (side - least) // step * step] += count
     return [
         Bar(
             f"{start:,} px" if step == 1 else f"{start:,} to {start + step - 1:,} px",
@@ -274,3 +194,67 @@ def _feature_rows(manifest: Manifest) -> Rows:
         (feature.name, describe_feature(feature).removeprefix(f"{feature.name} "))
         for feature in manifest.features
     ]
+
+
+def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> Sample:
+    """Looks at the first records of every shard, of a large dataset at about 2,000 in all.
+
+    Args:
+        directory: The dataset directory.
+        manifest: Its manifest.
+        classes: Names of the classes of which images are wanted.
+
+    Raises:
+        DatasetError: A shard cannot be read.
+    """
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    image = next((feature for feature in manifest.features if feature.name == "image"), None)
+    others = [f.name for f in manifest.features if f.name not in ("image", "label", "key")]
+    each = 6 if len(classes) <= 10 else 4
+    taken, sizes = 0, Counter[tuple[int, int]]()
+    rows: list[list[str]] = []
+    pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes}
+    for shard in shards:
+        for values in _first_records(directory, shard, manifest.compression, len(shards)):
+            taken += 1
+            key = values["key"][1][0].decode("utf-8", "replace")
+            name = manifest.class_names[values["label"][1][0]]
+            if image is None:
+                if len(rows) < _ROWS:
+                    rows.append([key, name, *(_text(values[other][1][0]) for other in others)])
+                continue
+            encoded = values["image"][1][0]
+            sizes[header(encoded, image)[0][:2]] += 1
+            if len(pictures.get(name, [None] * each)) < each:
+                pictures[name].append((key, _picture(encoded, image)))
+    return Sample(taken, sizes, pictures, rows, ["key", "class", *others])
+
+
+def _first_records(directory: Path, shard: Shard, compression: str, shards: int) -> list[Values]:
+    """Returns the beginning of a shard."""
+    found: list[Values] = []
+    room = max(1, _BYTES // shards)
+    try:
+        for size, values in islice(read_values(directory / shard.file, compression), -(-_RECORDS // shards)):
+            if isinstance(values, str):
+                raise SourceError(values)
+            found.append(values)
+            room -= size
+            if room < 0:
+                break
+    except (SourceError, OSError) as error:
+        raise DatasetError(
+            f"cannot read {shard.file}: {error}; 'shardline dataset verify' lists all damage"
+        ) from None
+    return found
+
+
+def _picture(encoded: bytes, image: Feature) -> Picture:
+    if image.encoding != "raw":
+        return make_picture(encoded, _SIDE)
+    height, width, channels = (side or 0 for side in image.shape)
+    return draw_picture(Image.frombytes("L" if channels == 1 else "RGB", (width, height), encoded), _SIDE)
+
+
+def _text(value: bytes | int | float) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value:g}"

@@ -28,7 +28,7 @@ class Digits:
         return _COUNT
 
     def __iter__(self) -> Iterator[Example]:
-        # Here, since it takes a second: a check of the source alone does without.
+        # Not above: it takes a second, and a check of the source alone does without.
         from sklearn.datasets import load_digits
 
         loaded = load_digits()

@@ -75,7 +75,7 @@ class RemoteImages:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._keys = storage.find_below(root)
+        self._keys = list(storage.describe_below(root))
         for key in self._keys:
             if "/" not in key:
                 raise _stray(root, key)

@@ -1,8 +1,6 @@
-"""A table: a row per example, a column per feature, with or without images.
+"""Tables: CSV, JSONL or Parquet files with a row per example, a column per feature, and images if wanted.
 
-Columns of a CSV, JSONL or Parquet file: their types, and their values in batches.
-
-The types are those that an Example can hold: int64 (booleans too), float32 and string.
+The types of columns are those that an Example can hold: int64 (booleans too), float32 and string.
 """
 
 from __future__ import annotations
@@ -40,8 +38,6 @@ class Columns:
     Raises:
         SourceError: The file cannot be read, has no rows, or a column is of another type.
     """
-
-    types: Mapping[str, str]
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -84,8 +80,10 @@ class Csv(Columns):
 
         with storage.open_read(self.path) as file, _csv_reader(file) as reader:
             names = reader.schema.names
+        for name in names:
+            if names.count(name) > 1 or not name:
+                raise SourceError(f"{self.path!r} has a column {name!r} {names.count(name)} times; rename it")
         types = dict.fromkeys(names, "int64")
-        self._refuse_repeated(names)
         as_text = dict.fromkeys(names, pa.string())
         with storage.open_read(self.path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
             for batch in reader:
@@ -105,11 +103,6 @@ class Csv(Columns):
             for batch in reader:
                 yield {name: batch[name].to_pylist() for name in names}
 
-    def _refuse_repeated(self, names: Sequence[str]) -> None:
-        for name in names:
-            if names.count(name) > 1 or not name:
-                raise SourceError(f"{self.path!r} has a column {name!r} {names.count(name)} times; rename it")
-
 
 class Parquet(Columns):
     """A Parquet file with flat columns."""
@@ -118,20 +111,19 @@ class Parquet(Columns):
         import pyarrow.parquet as pq
         import pyarrow.types as kinds
 
-        types = {}
         with storage.open_read(self.path) as file:
             schema = pq.ParquetFile(file).schema_arrow
-        for field in schema:
-            kind = field.type.value_type if kinds.is_dictionary(field.type) else field.type
+
+        def word(kind: Any) -> str:
+            if kinds.is_dictionary(kind):
+                kind = kind.value_type
             if kinds.is_integer(kind) or kinds.is_boolean(kind):
-                types[field.name] = "int64"
-            elif kinds.is_floating(kind):
-                types[field.name] = "float32"
-            elif kinds.is_string(kind) or kinds.is_large_string(kind):
-                types[field.name] = "string"
-            else:
-                types[field.name] = str(kind)
-        return types
+                return "int64"
+            if kinds.is_floating(kind):
+                return "float32"
+            return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
+
+        return {field.name: word(field.type) for field in schema}
 
     def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
         import pyarrow.parquet as pq
@@ -209,7 +201,7 @@ def _csv_reader(file: Any, types: Mapping[str, Any] | None = None, *, empty_is_n
 
     return pyarrow.csv.open_csv(
         file,
-        # One thread, because only then messages name the row.
+        # Only with one thread do messages name the row.
         read_options=pyarrow.csv.ReadOptions(use_threads=False),
         convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
     )

@@ -67,28 +67,24 @@ class Tfds:
 
 
 def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
+    """Returns the builder of a dataset, which is downloaded where the user names no directory of datasets."""
     try:
         builder = tfds.builder(name.replace(":", "/", 1), data_dir=data_dir or None)
     except tfds.core.DatasetNotFoundError:
         similar = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
-        raise SourceError(
-            f"TensorFlow Datasets has no {name!r}{_listing('similar', similar)}"
-            f"{_listing(f'prepared in {data_dir}', _prepared(tfds, data_dir))}"
-        ) from None
+        named = [("similar", similar), (f"prepared in {data_dir}", _prepared(tfds, data_dir))]
+        lists = [f"; {title}: {', '.join(names)}" for title, names in named if names]
+        raise SourceError(f"TensorFlow Datasets has no {name!r}{''.join(lists)}") from None
     except Exception as failure:  # a wrong name, config or version: ValueError, AssertionError and more
         raise SourceError(f"cannot open 'tfds:{name}': {_summary(failure)}") from failure
-    if not builder.is_prepared():
-        _prepare(tfds, builder, name, data_dir)
-    return builder
-
-
-def _prepare(tfds: Any, builder: Any, name: str, data_dir: str) -> None:
-    """Downloads a dataset into TFDS's default directory; a directory that the user names stays as it is."""
+    if builder.is_prepared():
+        return builder
     if data_dir:
         there = ", ".join(_prepared(tfds, data_dir)) or "no dataset"
         raise SourceError(
-            f"'tfds:{name}' is not prepared in {data_dir}, which has {there}; prepare it with "
-            f"'tfds build {builder.name} --data_dir {data_dir}', or leave data_dir empty to download it"
+            f"'tfds:{name}' is not prepared in {data_dir}, which has {there}; "
+            f"prepare it with 'tfds build {builder.name} --data_dir {data_dir}', or leave data_dir empty to "
+            "download it"
         )
     progress.say("preprocess", f"downloading tfds:{name} to {builder.data_dir}")
     try:
@@ -97,6 +93,7 @@ def _prepare(tfds: Any, builder: Any, name: str, data_dir: str) -> None:
         raise SourceError(
             f"cannot download 'tfds:{name}': {_summary(failure)}; give a data_dir in which it is prepared"
         ) from failure
+    return builder
 
 
 def _prepared(tfds: Any, data_dir: str) -> list[str]:
@@ -131,7 +128,7 @@ def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
 
 
 def _known_splits(name: str, info: Any) -> list[str]:
-    """Returns the splits to read; the others (SVHN's "extra") are left out, and said to be."""
+    """Returns the splits to read, and reports the others (SVHN's "extra"), which are left out."""
     others = [
         f"{split} ({info.splits[split].num_examples:,})" for split in info.splits if split not in SPLITS
     ]
@@ -143,7 +140,3 @@ def _known_splits(name: str, info: Any) -> list[str]:
 def _summary(failure: Exception) -> str:
     """Returns the beginning of one of TFDS's long messages as one line."""
     return textwrap.shorten(str(failure) or type(failure).__name__, 300, placeholder=" ...")
-
-
-def _listing(title: str, names: list[str]) -> str:
-    return f"; {title}: {', '.join(names)}" if names else ""

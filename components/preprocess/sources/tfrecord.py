@@ -67,8 +67,11 @@ class TfRecords:
         keys, highest, read, has_key = _Keys(), 0, self._reader(), "key" in self._names
         for path, compression in self._files:
             in_place = not compression and not storage.is_remote(path)
-            damaged: list[BadRecordError] = []
-            for offset, data, number in read_records(path, compression=compression, on_damage=damaged.append):
+            for record in read_records(path, compression=compression):
+                if isinstance(record, BadRecordError):
+                    yield BadExample(record.name, record.reason)
+                    continue
+                offset, data, number = record
                 try:
                     start, length, values = read(data)
                 except ValueError as fault:
@@ -84,7 +87,6 @@ class TfRecords:
                     None,
                     self._others(values) if self.features else _NO_FEATURES,
                 )
-            yield from (BadExample(damage.name, damage.reason) for damage in damaged)
         if self._class_names is None:
             self._class_names = _numbers(highest)
 
@@ -122,8 +124,9 @@ class TfRecords:
     def _records(self) -> Iterator[tuple[str, Record]]:
         """Yields the sound records with their files; `__iter__` names the others."""
         for path, compression in self._files:
-            for record in read_records(path, compression=compression, on_damage=lambda damage: None):
-                yield path, record
+            for record in read_records(path, compression=compression):
+                if isinstance(record, Record):
+                    yield path, record
 
     def _first_types(self) -> dict[str, type]:
         for path, record in self._records():
