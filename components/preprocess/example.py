@@ -38,7 +38,7 @@ _LAYOUTS_KEPT = 1024
 
 
 class Place(NamedTuple):
-    """Where one feature's list of values lies in a serialized Example.
+    """Position of one feature's list of values in a serialized Example.
 
     Attributes:
         kind: Type of the values.
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the features of an example are.
+    """Positions of the features of an example.
 
     Attributes:
         places: Lists of values by name.
@@ -198,9 +198,7 @@ def locate(data: bytes) -> dict[bytes, Place]:
     found: dict[bytes, Place] = {}
     try:
         for features, start, end in _fields(data, 0, len(data)):
-            if features != _TAG_1:
-                continue
-            for entry, position, last in _fields(data, start, end):
+            for entry, position, last in _fields(data, start, end) if features == _TAG_1 else ():
                 if entry == _TAG_1 and not _locate_usual_entry(data, position, last, found):
                     _locate_entry(data, position, last, found)
     except IndexError:
@@ -301,10 +299,9 @@ def _locate_entry(data: bytes, position: int, end: int, found: dict[bytes, Place
             name = data[first:last]
         elif tag == _TAG_2:
             feature = first, last
-    lists = [field for field in _fields(data, *feature) if field[0] in _KINDS]
-    if lists:
-        tag, first, last = lists[-1]
-        found[name] = Place(_KINDS[tag], first, last)
+    for tag, first, last in _fields(data, *feature):
+        if tag in _KINDS:
+            found[name] = Place(_KINDS[tag], first, last)
 
 
 def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:

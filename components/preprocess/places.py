@@ -29,7 +29,7 @@ _OPEN_FILES = 128
 
 @dataclass(frozen=True)
 class Place:
-    """Where images are.
+    """A file or directory that images are in.
 
     Attributes:
         kind: "directory": each image is a file, whose path is `path` and the one in the row; "file": each

@@ -1,4 +1,4 @@
-"""The plan: which example goes to which split, shard and position, and the file that says so.
+"""Plan: which example goes to which split, shard and position, and the file that says so.
 
 All of it follows from salted hashes of the keys, so that it depends neither on the order in which a source
 yields its examples nor on the machine, and an example keeps its split when the source grows. The first half

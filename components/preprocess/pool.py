@@ -29,8 +29,8 @@ from shardline.trainer.errors import BadRecordError, RunError, ShardlineError
 #: Takes progress: records and bytes since the last call.
 Report = Callable[[int, int], None]
 
-#: A job: a function of a module. It is given what is the same for all items, its items, and where to report;
-#: it returns what it found, by item, as JSON holds it.
+#: A job: a function of a module. It takes the values that are the same for all items, its items, and where to
+#: report; it returns its results by item, as JSON holds them.
 Job = Callable[[Mapping[str, Any], Sequence[str], Report], Mapping[str, Any]]
 
 _WORKER = (sys.executable, "-m", "shardline.components.preprocess.pool")
@@ -85,8 +85,8 @@ class Processes:
 
         Args:
             job: One of the jobs named at the start.
-            given: What is the same for all items, as JSON holds it.
-            items: Names of what is to be done, the longest first.
+            given: Values that are the same for all items, as JSON holds them.
+            items: Names of the items, the longest first.
             report: Takes the progress of all processes.
 
         Raises:

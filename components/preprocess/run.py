@@ -39,7 +39,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
     interruptions.
 
     Args:
-        settings: What to read, and how it becomes shards.
+        settings: The source, and how it becomes shards.
         out: A directory that is missing or empty, or in which an earlier run was interrupted.
         overwrite: Whether `out` may hold a dataset, which is replaced when the new one is complete.
 
@@ -62,7 +62,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
     """Surveys the source and writes the plan, the first of three steps.
 
     Args:
-        settings: What to read, and how it becomes shards.
+        settings: The source, and how it becomes shards.
         out: As for `preprocess`, in a place that all tasks see.
         overwrite: As for `preprocess`.
 
@@ -215,7 +215,7 @@ def _finish(work: WorkDirectory) -> Manifest:
 
 def _report(manifest: Manifest) -> None:
     splits = manifest.splits
-    total = sum(split.records for split in splits.values())
+    total = manifest.records
     first, *rest = (f"{name} {split.records:,} in {len(split.shards)}" for name, split in splits.items())
     shards = ", ".join([f"{first} shards", *rest])
     progress.say(_TOPIC, f"{total:,} records of {len(manifest.class_names)} classes: {shards}")

@@ -156,6 +156,6 @@ def _remote(url: str) -> tuple[Any, str]:
     except ImportError as missing:
         hint = "; pip install 'shardline[gcs]'" if url.startswith("gs://") else ""
         raise SourceError(f"cannot read {url!r}: {missing}{hint}") from None
-    except Exception as error:  # of credentials, settings, protocols that nobody knows
+    except Exception as error:  # of credentials, settings, unknown protocols
         raise SourceError(f"cannot read {url!r}: {reason(error)}") from None
     return file_system, cast(str, inner)

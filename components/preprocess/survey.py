@@ -122,7 +122,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     class_names = _check_class_names(source.class_names)
     features = tuple(getattr(source, "features", ()))
     entries, codes = FeatureEntries(features), SplitCodes(settings.split)
-    classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str]()
+    classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str | None]()
     counts, sizes = [0] * codes.count, [0] * codes.count
     bad, count, buckets = 0, 0, rows.Buckets(work.buckets)
     seed, by_content, measured = settings.seed, settings.key == "content", not settings.shards
@@ -141,8 +141,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                     label = _check(example)
                 if not 0 <= label < classes:
                     raise _out_of_range(label, classes, name)
-                if split is not None:
-                    existing.add(split)
+                existing.add(split)
                 key = name.encode("utf-8", "surrogateescape")
                 where = place, offset, length, path, checksum = images.locate(image, name)
                 extra = entries.of(values, name) if features or values else b""
@@ -164,7 +163,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
             if not count % _TICK:
                 meter.advance(_TICK)
     _check_content(count, bad, seen, class_names)
-    return Survey(class_names, features, images.places, buckets, counts, sizes, frozenset(existing), bad)
+    named = frozenset(split for split in existing if split)
+    return Survey(class_names, features, images.places, buckets, counts, sizes, named, bad)
 
 
 def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:

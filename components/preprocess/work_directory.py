@@ -3,7 +3,7 @@
 Everything in it can be read by another process or a later run:
 
     lock                flock: one run at a time
-    plan.json           what is to be written (`plan`)
+    plan.json           settings, places and shards that are to be written (`plan`)
     spool               images of sources that can be read only once
     keys                hashes of the keys, where the rows' digests are of the content
     buckets/            rows of the survey, when they are many
@@ -39,7 +39,7 @@ _NO_LOCKS = {errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
 
 class WorkDirectory:
-    """Names of what is in the work directory of `out`."""
+    """Paths inside the work directory of `out`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -204,7 +204,7 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
             f"{out} holds a dataset already ({dataset.source}, {dataset.fingerprint[:15]}); "
             "give another directory, or overwrite it with --overwrite"
         )
-    named = {shard.file for split in dataset.splits.values() for shard in split.shards}
+    named = {shard.file for shard in dataset.shards}
     others = sorted(set(there) - named - own)
     if others:
         raise SettingsError(

@@ -130,29 +130,24 @@ class Mark:
 
 
 class ShardWriter:
-    """Writes shards of one plan. A context manager.
+    """Writes shards of one plan.
 
     Args:
         plan: The plan.
         work: Its work directory.
+        images: Reader of its images.
         report: Takes the progress.
     """
 
-    def __init__(self, plan: Plan, work: WorkDirectory, report: Report) -> None:
+    def __init__(self, plan: Plan, work: WorkDirectory, images: ImageReader, report: Report) -> None:
         self._plan = plan
         self._work = work
+        self._images = images
         self._report = report
         self._codec = plan.make_codec()
-        self._images = ImageReader(plan.places, work.spool, plan.surveyed)
         self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
 
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._images.close()
-
-    def write(self, shard: PlannedShard) -> Mark:
+    def write(self, shard: PlannedShard) -> None:
         """Writes a shard and its mark: temporary name, fsync, rename, and the mark last.
 
         Raises:
@@ -166,7 +161,6 @@ class ShardWriter:
         try:
             counts, kinds = [0] * len(self._labels), dict[Any, int]()
             with (
-                _no_garbage_collection(),
                 hashes.open("wb") as digests,
                 _opened(temporary, self._plan.settings.compression) as output,
             ):
@@ -191,7 +185,6 @@ class ShardWriter:
         finally:
             temporary.unlink(missing_ok=True)
             hashes.unlink(missing_ok=True)
-        return mark
 
     def _write_block(
         self, block: list[rows.Fields], output: _Output, counts: list[int], kinds: dict[Any, int]
@@ -254,9 +247,16 @@ def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report
     work = WorkDirectory(Path(given["out"]))
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
-    with ShardWriter(plan, work, report) as writer:
+    collects = gc.isenabled()
+    with ImageReader(plan.places, work.spool, plan.surveyed) as images:
+        writer = ShardWriter(plan, work, images, report)
         for file in items:
-            writer.write(planned[file])
+            gc.disable()  # the loop makes no cycles, and looking for some takes a twentieth of its time
+            try:
+                writer.write(planned[file])
+            finally:
+                if collects:
+                    gc.enable()
     return {}
 
 
@@ -315,15 +315,3 @@ def _opened(path: Path, compression: str) -> Iterator[_Output]:
         output.close()
     finally:
         os.close(output.file)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Switches the collector off: the loop makes no cycles, and looking takes a twentieth of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

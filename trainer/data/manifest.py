@@ -78,6 +78,11 @@ class Split:
         """Number of examples in the split."""
         return sum(shard.records for shard in self.shards)
 
+    @property
+    def bytes(self) -> int:
+        """Size of the split's shards."""
+        return sum(shard.bytes for shard in self.shards)
+
 
 @dataclass(frozen=True)
 class Duplicates:
@@ -150,6 +155,16 @@ class Manifest:
     rejected: Mapping[str, int] = field(default_factory=dict)
     converted: Mapping[str, int] = field(default_factory=dict)
     duplicates: Duplicates = Duplicates()
+
+    @property
+    def records(self) -> int:
+        """Number of examples in all splits."""
+        return sum(split.records for split in self.splits.values())
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of all splits, in order."""
+        return [shard for split in self.splits.values() for shard in split.shards]
 
     @property
     def image(self) -> Feature:

@@ -1,4 +1,4 @@
-"""From an image of the source to the image that is stored, and what is wrong where that cannot be done.
+"""Image codec: turns an image of the source into the image that is stored, or says why it cannot.
 
 Without `image_size` and with encoding "keep", a JPEG or PNG passes untouched and only its header is read.
 `tf.io.decode_image` reads grey, palette, alpha, 16-bit and animated PNG (alpha dropped, high byte, first
@@ -41,7 +41,6 @@ EMPTY = "empty file"
 TOO_SMALL = f"fewer than {SMALLEST} x {SMALLEST} pixels"
 NO_PIXELS = "not a uint8 array of shape (height, width, 1 or 3)"
 
-
 #: Height, width, channels, encoding and conversions of a stored image.
 Kind = tuple[int, int, int, str, tuple[str, ...]]
 
@@ -51,11 +50,11 @@ class StoredImage(NamedTuple):
 
     Attributes:
         data: The bytes; where nothing had to be done, the very object that was given.
-        height: Of the stored image in pixels.
-        width: Likewise.
+        height: Height in pixels.
+        width: Width in pixels.
         channels: 1 for grey, 3 for all others; any alpha channel is not counted.
         encoding: "jpeg", "png" or "raw".
-        converted: What was done beside resizing and encoding: "exif orientation", "cmyk", "palette",
+        converted: Conversions beside resizing and encoding: "exif orientation", "cmyk", "palette",
             "alpha", "16 bit", "animation", "grey" (to RGB, for raw), "gif", "bmp", "webp", ...
     """
 
@@ -81,7 +80,7 @@ class Codec:
         encoding: "keep", "jpeg", "png" or "raw". An image that already has the wanted size and encoding is
             not encoded again.
         max_pixels: An image with more pixels is refused before it is decoded.
-        channels: Of raw images, which must all have the same: 3, or 1 when every image is known to be grey.
+        channels: Number that all raw images have: 3, or 1 when every image is known to be grey.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Codec:
 
         Args:
             encoded: A whole image file.
-            name: Of the example, for messages.
+            name: Key of the example, for messages.
 
         Raises:
             BadRecordError: The image cannot be used.

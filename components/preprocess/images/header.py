@@ -1,4 +1,4 @@
-"""What the first bytes of a JPEG or PNG say, read by hand: it takes microseconds and loads nothing.
+"""Image headers: the first bytes of a JPEG or PNG, read by hand in microseconds and without a library.
 
 JPEG: ITU-T T.81 annex B. PNG: RFC 2083. EXIF: the TIFF 6.0 image file directory inside them.
 """
@@ -40,12 +40,12 @@ _GREY_ALPHA, _PNG_GREY = 4, 0
 
 
 class Header(NamedTuple):
-    """What is known of a JPEG or PNG before it is decoded.
+    """Header of a JPEG or PNG.
 
     Attributes:
         encoding: "jpeg" or "png".
-        height: In pixels, as stored (before an EXIF rotation).
-        width: Likewise.
+        height: Height in pixels, as stored (before an EXIF rotation).
+        width: Width likewise.
         channels: 1 for grey (any alpha channel is not counted), 3 for all others.
         orientation: EXIF's 1..8; 1 is upright.
         standard: Whether every decoder reads it; if not, a JPEG of 12 bits, lossless or arithmetically coded.

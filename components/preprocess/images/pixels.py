@@ -1,9 +1,7 @@
-"""The pixels of an image: decoded from JPEG, turned upright, fitted and encoded, on one core.
+"""Pixels of an image: decoded, turned upright, fitted and encoded, on one core.
 
-libjpeg-turbo (simplejpeg) reads and writes JPEG, OpenCV resizes and writes PNG. Loading them takes 50 MB, so
-this module is imported only where pixels are needed.
-
-An image in one of the rarer formats or kinds, read by Pillow.
+libjpeg-turbo (simplejpeg) reads and writes JPEG, OpenCV resizes and writes PNG, Pillow reads the rarer
+formats. Loading them takes 50 MB, so this module is imported only where pixels are needed.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def fit(pixels: Pixels, place: Placement, target: tuple[int, int]) -> Pixels:
 
     Args:
         pixels: uint8 (height, width, channels), upright and already shrunk by the placement's reduction.
-        place: From `shardline.trainer.data.geometry.place`.
+        place: Placement by `shardline.trainer.data.geometry.place`.
         target: (height, width).
     """
     step = place.reduction
@@ -180,9 +178,9 @@ class Picture:
     """An image that Pillow has opened: its header is read, its pixels are not.
 
     Attributes:
-        height: In pixels; upright after `load`.
-        width: Likewise.
-        kinds: What it is beside plain 8-bit grey or RGB: "palette", "alpha", "cmyk", "16 bit", "animation",
+        height: Height in pixels; upright after `load`.
+        width: Width likewise.
+        kinds: Properties beside plain 8-bit grey or RGB: "palette", "alpha", "cmyk", "16 bit", "animation",
             "exif orientation", and its format unless that is JPEG or PNG.
     """
 

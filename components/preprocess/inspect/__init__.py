@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardline.components.preprocess.example import parse
-from shardline.components.preprocess.pool import Job, Processes
+from shardline.components.preprocess.pool import Job, Processes, Report
 from shardline.components.preprocess.tfrecord import read_records
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import BadRecordError, SettingsError
@@ -22,6 +22,9 @@ from shardline.trainer.progress import Meter
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+# Progress is reported once for so many records.
+_TICK = 256
 
 #: The features of an example by name: the kind ("bytes", "int64", "float") and the values.
 Values = Mapping[str, tuple[str, Sequence[Any]]]
@@ -45,29 +48,44 @@ def each_shard(
     """
     if processes < 0:
         raise SettingsError(f"processes must be at least 1, or 0 for one per core, not {processes}")
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    shards.sort(key=lambda shard: -shard.records)
-    meter = Meter("read", sum(shard.records for shard in shards), topic=topic)
+    shards = sorted(manifest.shards, key=lambda shard: -shard.records)
+    meter = Meter("read", manifest.records, topic=topic)
     with Processes(min(processes or len(os.sched_getaffinity(0)), len(shards)), job) as pool:
         given |= {"directory": str(directory)}
         return pool.do(job, given, [shard.file for shard in shards], meter.advance)
 
 
-def read_values(path: Path, compression: str) -> Iterator[tuple[int, Values | str]]:
+def read_values(
+    path: Path, compression: str, report: Report | None = None
+) -> Iterator[tuple[int, Values | str]]:
     """Yields every record of a shard: its size in bytes, and its features or what is wrong with it.
+
+    Args:
+        path: The shard.
+        compression: Compression of the shard, "" or "gzip".
+        report: Takes the progress.
 
     Raises:
         SourceError: The rest of the shard cannot be read: it is cut off, or where the next record starts is
             damaged.
     """
+    count = size = 0
     for record in read_records(path, compression=compression):
         if isinstance(record, BadRecordError):
             yield 0, record.reason
             continue
+        data = record.data
         try:
-            yield len(record.data), parse(record.data)
+            yield len(data), parse(data)
         except ValueError as error:  # UnicodeDecodeError is one too
-            yield len(record.data), str(error)
+            yield len(data), str(error)
+        count += 1
+        size += len(data)
+        if report and count == _TICK:
+            report(count, size)
+            count = size = 0
+    if report:
+        report(count, size)
 
 
 @contextlib.contextmanager

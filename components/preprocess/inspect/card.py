@@ -95,7 +95,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     return render(
         Path(__file__).with_name("card.html.j2"),
         manifest=manifest,
-        records=sum(row.total for row in rows),
+        records=manifest.records,
         numbers=_numbers(manifest),
         splits=_split_rows(manifest),
         classes=shown,
@@ -119,28 +119,27 @@ def _class_rows(manifest: Manifest) -> list[ClassRow]:
 
 
 def _numbers(manifest: Manifest) -> Rows:
-    stored = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    stored = size(sum(split.bytes for split in manifest.splits.values()))
     images = [feature for feature in manifest.features if feature.name == "image"]
     return [
-        ("examples", f"{sum(split.records for split in manifest.splits.values()):,}"),
+        ("examples", f"{manifest.records:,}"),
         ("classes", f"{len(manifest.class_names):,}"),
         *(("image", describe_feature(feature).removeprefix("image ")) for feature in images),
-        ("stored", size(stored) + (f", {manifest.compression}" if manifest.compression else "")),
+        ("stored", stored + (f", {manifest.compression}" if manifest.compression else "")),
         ("left out", f"{sum(manifest.rejected.values()):,}"),
         ("exact repeats", f"{manifest.duplicates.examples:,}"),
     ]
 
 
 def _split_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    total = sum(split.records for split in manifest.splits.values())
     return [
         {
             "name": name,
             "records": split.records,
-            "share": split.records / max(1, total),
+            "share": split.records / max(1, manifest.records),
             "shards": len(split.shards),
             "per_shard": " to ".join(f"{n:,}" for n in sorted({shard.records for shard in split.shards})),
-            "size": size(sum(shard.bytes for shard in split.shards)),
+            "size": size(split.bytes),
         }
         for name, split in manifest.splits.items()
     ]
@@ -172,8 +171,8 @@ def _profile(counts: Sequence[tuple[int, ...]]) -> list[str]:
 def _size_bars(sizes: Mapping[tuple[int, int], int]) -> list[Bar]:
     """Counts images by their shorter side: each side by itself, or in ranges where there are many."""
     sides = Counter[int]()
-    for size, count in sizes.items():
-        sides[min(size)] += count
+    for height_and_width, count in sizes.items():
+        sides[min(height_and_width)] += count
     least = min(sides, default=0)
     step = max(1, -(-(max(sides, default=0) - least + 1) // _BINS))
     counts = Counter[int]()
@@ -207,7 +206,7 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
     Raises:
         DatasetError: A shard cannot be read.
     """
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    shards = manifest.shards
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [f.name for f in manifest.features if f.name not in ("image", "label", "key")]
     each = 6 if len(classes) <= 10 else 4

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from shardline.components import text
 from shardline.components.preprocess.inspect import each_shard, opened_image, read_values
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.data.manifest import Duplicates, Feature, Manifest
 from shardline.trainer.errors import DatasetError, SourceError
 
 _MOST_CLASSES = 20
@@ -28,15 +28,7 @@ _Size = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Spread:
-    """How a number varies.
-
-    Attributes:
-        least: The smallest value.
-        median: The middle one.
-        p95: 95 of 100 are not larger.
-        most: The largest.
-        mean: The average.
-    """
+    """Spread of a number: minimum, median, 95th percentile, maximum and mean."""
 
     least: int
     median: int
@@ -47,7 +39,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Stats:
-    """What is in a dataset.
+    """Statistics of a dataset.
 
     Attributes:
         records: Number of examples.
@@ -81,7 +73,7 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
 
     Args:
         directory: A dataset directory.
-        processes: How many processes read; 0 for one per core.
+        processes: Number of processes; 0 for one per core.
 
     Raises:
         DatasetError: There is no manifest, or a shard is damaged.
@@ -127,8 +119,9 @@ def look_at_shards(given: Mapping[str, Any], items: Sequence[str], report: Repor
     features = [feature for feature in manifest.features if feature.encoding]
     for file in items:
         images, record_bytes = Counter[Any](), Counter[int]()
+        read = read_values(directory / file, manifest.compression, report)
         try:
-            for number, (size, values) in enumerate(read_values(directory / file, manifest.compression)):
+            for number, (size, values) in enumerate(read):
                 if isinstance(values, str):
                     raise SourceError(f"record {number:,}: {values}")
                 record_bytes[size] += 1
@@ -137,7 +130,6 @@ def look_at_shards(given: Mapping[str, Any], items: Sequence[str], report: Repor
                         raise DatasetError(f"{file}, record {number:,}: has no image; {_VERIFY}")
                     image_size, encoding = header(values[feature.name][1][0], feature)
                     images[*image_size, encoding] += 1
-                report(1, size)
         except (SourceError, OSError) as error:
             raise DatasetError(f"{file}: {error}; {_VERIFY}") from None
         found[file] = {"images": list(images.items()), "record_bytes": list(record_bytes.items())}
@@ -172,17 +164,11 @@ def header(encoded: bytes, feature: Feature) -> tuple[_Size, str]:
 
 def render(found: Stats) -> str:
     """Returns the statistics for a person."""
-    record = found.record_bytes
-    parts = [
-        _class_table(found),
-        text.table(
-            ("bytes", "least", "median", "95 %", "most", "mean"),
-            [
-                _spread_row("record", record),
-                *(_spread_row(f"shard of {name}", spread) for name, spread in found.shard_bytes.items()),
-            ],
-        ),
-    ]
+    spreads = {"record": found.record_bytes}
+    spreads |= {f"shard of {name}": spread for name, spread in found.shard_bytes.items()}
+    byte_rows = [(name, *(f"{round(value):,}" for value in astuple(each))) for name, each in spreads.items()]
+    byte_titles = ("bytes", "least", "median", "95 %", "most", "mean")
+    parts = [_class_table(found), text.table(byte_titles, byte_rows)]
     if found.image_sizes:
         shown = found.image_sizes[:_MOST_SIZES]
         rows = [
@@ -219,11 +205,6 @@ def _class_table(found: Stats) -> str:
     return lines
 
 
-def _spread_row(name: str, spread: Spread) -> tuple[str, ...]:
-    values = (spread.least, spread.median, spread.p95, spread.most, round(spread.mean))
-    return name, *(f"{value:,}" for value in values)
-
-
 def describe(manifest: Manifest) -> dict[str, Any]:
     """Returns a summary of the manifest for a program; the class names are its only long list."""
     return {
@@ -243,14 +224,14 @@ def describe(manifest: Manifest) -> dict[str, Any]:
             name: {
                 "records": split.records,
                 "shards": len(split.shards),
-                "bytes": sum(shard.bytes for shard in split.shards),
+                "bytes": split.bytes,
                 "class_counts": list(split.class_counts),
             }
             for name, split in manifest.splits.items()
         },
         "compression": manifest.compression,
         "records_in": manifest.records_in,
-        "records": sum(split.records for split in manifest.splits.values()),
+        "records": manifest.records,
         "rejected": dict(manifest.rejected),
         "converted": dict(manifest.converted),
         "duplicates": {
@@ -263,23 +244,22 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 def render_manifest(manifest: Manifest) -> str:
     """Returns a summary of the manifest for a person."""
+    names = ", ".join(manifest.class_names[:_MOST_NAMED])
+    more = ", ..." if len(manifest.class_names) > _MOST_NAMED else ""
+    rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in manifest.settings.items())
     rows = [
         ("source", text.printable(manifest.source)),
         ("fingerprint", manifest.fingerprint),
         ("features", ", ".join(describe_feature(feature) for feature in manifest.features)),
-        ("classes", _classes(manifest)),
-        ("records", _records(manifest)),
-        ("converted", counted(manifest.converted)),
-        ("duplicates", duplicates(manifest)),
-        ("settings", text.printable(", ".join(f"{k} {_short(v)}" for k, v in manifest.settings.items()))),
+        ("classes", f"{len(manifest.class_names):,}: {text.printable(names)}{more}"),
+        ("records", f"{manifest.records:,} of {manifest.records_in:,} in the source{rejected}"),
+        ("converted", _counted(manifest.converted)),
+        ("duplicates", _duplicates(manifest.duplicates)),
+        ("settings", text.printable(settings)),
     ]
     splits = [
-        (
-            name,
-            f"{split.records:,}",
-            f"{len(split.shards)}",
-            text.size(sum(shard.bytes for shard in split.shards)),
-        )
+        (name, f"{split.records:,}", f"{len(split.shards)}", text.size(split.bytes))
         for name, split in manifest.splits.items()
     ]
     return f"{text.facts(rows)}\n\n{text.table(('split', 'records', 'shards', 'size'), splits)}"
@@ -294,32 +274,19 @@ def describe_feature(feature: Feature) -> str:
     return " ".join(words) + (f" ({feature.resize})" if feature.resize else "")
 
 
-def counted(amounts: Any) -> str:
+def _counted(amounts: Mapping[str, int]) -> str:
     """Returns amounts by what they are of: "3 cmyk, 1 alpha", or "none"."""
     return text.printable(", ".join(f"{count:,} {what}" for what, count in amounts.items())) or "none"
 
 
-def duplicates(manifest: Manifest) -> str:
+def _duplicates(found: Duplicates) -> str:
     """Returns in a few words how many examples repeat others, and how many cross the splits."""
-    found = manifest.duplicates
     if not found.examples:
         return "none"
     groups = f"{found.straddling:,} group{'s' if found.straddling != 1 else ''} in more than one split"
     return (
         f"{found.examples:,} repeat another example, {groups if found.straddling else 'none across splits'}"
     )
-
-
-def _classes(manifest: Manifest) -> str:
-    names = [text.printable(name) for name in manifest.class_names[:_MOST_NAMED]]
-    more = ", ..." if len(manifest.class_names) > _MOST_NAMED else ""
-    return f"{len(manifest.class_names):,}: {', '.join(names)}{more}"
-
-
-def _records(manifest: Manifest) -> str:
-    records = sum(split.records for split in manifest.splits.values())
-    rejected = f", {counted(manifest.rejected)} rejected" if manifest.rejected else ""
-    return f"{records:,} of {manifest.records_in:,} in the source{rejected}"
 
 
 def _short(value: Any) -> str:

@@ -33,7 +33,7 @@ class Damage:
     Attributes:
         file: Name of the file inside the dataset directory.
         record: Number of the record in it, from 0, or None where the file as a whole is meant.
-        what: What is wrong with it.
+        what: Description of the damage.
     """
 
     file: str
@@ -53,7 +53,7 @@ class ShardCheck:
         records: Number of sound records.
         bytes: Size of the file.
         class_counts: Sound records by label.
-        damages: What is wrong.
+        damages: Everything that is wrong.
     """
 
     records: int
@@ -106,7 +106,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     Args:
         directory: A dataset directory.
         deep: Whether every image is decoded as well.
-        processes: How many processes read; 0 for one per core.
+        processes: Number of processes; 0 for one per core.
 
     Raises:
         DatasetError: There is no manifest that can be read.
@@ -134,7 +134,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
 
 def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
     """Yields the contradictions within the manifest."""
-    written = sum(split.records for split in manifest.splits.values())
+    written = manifest.records
     rejected = sum(manifest.rejected.values())
     if manifest.records_in != written + rejected:
         yield _says(
@@ -191,7 +191,7 @@ def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    named = {shard.file for split in manifest.splits.values() for shard in split.shards}
+    named = {shard.file for shard in manifest.shards}
     for path in sorted(directory.iterdir()):
         if path.name not in named | {MANIFEST_FILE, REJECTED_FILE}:
             yield Damage(path.name, None, "is not named in the manifest")
@@ -220,7 +220,7 @@ class _Checker:
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
         self._classes = len(manifest.class_names)
-        self._shards = {s.file: s for split in manifest.splits.values() for s in split.shards}
+        self._shards = {shard.file: shard for shard in manifest.shards}
         # To tell an exchanged shard from a damaged one.
         self._names = {(shard.bytes, shard.crc32c): file for file, shard in self._shards.items()}
 
@@ -243,7 +243,7 @@ class _Checker:
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
                 crc = google_crc32c.extend(crc, block)
-                self._report(0, 0)  # which notices when nobody waits for the result any more
+                self._report(0, 0)  # which ends a worker whose parent is gone
         checksum = f"{crc:08x}"
         if (size, checksum) == (shard.bytes, shard.crc32c):
             return
@@ -260,7 +260,7 @@ class _Checker:
         """Yields the damage of single records and counts the labels of the sound ones."""
         number = listed = unlisted = 0
         try:
-            for size, values in read_values(path, self._compression):
+            for _, values in read_values(path, self._compression, self._report):
                 problem = values if isinstance(values, str) else self._problem(values)
                 if isinstance(values, str) or problem:
                     if listed < MOST_LISTED:
@@ -271,7 +271,6 @@ class _Checker:
                 else:
                     counts[values["label"][1][0]] += 1
                 number += 1
-                self._report(1, size)
         except SourceError as error:
             # Where a record ends is no longer known: the rest of the shard cannot be read.
             yield Damage(shard.file, number, str(error).rpartition(f"record {number}: ")[2])

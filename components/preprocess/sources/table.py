@@ -229,7 +229,7 @@ class Table:
     the same where new rows are added at the end.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         features: Columns by our names: label, image, key; and others, where not all of the rest are wanted.
 
     Raises:

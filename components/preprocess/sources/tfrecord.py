@@ -94,7 +94,7 @@ class TfRecords:
         """Returns a function that takes one record apart.
 
         It gives start and length of the image and the other features' values by our name. It raises a
-        ValueError for what is not a tf.train.Example, or not one with the features that are needed.
+        ValueError for data that is not a tf.train.Example with the features that are needed.
         """
         layout_of = Layouts(self._image).of
         named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
