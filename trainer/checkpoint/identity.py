@@ -35,25 +35,19 @@ def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: b
     """Makes a directory of checkpoints this run's own, or refuses another run's; only the chief writes."""
     path = directory / IDENTITY_FILE
     found = _read(path)
-    if found:
-        _refuse(
-            f"{directory} holds checkpoints of another run",
-            _difference(found, asdict(identity), allow_new_data=allow_new_data),
-        )
-    if write and found != asdict(identity):
+    own = asdict(identity)
+    _refuse_others(f"{directory} holds checkpoints", found, own, allow_new_data=allow_new_data)
+    if write and found != own:
         directory.mkdir(parents=True, exist_ok=True)
-        files.write_json(path, asdict(identity))
+        files.write_json(path, own)
 
 
 def check_model_dir(directory: Path, *, model: str, dataset: str, allow_new_data: bool) -> None:
     """Refuses a model directory into which another run has written; needs no model yet."""
     found = _read(directory / SETTINGS_FILE)
-    if found:
-        before = {"model": found.get("model"), "dataset": found.get("fingerprint")}
-        _refuse(
-            f"{directory} holds the model of another run",
-            _difference(before, {"model": model, "dataset": dataset}, allow_new_data=allow_new_data),
-        )
+    before = {"model": found.get("model"), "dataset": found.get("fingerprint")} if found else {}
+    own = {"model": model, "dataset": dataset}
+    _refuse_others(f"{directory} holds the model", before, own, allow_new_data=allow_new_data)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -67,9 +61,14 @@ def _read(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _refuse(what: str, difference: str) -> None:
+def _refuse_others(
+    what: str, found: Mapping[str, Any], own: Mapping[str, Any], *, allow_new_data: bool
+) -> None:
+    difference = _difference(found, own, allow_new_data=allow_new_data) if found else ""
     if difference:
-        raise SettingsError(f"{what}: {difference}; choose another directory or delete that one")
+        raise SettingsError(
+            f"{what} of another run: {difference}; choose another directory or delete that one"
+        )
 
 
 def _difference(found: Mapping[str, Any], given: Mapping[str, Any], *, allow_new_data: bool) -> str:
