@@ -6,9 +6,8 @@ Examples come straight from the shards that the manifest names.
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,8 @@ _SECONDS_BETWEEN_REPORTS = 1.0
 
 # TensorFlow's type of a stored feature, where it is neither text nor an image.
 _STORED = {"int64": tf.int64, "float32": tf.float32}
+
+_Ranked = tuple[float, int, Mistake]
 
 
 @dataclass(frozen=True)
@@ -220,10 +221,12 @@ def gather(model: ServedModel, examples: Examples, batch_size: int) -> tuple[Out
         DatasetError: When an example cannot be read or served.
     """
     names = examples.manifest.class_names
-    batches, answers, mistakes = [], [], _Mistakes(names)
+    batches, answers, seen = [], [], 0
+    ranked: list[_Ranked] = []
     for batch in _reported(examples.batches(batch_size), examples.split.records):
         answer = _predict(model, batch)
-        mistakes.add(batch, answer)
+        ranked = sorted([*ranked, *_find_mistakes(batch, answer, seen, names)], reverse=True)[:MOST_MISTAKES]
+        seen += len(batch.keys)
         # The images themselves would not fit in memory.
         batches.append(replace(batch, images=None, records=None))
         answers.append(answer)
@@ -236,39 +239,22 @@ def gather(model: ServedModel, examples: Examples, batch_size: int) -> tuple[Out
             name: np.concatenate([batch.columns[name] for batch in batches]) for name in batches[0].columns
         },
     )
-    return outcomes, mistakes.surest()
+    return outcomes, tuple(mistake for *_, mistake in ranked)
 
 
-class _Mistakes:
-    """Keeps the wrong predictions that the model was surest of."""
-
-    def __init__(self, class_names: tuple[str, ...]) -> None:
-        self._names = class_names
-        self._seen = 0
-        # A heap: the least probable mistake comes first; of equal ones, the later one.
-        self._kept: list[tuple[float, int, Mistake]] = []
-
-    def add(self, batch: Batch, answer: Predictions) -> None:
-        for index in map(int, np.flatnonzero(answer.labels != batch.labels)):
-            predicted, row = int(answer.labels[index]), answer.probabilities[index]
-            probability, finite = float(row[predicted]), bool(np.isfinite(row).all())
-            rank = (probability if finite else np.inf, -(self._seen + index))
-            if len(self._kept) == MOST_MISTAKES and rank < self._kept[0][:2]:
-                continue
-            mistake = Mistake(
-                key=batch.keys[index],
-                true=self._names[batch.labels[index]],
-                predicted=self._names[predicted],
-                probability=probability if finite else None,
-                image=b"" if batch.images is None else batch.images[index].numpy(),
-            )
-            heapq.heappush(self._kept, (*rank, mistake))
-            if len(self._kept) > MOST_MISTAKES:
-                heapq.heappop(self._kept)
-        self._seen += len(batch.keys)
-
-    def surest(self) -> tuple[Mistake, ...]:
-        return tuple(mistake for *_, mistake in sorted(self._kept, reverse=True))
+def _find_mistakes(batch: Batch, answer: Predictions, seen: int, names: Sequence[str]) -> Iterator[_Ranked]:
+    """Yields the wrong predictions of a batch with what ranks them: the probability, then the order."""
+    for index in map(int, np.flatnonzero(answer.labels != batch.labels)):
+        predicted, row = int(answer.labels[index]), answer.probabilities[index]
+        probability = float(row[predicted]) if np.isfinite(row).all() else None
+        mistake = Mistake(
+            key=batch.keys[index],
+            true=names[batch.labels[index]],
+            predicted=names[predicted],
+            probability=probability,
+            image=b"" if batch.images is None else batch.images[index].numpy(),
+        )
+        yield np.inf if probability is None else probability, -(seen + index), mistake
 
 
 def _predict(model: ServedModel, batch: Batch) -> Predictions:

@@ -149,12 +149,26 @@ def make_card(
         evaluation: Evaluation of the export.
         verdict: Whether it was blessed, and why, in one sentence.
     """
+    weakest = sorted(evaluation.classes, key=lambda score: (score.f1, score.name))[:_WEAKEST]
     settings = training.settings.get("settings", training.settings)
     sections = (
-        _interface(export),
+        Section(
+            "Interface",
+            "Signatures of the SavedModel. The labels are inside; [n] is the number of examples in a request.",
+            ("signature", "takes", "gives"),
+            [
+                (name, describe_tensors(signature["inputs"]), describe_tensors(signature["outputs"]))
+                for name, signature in export.signatures.items()
+            ],
+        ),
         _quality(evaluation),
-        _weakest_classes(evaluation),
-        _data(manifest),
+        Section(
+            "Weakest classes",
+            "Those with the lowest F1; all of them are in the report.",
+            ("class", "examples", "precision", "recall"),
+            [(c.name, f"{c.examples:,}", f"{c.precision:.3f}", f"{c.recall:.3f}") for c in weakest],
+        ),
+        Section("Data", "What it was trained and measured on.", ("what", "value"), _data(manifest)),
         Section("Training", "Settings of the run.", ("setting", "value"), set_rows(settings)),
         Section("Provenance", "How to tell this model from others.", ("what", "value"), _provenance(export)),
     )
@@ -175,18 +189,6 @@ def _use(manifest: Manifest) -> Section:
     )
 
 
-def _interface(export: Export) -> Section:
-    return Section(
-        "Interface",
-        "Signatures of the SavedModel. The labels are inside; [n] is the number of examples in a request.",
-        ("signature", "takes", "gives"),
-        [
-            (name, describe_tensors(signature["inputs"]), describe_tensors(signature["outputs"]))
-            for name, signature in export.signatures.items()
-        ],
-    )
-
-
 def _quality(evaluation: Evaluation) -> Section:
     metrics = evaluation.metrics or {"accuracy": evaluation.accuracy}
     rows = [
@@ -199,24 +201,13 @@ def _quality(evaluation: Evaluation) -> Section:
     return Section("Quality", text, ("metric", "value", "95 % interval"), rows)
 
 
-def _weakest_classes(evaluation: Evaluation) -> Section:
-    weakest = sorted(evaluation.classes, key=lambda score: (score.f1, score.name))[:_WEAKEST]
-    return Section(
-        "Weakest classes",
-        "Those with the lowest F1; all of them are in the report.",
-        ("class", "examples", "precision", "recall"),
-        [(one.name, f"{one.examples:,}", f"{one.precision:.3f}", f"{one.recall:.3f}") for one in weakest],
-    )
-
-
-def _data(manifest: Manifest) -> Section:
-    rows: Rows = [
+def _data(manifest: Manifest) -> Rows:
+    return [
         ("source", manifest.source),
         ("fingerprint", manifest.fingerprint),
         *((f"{name} examples", f"{split.records:,}") for name, split in manifest.splits.items()),
         ("left out", f"{sum(manifest.rejected.values()):,}"),
     ]
-    return Section("Data", "What it was trained and measured on.", ("what", "value"), rows)
 
 
 def _provenance(export: Export) -> Rows:

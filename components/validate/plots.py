@@ -7,8 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -89,8 +88,7 @@ def draw_calibration(bins: Sequence[Bin]) -> str:
         return _to_svg(figure, f"Reliability: {said}.")
 
 
-@dataclass(frozen=True)
-class Confusions:
+class Confusions(NamedTuple):
     """A confusion matrix, whole or of the classes that are confused most.
 
     Attributes:
@@ -104,20 +102,13 @@ class Confusions:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class ConfusedPair:
-    """One class that is taken for another.
-
-    Attributes:
-        true: Name of the class.
-        predicted: Name of the class that it is taken for.
-        count: Number of such examples.
-        share: Share of the examples of the true class, 0..1.
-    """
+class ConfusedPair(NamedTuple):
+    """One class that is taken for another: the number of examples, and their share of the class, 0..1."""
 
     true: str
     predicted: str
-    count: int
+    # `count` is a method of a tuple.
+    examples: int
     share: float
 
 

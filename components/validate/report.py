@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -21,7 +21,6 @@ from shardline.components.validate.evaluation import (
     Lead,
     Metric,
     Mistake,
-    Slice,
 )
 from shardline.components.validate.gate import Blessing
 from shardline.components.validate.model_card import MOST_COLUMNS, TrainingRecord, describe_tensors, set_rows
@@ -79,36 +78,27 @@ def render_report(
         calibration=_drawn(plots.draw_calibration, evaluation.calibration),
         roc=_drawn(plots.draw_roc, evaluation.roc),
         precision_recall=_drawn(plots.draw_precision_recall, evaluation.precision_recall),
-        classes=_shown_classes(evaluation.classes),
+        classes=_weakest(evaluation.classes),
         slices=_shown_slices(evaluation),
         mistakes=[_shown_mistake(item) for item in evaluation.mistakes],
         tables=fact_tables(manifest, export, training),
     )
 
 
-@dataclass(frozen=True)
-class MetricRow:
+class MetricRow(NamedTuple):
     """One metric of a model and of the champion, as texts; "" where there is none.
 
-    Attributes:
-        name: Name in rules.
-        label: Name for a person.
-        value: The model's value.
-        interval: Its 95 % interval.
-        champion: The champion's value.
-        difference: The model's value minus the champion's.
-        difference_interval: Its 95 % interval.
-        change: Whether the difference is an improvement.
+    The difference is the model's value minus the champion's; the intervals are 95 % intervals.
     """
 
     name: str
     label: str
     value: str
     interval: str
-    champion: str
-    difference: str
-    difference_interval: str
-    change: Change
+    champion: str = ""
+    difference: str = ""
+    difference_interval: str = ""
+    change: Change = ""
 
 
 def metric_rows(evaluation: Evaluation, metrics: Sequence[Metric]) -> list[MetricRow]:
@@ -119,17 +109,16 @@ def metric_rows(evaluation: Evaluation, metrics: Sequence[Metric]) -> list[Metri
 def _row(evaluation: Evaluation, metric: Metric) -> MetricRow:
     name, text = metric.name, metric.text
     value = evaluation.metrics[name]
+    row = MetricRow(name, metric.label, text(value), show_interval(evaluation.intervals.get(name), text))
     before = evaluation.champion.metrics.get(name) if evaluation.champion else None
+    if before is None:
+        return row
     lead = evaluation.leads.get(name)
-    return MetricRow(
-        name=name,
-        label=metric.label,
-        value=text(value),
-        interval=show_interval(evaluation.intervals.get(name), text),
-        champion="" if before is None else text(before),
-        difference="" if before is None else show_difference(value - before, text),
+    return row._replace(
+        champion=text(before),
+        difference=show_difference(value - before, text),
         difference_interval=show_interval(lead.interval if lead else None, text),
-        change="" if before is None else _change(value - before, lead, rising=metric.rising),
+        change=_change(value - before, lead, rising=metric.rising),
     )
 
 
@@ -204,7 +193,7 @@ def _drawn(draw: Callable[[Any], str], points: Sequence[Any]) -> Markup | None:
     return Markup(draw(points)) if points else None
 
 
-def _shown_classes(scores: tuple[ClassScore, ...]) -> Sequence[ClassScore]:
+def _weakest(scores: tuple[ClassScore, ...]) -> Sequence[ClassScore]:
     if len(scores) <= _MOST_ROWS:
         return scores
     return sorted(scores, key=lambda score: (score.f1, score.name))[:_MOST_ROWS]
@@ -212,20 +201,17 @@ def _shown_classes(scores: tuple[ClassScore, ...]) -> Sequence[ClassScore]:
 
 def _shown_slices(evaluation: Evaluation) -> list[dict[str, Any]]:
     """Returns the weakest slices, with the champion's accuracy on the same examples."""
-    before = {one.name: one.accuracy for one in evaluation.champion.slices} if evaluation.champion else {}
+    champion = {one.name: one.accuracy for one in evaluation.champion.slices} if evaluation.champion else {}
     weakest = sorted(evaluation.slices, key=lambda one: (not one.decided, one.accuracy, one.name))
-    return [_shown_slice(one, before.get(one.name)) for one in weakest[:_MOST_ROWS]]
-
-
-def _shown_slice(one: Slice, before: float | None) -> dict[str, Any]:
-    return {
-        **asdict(one),
-        "interval": show_interval(one.interval),
-        "champion": before,
-        "difference": "" if before is None else show_difference(one.accuracy - before),
-        "difference_interval": "",
-        "change": "" if before is None else _change(one.accuracy - before),
-    }
+    rows = []
+    for one in weakest[:_MOST_ROWS]:
+        before = champion.get(one.name)
+        difference = None if before is None else one.accuracy - before
+        row = {**asdict(one), "interval": show_interval(one.interval), "champion": before}
+        row["difference"] = "" if difference is None else show_difference(difference)
+        row["change"] = "" if difference is None else _change(difference)
+        rows.append({**row, "difference_interval": ""})
+    return rows
 
 
 def _shown_mistake(mistake: Mistake) -> dict[str, Any]:

@@ -94,10 +94,14 @@ def validate(
         formats=formats,
     )
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
-    measured = _measure(out, export, examples, gate.min_slice)
-    evaluation, no_champion = measured.evaluation, ""
+    measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=gate.min_slice)
+    metrics = dict(measured.evaluation.metrics)
+    if export.max_difference is not None:
+        metrics["max_difference"] = export.max_difference
+    evaluation, no_champion = replace(measured.evaluation, metrics=metrics), ""
     if champion_uri:
         say("validate", f"measuring the champion in {champion_uri} on the same examples")
+        measured = replace(measured, evaluation=evaluation)
         evaluation, no_champion = challenge(measured, champion_uri, examples, min_slice=gate.min_slice)
     warnings = _warnings(manifest, examples.name, no_champion)
     blessing = judge(evaluation, gate, no_champion=no_champion, warnings=warnings)
@@ -208,14 +212,6 @@ def validate_artifacts(
     Path(report.path).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(out / model_store.REPORT_FILE, report.path)
     return blessed, evaluation.accuracy
-
-
-def _measure(out: Path, export: Export, examples: Examples, min_slice: int) -> Measured:
-    measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=min_slice)
-    if export.max_difference is None:
-        return measured
-    metrics = {**measured.evaluation.metrics, "max_difference": export.max_difference}
-    return replace(measured, evaluation=replace(measured.evaluation, metrics=metrics))
 
 
 def _warnings(manifest: Manifest, split: str, no_champion: str) -> tuple[str, ...]:
