@@ -154,7 +154,8 @@ def make_card(
     sections = (
         Section(
             "Interface",
-            "Signatures of the SavedModel. The labels are inside; [n] is the number of examples in a request.",
+            "Signatures of the SavedModel. The labels are inside; [n] is the number of examples in a "
+            "request.",
             ("signature", "takes", "gives"),
             [
                 (name, describe_tensors(signature["inputs"]), describe_tensors(signature["outputs"]))
