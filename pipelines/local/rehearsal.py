@@ -1,12 +1,10 @@
-"""Makes injected failures happen to the replicas of a running job.
-
-A failure that is made to happen, as a plain value.
-"""
+"""Rehearsal of failures: what --inject asks for, and its injection into the replicas of a running job."""
 
 from __future__ import annotations
 
 import math
 import re
+import sched
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +24,11 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True)
 class Injection:
-    """What happens to one replica, and when.
+    """A failure of one replica.
 
     Attributes:
         action: "preempt" takes its machine away as the platform does with a SPOT machine, "kill" kills
-            it, "slow" has it run slower from the start.
+            it, "slow" makes it run slower from the start.
         replica: Name of the replica, as in "worker-0".
         step: Training step at which it happens, or None.
         seconds: Time since the start of the job at which it happens, or None.
@@ -74,7 +72,7 @@ def parse_injection(text: str) -> Injection:
 
 #: Seconds between the notice and the end of a preempted SPOT machine.
 PREEMPTION_GRACE_S = 30.0
-#: Seconds of one turn of running and standing still.
+#: Seconds in which a slow replica runs once and stands still once.
 _TURN_S = 0.2
 
 
@@ -97,45 +95,40 @@ class Rehearsal:
                     f"--inject names {injection.replica}, but the job's replicas are {', '.join(names)}"
                 )
         self._topic = topic
+        self._injections = injections
         self._waiting = [injection for injection in injections if injection.action != "slow"]
-        self._slow = {item.replica: item.factor for item in injections if item.action == "slow"}
-        self._turns = dict.fromkeys(self._slow, (0.0, False))
-        self._ends: dict[str, float] = {}
-        self._started = math.inf
+        self._scheduler = sched.scheduler(time.monotonic)
+        self._replicas: Mapping[str, Replica] = {}
         self._step = 0
 
-    def start(self) -> None:
-        """Starts the clock: the replicas are about to start."""
-        self._started = time.monotonic()
+    def start(self, replicas: Mapping[str, Replica]) -> None:
+        """Starts the clock.
+
+        Args:
+            replicas: The replicas that are running, by name, now and later.
+        """
+        self._replicas = replicas
+        for injection in self._injections:
+            if injection.action == "slow":
+                self._pause(injection)
+            elif injection.seconds is not None:
+                self._scheduler.enter(injection.seconds, 0, self._inject, (injection,))
 
     def note_step(self, step: int) -> None:
-        """Hears how many steps a replica has trained."""
+        """Notes how many steps a replica has trained."""
         self._step = max(self._step, step)
 
     @property
     def next_time(self) -> float:
         """When `act` has to be called next, by the monotonic clock."""
-        times = [self._started + item.seconds for item in self._waiting if item.seconds is not None]
-        times += self._ends.values()
-        times += [time for time, _ in self._turns.values()]
-        return min(times, default=math.inf)
+        return math.inf if self._scheduler.empty() else self._scheduler.queue[0].time
 
-    def act(self, replicas: Mapping[str, Replica]) -> None:
+    def act(self) -> None:
         """Does all that is due."""
-        now = time.monotonic()
-        for injection in [item for item in self._waiting if self._is_due(item, now)]:
-            self._waiting.remove(injection)
-            self._inject(injection, replicas, now)
-        for name, end in list(self._ends.items()):
-            replica = replicas.get(name)
-            if replica is None or not replica.preempted:
-                del self._ends[name]
-            elif now >= end:
-                del self._ends[name]
-                replica.kill()
-        for name, (turn, standing) in self._turns.items():
-            if now >= turn:
-                self._turns[name] = self._turn(name, standing, replicas, now)
+        self._scheduler.run(blocking=False)
+        for injection in list(self._waiting):
+            if injection.step is not None and self._step >= injection.step:
+                self._inject(injection)
 
     def end(self) -> None:
         """Reports what has not happened."""
@@ -146,35 +139,32 @@ class Rehearsal:
                 f"not injected: {injection.action} {injection.replica} at {when}; the job ended first",
             )
 
-    def _is_due(self, injection: Injection, now: float) -> bool:
-        if injection.step is not None:
-            return self._step >= injection.step
-        return injection.seconds is not None and now >= self._started + injection.seconds
-
-    def _inject(self, injection: Injection, replicas: Mapping[str, Replica], now: float) -> None:
-        replica = replicas.get(injection.replica)
+    def _inject(self, injection: Injection) -> None:
+        self._waiting.remove(injection)
+        what, replica = f"{injection.action} {injection.replica}", self._replicas.get(injection.replica)
         if replica is None:
-            progress.say(
-                self._topic, f"not injected: {injection.action} {injection.replica}, which has ended"
-            )
+            progress.say(self._topic, f"not injected: {what}, which has ended")
             return
-        progress.say(self._topic, f"injected: {injection.action} {injection.replica}")
+        progress.say(self._topic, f"injected: {what}")
         if injection.action == "kill":
             replica.kill()
         else:
             replica.preempted = True
             replica.stop()
-            self._ends[replica.name] = now + PREEMPTION_GRACE_S
+            self._scheduler.enter(PREEMPTION_GRACE_S, 0, self._take_away, (replica,))
 
-    def _turn(
-        self, name: str, standing: bool, replicas: Mapping[str, Replica], now: float
-    ) -> tuple[float, bool]:
-        """Lets a slow replica run for its share of the next turn, or stand still for the rest of it."""
-        running = _TURN_S / self._slow[name]
-        if (replica := replicas.get(name)) is None:
-            return now + _TURN_S, False
-        if standing:
+    def _take_away(self, replica: Replica) -> None:
+        if self._replicas.get(replica.name) is replica:  # else it has ended in time
+            replica.kill()
+
+    def _pause(self, injection: Injection) -> None:
+        """Lets a slow replica stand still for the rest of a turn."""
+        if replica := self._replicas.get(injection.replica):
+            replica.pause()
+        self._scheduler.enter(_TURN_S * (1 - 1 / injection.factor), 0, self._resume, (injection,))
+
+    def _resume(self, injection: Injection) -> None:
+        """Lets a slow replica run for its share of a turn."""
+        if replica := self._replicas.get(injection.replica):
             replica.resume()
-            return now + running, False
-        replica.pause()
-        return now + _TURN_S - running, True
+        self._scheduler.enter(_TURN_S / injection.factor, 0, self._pause, (injection,))

@@ -169,7 +169,7 @@ class _RunningJob:
         """Starts the replicas, returns when the chief has succeeded, and leaves none behind."""
         grace = 0.0
         try:
-            self._rehearsal.start()
+            self._rehearsal.start(self._running)
             self._start_all()
             while not self._has_succeeded():
                 pass
@@ -190,7 +190,7 @@ class _RunningJob:
     def _has_succeeded(self) -> bool:
         """Waits for something to happen and deals with it; returns whether the chief has succeeded."""
         ended = self._wait(min(self._deadline, self._rehearsal.next_time))
-        self._rehearsal.act(self._running)
+        self._rehearsal.act()
         if self._is_success(ended):
             return True
         for replica, code in ended:
