@@ -1,7 +1,4 @@
-"""This machine as a local run will find it: versions, memory, cores, disk, ports, a job of two replicas.
-
-What `shardline doctor` says of one thing that it has looked at.
-"""
+"""Diagnosis of this machine for local runs: versions, memory, cores, disk, ports, a job of two replicas."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ class Diagnosis:
     """One line of the doctor's report.
 
     Attributes:
-        what: What was looked at: "bucket".
-        level: "ok", "warning" (it may do, or could not be looked at) or "error" (runs will fail).
+        what: What was checked: "bucket".
+        level: "ok", "warning" (it may do, or could not be checked) or "error" (runs will fail).
         found: What was found, in one line.
         fix: What to do; "" where there is nothing to do.
     """
@@ -38,17 +35,17 @@ class Diagnosis:
 
 
 def ok(what: str, found: str) -> Diagnosis:
-    """Returns what is as it should be."""
+    """Returns the diagnosis of something in order."""
     return Diagnosis(what, "ok", found)
 
 
 def warning(what: str, found: str, fix: str) -> Diagnosis:
-    """Returns what may do, or could not be looked at."""
+    """Returns the diagnosis of something that may do, or could not be checked."""
     return Diagnosis(what, "warning", found, fix)
 
 
 def error(what: str, found: str, fix: str) -> Diagnosis:
-    """Returns what makes runs fail."""
+    """Returns the diagnosis of something that makes runs fail."""
     return Diagnosis(what, "error", found, fix)
 
 
@@ -186,7 +183,7 @@ def _toy_job() -> Diagnosis:
         except ShardlineError as failed:
             log = "; ".join(_last_lines(Path(directory)))
             return error(
-                "toy job", f"{failed}: {log}" if log else str(failed), "mend this before anything else"
+                "toy job", f"{failed}: {log}" if log else str(failed), "fix this before anything else"
             )
     seconds = time.monotonic() - began
     return ok("toy job", f"{_REPLICAS} replicas of TensorFlow added up a number in {seconds:.0f} s")

@@ -1,7 +1,4 @@
-"""What one replica prints: its log file, its events, and the lines that are shown.
-
-Bytes from a pipe, in whole lines of text.
-"""
+"""Output of one replica: bytes from a pipe become lines, events, a log file, and what is shown."""
 
 from __future__ import annotations
 
@@ -95,14 +92,14 @@ class Output:
             event = progress.parse(line)
             self._file.write((line if event is None else progress.render(event)) + "\n")
             if event is None:
-                self._show_within_reason(line)
+                self._show_at_most(line)
             elif event.kind != "error":
                 self._report(event)
             elif self.error is None:
                 self.error = event
         self._file.flush()
 
-    def _show_within_reason(self, line: str) -> None:
+    def _show_at_most(self, line: str) -> None:
         if self.muted:
             return
         if (now := time.monotonic()) >= self._second + 1:

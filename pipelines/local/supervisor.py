@@ -29,13 +29,13 @@ Scope = Literal["replica", "job"]
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """How often something is started again within one job.
+    """Restarts that are allowed within one job.
 
     Attributes:
-        replica: After failures of one replica, in its place.
-        job: After failures, all replicas together.
-        preemption: After preemptions of any replica, which are no failures; the platform's own limit for
-            SPOT machines.
+        replica: Restarts of one replica in its place after failures.
+        job: Restarts of all replicas together after failures.
+        preemption: Restarts after preemptions of any replica, which are no failures; the default is the
+            platform's limit for SPOT machines.
     """
 
     replica: int = 1
@@ -44,10 +44,10 @@ class RestartLimits:
 
 
 class Restarts:
-    """Decides, failure by failure, and counts.
+    """Decides after each failure what restarts, and counts.
 
     Args:
-        limits: How often.
+        limits: Restarts that are allowed.
         whole_job: Whether a replica never restarts alone (restart_job_on_worker_restart).
     """
 
@@ -105,13 +105,13 @@ def run_job(
     signal that stops this process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
 
     Args:
-        job: What to run. Its commands run in the current directory and Python environment.
-        log_directory: Gets one log file per replica, and job.json with the starts and ends of each; made
-            where it does not exist.
+        job: The job; its commands run in the current directory and Python environment.
+        log_directory: Directory for a log file per replica, and job.json with their starts and ends; made
+            when it does not exist.
         topic: Name under which the job itself reports.
         show_line: Called with the replica's name for each line of output that is no event.
         injections: Failures to rehearse.
-        gcs_root: Stands in for /gcs/ in the replicas, unless the environment names another.
+        gcs_root: Directory that stands in for /gcs/ in the replicas, unless the environment names another.
 
     Raises:
         ProcessFailedError: When a replica failed; with EXIT_BAD_INPUT as its exit_code when the replica said

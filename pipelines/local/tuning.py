@@ -68,13 +68,13 @@ def run_trial(
     show_line: ShowLine,
     gcs_root: Path,
 ) -> None:
-    """Runs a trial and fills in how it went. Only a signal that stops this process is raised.
+    """Runs a trial and records its outcome in it; raises only when a signal stops this process.
 
     Args:
-        trial: What is tried.
-        job: What every trial runs.
-        metric: The metric's name.
-        log_directory: Gets the log files and what the chief reports.
+        trial: The trial, with its parameters.
+        job: The job that every trial runs.
+        metric: Name of the metric.
+        log_directory: Directory for the log files and the chief's measurements.
         should_stop: Whether a trial that has measured these values should be stopped.
         show_line: As for `run_job`.
         gcs_root: As for `run_job`.
