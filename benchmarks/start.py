@@ -21,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 from shardline.pipelines.local import start
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.supervisor import run_job
@@ -63,8 +65,9 @@ def measure(dataset: Path, out: Path, replicas: int, *, forked: bool) -> tuple[f
 
 
 def _cpu_seconds() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
+    """Returns the CPU time of processes that have ended, below a fork server that is running as well."""
+    times = [psutil.Process().cpu_times(), *(child.cpu_times() for child in psutil.Process().children())]
+    return sum(item.children_user + item.children_system for item in times)
 
 
 def ready(dataset: str, out: str, replicas: str) -> None:

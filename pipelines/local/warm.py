@@ -102,7 +102,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request
     # BLAS has threads of its own, and stops them before a fork and starts them again after it.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message="This process .* multi-threaded")
     server = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps guardians
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(os.WNOHANG))
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     while True:
         connection, _ = listener.accept()
@@ -127,9 +127,15 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request
 
 def _leave() -> NoReturn:
     """Ends once no guardian is left, since they would end with this process."""
-    with contextlib.suppress(ChildProcessError):
-        os.wait()
+    _reap()
     os._exit(0)
+
+
+def _reap(options: int = 0) -> None:
+    """Reaps guardians that have ended; without WNOHANG, waits until none is left."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, options)[0]:
+            pass
 
 
 def _guard(descriptors: list[int], grace: int, server: int) -> None:
