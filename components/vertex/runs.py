@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardline.components.parameters import restore_integers
 from shardline.components.run_record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
 from shardline.components.text import duration, timestamp
 from shardline.components.vertex.client import Platform, ask, ask_all
@@ -225,7 +226,7 @@ def _parameters(job: PipelineJob) -> dict[str, Any]:
     from google.protobuf.json_format import MessageToDict
 
     config = job.runtime_config
-    return dict(MessageToDict(type(config).pb(config)).get("parameterValues", {}))
+    return restore_integers(MessageToDict(type(config).pb(config)).get("parameterValues", {}))
 
 
 def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Task, ...]:
