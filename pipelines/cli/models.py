@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardline.components.parameters import GateSettings
 from shardline.components.validate.gate import FIRST_RUNS, Gate, accuracy_gate, read_gate
 from shardline.pipelines.cli.options import foreground, json_option, show_json
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from shardline.components.model_store import Version
 
 _PATH = click.Path(path_type=Path)
-_MIN_ACCURACY = 0.95
+_MIN_ACCURACY = GateSettings.min_accuracy
 
 
 @click.command()

@@ -46,10 +46,11 @@ def scheduled(**scheduling: Any) -> dict[str, Any]:
     return raw_job(job_spec={"worker_pool_specs": [pool()], "scheduling": scheduling})
 
 
-def sharded(count: int, name: str = "shards") -> dict[str, Any]:
+def sharded(count: float | dict[str, float], name: str = "shards") -> dict[str, Any]:
     """A writer of shards, and a job of one chief and two workers."""
     training = job(pool(), pool(replica_count=2))
-    writer = pipeline(component(inputs={name: "NUMBER_INTEGER"}), tasks=task(parameters={name: float(count)}))
+    kind = "STRUCT" if isinstance(count, dict) else "NUMBER_INTEGER"
+    writer = pipeline(component(inputs={name: kind}), tasks=task(parameters={name: count}))
     training["components"].update(writer["components"])
     training["deploymentSpec"]["executors"].update(writer["deploymentSpec"]["executors"])
     training["root"]["dag"]["tasks"].update(writer["root"]["dag"]["tasks"])
@@ -233,6 +234,7 @@ ROWS = [
     ),
     ("SL702", sharded(8), sharded(9)),
     ("SL702", sharded(2, "readers"), sharded(3, "readers")),
+    ("SL702", sharded({"readers": 2.0}, "data"), sharded({"readers": 3.0}, "data")),
     ("SL801", job(labels={"Team": "vision"}), job(labels={"team": "vision"})),
     ("SL801", job(labels={"team": "a b"}), job(labels={"team": "größe_1-a"})),
     ("SL801", job(labels={"1st": "a"}), job(labels={"first": ""})),

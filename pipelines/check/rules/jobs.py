@@ -173,13 +173,15 @@ def shards(task: Task) -> Found:
         Source: tensorflow.org, tf.data.experimental.AutoShardPolicy.FILE: with fewer files than workers it
             fails, and with a number that does not divide some workers read more.
     """
-    names = task.declared("parameters")
+    given = {name: task.value(name) for name in task.declared("parameters")}
+    for fields in [value for value in given.values() if isinstance(value, dict)]:
+        given = {**fields, **given}  # an object of parameters, as preprocess takes it
     # Where the writer is told how many will read, it sees to the shards itself.
-    told = [name for name in _READERS if name in names] or [name for name in _SHARDS if name in names]
+    told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
     if not task.container or not told:
         return
     for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
         for name in told:
-            count = whole(task.value(name))
+            count = whole(given[name])
             if count and count % workers:
                 yield "SL702", f"{name} is {count}, and {workers} workers read the shards"
