@@ -40,7 +40,7 @@ def digest(key: bytes, seed: int) -> bytes:
 
 
 def choose_split(
-    point: float, own: str | None, existing: Collection[str], shares: Mapping[str, float]
+    point: float, own: str | None, existing: Collection[str | None], shares: Mapping[str, float]
 ) -> str:
     """Returns the split of one example.
 
@@ -91,7 +91,7 @@ class SplitCodes:
             return self._without_split[region]
         return _FROM_TRAIN + region if own == "train" else SPLITS.index(own)
 
-    def splits(self, existing: Collection[str]) -> tuple[str, ...]:
+    def splits(self, existing: Collection[str | None]) -> tuple[str, ...]:
         """Returns the split of each code.
 
         Args:

@@ -92,7 +92,7 @@ class Survey:
         codes: Number of rows by split code.
         sizes: Size of their images by split code, in bytes; counted only where the number of shards
             follows from it.
-        existing: All splits that the source gives to any example.
+        existing: All splits that the source gives to any example; None where it gives none.
         bad: Number of examples that the source itself found unusable.
     """
 
@@ -102,7 +102,7 @@ class Survey:
     buckets: rows.Buckets
     codes: Sequence[int]
     sizes: Sequence[int]
-    existing: frozenset[str]
+    existing: frozenset[str | None]
     bad: int
 
 
@@ -163,8 +163,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
             if not count % _TICK:
                 meter.advance(_TICK)
     _check_content(count, bad, seen, class_names)
-    named = frozenset(split for split in existing if split)
-    return Survey(class_names, features, images.places, buckets, counts, sizes, named, bad)
+    return Survey(class_names, features, images.places, buckets, counts, sizes, frozenset(existing), bad)
 
 
 def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
