@@ -1,1 +1,1 @@
-"""Validate."""
+"""Validation: a model becomes an export, which is measured, judged and reported."""

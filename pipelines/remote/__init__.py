@@ -1,1 +1,1 @@
-"""Remote."""
+"""Vertex AI Pipelines: environment, submission, uploads, schedules, and the doctor."""

@@ -1,1 +1,1 @@
-"""Checkpoint."""
+"""Checkpoints: what is saved, where, when, and by which run it may be continued."""
