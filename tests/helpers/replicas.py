@@ -58,7 +58,11 @@ def start(
 def run(arguments: Sequence[str], replicas: int, **options: object) -> list[str]:
     """Runs the replicas to their end and returns their outputs; fails the test when one fails."""
     processes = start(arguments, replicas, **options)  # type: ignore[arg-type]
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output[-5000:]
     return outputs

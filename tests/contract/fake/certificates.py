@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import ipaddress
 import json
 from collections.abc import Sequence
@@ -53,13 +54,18 @@ def write_service_account(path: Path, token_uri: str) -> Path:
         "type": "service_account",
         "project_id": "my-project",
         "private_key_id": "1",
-        "private_key": _private(rsa.generate_private_key(65537, 2048)).decode(),
+        "private_key": _account_key(),
         "client_email": "tests@my-project.iam.gserviceaccount.com",
         "client_id": "1",
         "token_uri": token_uri,
     }
     path.write_text(json.dumps(account))
     return path
+
+
+@functools.cache  # a key takes longer than a test
+def _account_key() -> str:
+    return _private(rsa.generate_private_key(65537, 2048)).decode()
 
 
 def _name(text: str) -> x509.Name:

@@ -83,7 +83,7 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
 @contextlib.contextmanager
 def running(server: socketserver.TCPServer) -> Iterator[int]:
     """Runs a server of sockets and gives its port."""
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server.server_address[1]

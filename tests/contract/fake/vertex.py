@@ -9,10 +9,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import HTTPServer
 from pathlib import Path
 
 import requests
-from gcp_storage_emulator.server import create_server
+from gcp_storage_emulator.server import RequestHandler, create_server
 from google.cloud.aiplatform_v1.services.endpoint_service.transports import grpc as endpoints_grpc
 from google.cloud.aiplatform_v1.services.endpoint_service.transports import rest_base as endpoints_rest
 from google.cloud.aiplatform_v1.services.job_service.transports import grpc as jobs_grpc
@@ -35,7 +36,7 @@ from tests.contract.fake.api import LOCATION
 from tests.contract.fake.certificates import Certificates, write_certificates, write_service_account
 from tests.contract.fake.pipeline_jobs import PipelineOutcome, RunPipeline
 from tests.contract.fake.pipelines import LocalRuns
-from tests.contract.fake.proxy import Tunnels, serve_proxy
+from tests.contract.fake.proxy import Tunnels, running, serve_proxy
 from tests.contract.fake.rpcs import Rpc, rpcs_of
 from tests.contract.fake.servers import serve_grpc, serve_rest
 from tests.contract.fake.services import PROJECT, FakeServices, Outcome
@@ -145,12 +146,10 @@ def _certificates() -> Certificates:
 @contextlib.contextmanager
 def _storage() -> Iterator[str]:
     """Cloud Storage with one empty bucket."""
-    server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
-    server.start()
-    address = f"http://127.0.0.1:{server._api._httpd.server_port}"
-    try:
+    storage = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)._storage
+    # Its own server looks every half second whether it has to stop.
+    with running(HTTPServer(("127.0.0.1", 0), functools.partial(RequestHandler, storage))) as port:
+        address = f"http://127.0.0.1:{port}"
         place = {"location": LOCATION.upper()}
         requests.patch(f"{address}/storage/v1/b/{BUCKET}", json=place).raise_for_status()
         yield address
-    finally:
-        server.stop()
