@@ -37,6 +37,7 @@ def in_a_child(script, directory):
     """Runs Python code that has `directory`, `checkpoints` and `snapshot`."""
     head = (
         "import os, sys, resource, signal\nfrom pathlib import Path\n"
+        "from shardline.trainer.errors import RunError\n"
         "from tests.helpers.snapshots import checkpoints, save, snapshot\n"
         "from shardline.trainer.checkpoint import store as checkpoint\n"
         "directory = Path(sys.argv[1])\n"

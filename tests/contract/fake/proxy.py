@@ -46,6 +46,8 @@ def serve_proxy(
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             request = self.rfile.readline().decode("ascii", "replace").split()
+            if not request:
+                return  # the client's process has ended while gRPC was still connecting
             while self.rfile.readline().strip():
                 pass
             host = request[1].rpartition(":")[0] if len(request) > 1 else ""
