@@ -193,6 +193,10 @@ class TrainingSettings:
         )
 
 
+#: Policies for rules about a champion that cannot be measured, and the default one.
+FIRST_RUNS = ("bless", "block")
+FIRST_RUN = "bless"
+
 #: All settings of the trainer, and those that have a parameter of their own and can be tuned.
 TRAINER = frozenset(item.name for item in fields(TrainSettings))
 TUNABLE = frozenset({"epochs", "per_replica_batch_size", "learning_rate", "seed"})
@@ -228,7 +232,7 @@ class GateSettings:
 
     min_accuracy: float = 0.95
     rules: tuple[str, ...] = ()
-    first_run: str = "bless"
+    first_run: str = FIRST_RUN
     champion_uri: str = ""
 
     def __post_init__(self) -> None:

@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from shardline.components.parameters import FIRST_RUN, FIRST_RUNS
 from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Interval, Slice
 from shardline.components.validate.rules import OPERATORS, Rule, parse_rule, parse_rules
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError
-
-FIRST_RUNS = ("bless", "block")
 
 _NO_SLICES = ("image", "label", "key")
 _MOST_NAMES = 20
@@ -41,7 +40,7 @@ class Gate:
     """
 
     rules: tuple[Rule, ...]
-    first_run: str = "block"
+    first_run: str = FIRST_RUN
     min_slice: int = MIN_SLICE
     allow_undecided: bool = False
 

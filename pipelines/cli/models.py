@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardline.components.parameters import GateSettings
-from shardline.components.validate.gate import FIRST_RUNS, Gate, accuracy_gate, read_gate
+from shardline.components.parameters import FIRST_RUNS, GateSettings
+from shardline.components.validate.gate import Gate, accuracy_gate, read_gate
 from shardline.pipelines.cli.options import foreground, json_option, show_json
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MIN_ACCURACY = GateSettings.min_accuracy
 @click.option(
     "--first-run",
     type=click.Choice(FIRST_RUNS),
-    help="What rules about a missing champion do: skip, or fail the model (default).",
+    help="What rules about a missing champion do: skip (default), or fail the model.",
 )
 @click.option(
     "--also", "formats", multiple=True, metavar="FORMAT", help="Convert to this format, too: onnx, tflite."
