@@ -111,8 +111,7 @@ class Export:
     def read(cls, out: Path) -> Export:
         """Reads export.json; what an older or shorter file does not have gets its default.
 
-        Raises:
-            ModelError: When it is missing, damaged or no JSON object.
+        Raises ModelError when it is missing, damaged or no JSON object.
         """
         content = read_part(out, EXPORT_FILE)
         known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
@@ -170,11 +169,7 @@ def clear(out: Path) -> None:
 
 
 def read_part(exported: Path, name: str) -> dict[str, Any]:
-    """Reads one of the JSON files of a validation.
-
-    Raises:
-        ModelError: When it is missing, damaged or no JSON object.
-    """
+    """Reads a JSON file of a validation; raises ModelError when it is missing, damaged or no object."""
     try:
         content = json.loads((exported / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -207,8 +202,7 @@ def champion_directory(uri: str) -> Path:
 def current(champion: Path) -> Version | None:
     """Returns the present champion, or None where nothing has been published yet.
 
-    Raises:
-        ModelError: When champion.json is damaged or names a version that is not there.
+    Raises ModelError when champion.json is damaged or names a version that is not there.
     """
     path = champion / CHAMPION_FILE
     if not path.exists():
@@ -220,22 +214,14 @@ def current(champion: Path) -> Version | None:
 
 
 def require_current(champion: Path) -> Version:
-    """Returns the present champion.
-
-    Raises:
-        ModelError: When nothing has been published yet, or as `current` does.
-    """
+    """Returns the present champion; raises ModelError where there is none, or as `current` does."""
     if (present := current(champion)) is None:
         raise ModelError(f"nothing has been published in {champion}; give the directory of a champion")
     return present
 
 
 def complete_versions(champion: Path) -> list[Version]:
-    """Returns the complete versions in a champion's directory, oldest first.
-
-    Raises:
-        ModelError: When the record of one is damaged.
-    """
+    """Returns the complete versions in a champion's directory, oldest first; raises as `current` does."""
     records = sorted((champion / VERSIONS).glob(f"*/{VERSION_FILE}"))
     return [_read(path, f"repair it, or remove {path.parent}") for path in records]
 

@@ -102,21 +102,13 @@ class RunRecord:
         return asdict(self)
 
     def write(self, directory: Path) -> None:
-        """Writes run.json into a directory, which is made where there is none.
-
-        Raises:
-            OSError: When it cannot be written.
-        """
+        """Writes run.json into a directory, which is made where there is none; raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         files.write_json(directory / RECORD_FILE, self.as_json())
 
     @classmethod
     def read(cls, directory: Path) -> RunRecord:
-        """Reads run.json of a directory.
-
-        Raises:
-            SettingsError: When there is none, or it is damaged.
-        """
+        """Reads run.json of a directory; raises SettingsError when there is none, or it is damaged."""
         try:
             content = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
             known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
@@ -131,13 +123,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOutputs:
-    """What one task has put out.
-
-    Attributes:
-        parameters: Output parameters by name.
-        artifacts: Metadata of output artifacts by name.
-        uris: Their URIs.
-    """
+    """Output parameters of one task, and metadata and URIs of its output artifacts, by name."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -167,9 +153,7 @@ def is_run_directory(directory: Path) -> bool:
 def observe(directory: Path, state: str = "") -> RunRecord:
     """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
 
-    Args:
-        directory: The run directory.
-        state: Its state where its own record cannot know it yet: "failed" to a task that runs at its end.
+    `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.
 
     Raises:
         SettingsError: When it is no run directory, or damaged.
@@ -183,11 +167,7 @@ def observe(directory: Path, state: str = "") -> RunRecord:
 
 
 def failure_of(directory: Path, record: RunRecord) -> Failure:
-    """Returns what the files of a failed run tell of its failure.
-
-    Raises:
-        SettingsError: When its log cannot be read.
-    """
+    """Returns what the files of a failed run tell of its failure; raises SettingsError without a log."""
     try:
         log = (directory / LOG).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

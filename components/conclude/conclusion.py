@@ -30,17 +30,8 @@ def conclude_run(
 ) -> None:
     """Records how a run came out, explains its failure, and tells whoever wants to know.
 
-    Whatever goes wrong on the way is said and goes no further: the run is what it is.
-
-    Args:
-        state: State of the tasks inside the exit handler: SUCCEEDED, FAILED or CANCELLED.
-        error: What the platform says of a failure.
-        job_name: Name of the run.
-        job_resource_name: The platform's name of it.
-        project: Id of the project; "" for the number in that name.
-        history_uri: Directory or gs:// of the record; "" for none.
-        notify_when: failure, always or never.
-        webhook_secret: Secret Manager's name of the webhook's URL; "" for SHARDLINE_WEBHOOK.
+    Whatever goes wrong on the way is said and goes no further: the run is what it is. The arguments are those
+    of `conclude`; `state` and `error` say how the tasks inside the exit handler came out.
     """
     run = _read(state.lower(), error, job_name, job_resource_name, project)
     if run.explanation is not None:

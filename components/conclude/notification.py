@@ -23,14 +23,10 @@ _SECRET = re.compile(r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-
 
 @dataclass(frozen=True, kw_only=True)
 class NotifySettings:
-    """The notification at the end of a run. The webhook's URL itself is a secret and stands nowhere.
+    """The notification at the end of a run, [notify]; settings/vertex.toml.example explains the fields.
 
-    Attributes:
-        when: failure, always or never.
-        webhook_secret: Secret Manager's name of the webhook's URL; "" for the variable SHARDLINE_WEBHOOK
-            in the environment of the task, which only a run on this machine has.
-        emails: Recipients of the platform's own e-mail, which is sent however the run came out. It takes
-            the place of the conclusion: a pipeline has one exit handler.
+    The webhook's URL itself is a secret and stands nowhere: without `webhook_secret` it is the variable
+    SHARDLINE_WEBHOOK in the environment of the task, which only a run on this machine has.
     """
 
     when: str = "failure"
@@ -59,11 +55,7 @@ def is_wanted(when: str, state: str) -> bool:
 
 
 def notify(run: RunRecord, secret: str) -> bool:
-    """Calls the webhook, and returns whether there is one.
-
-    Args:
-        run: The run.
-        secret: Secret Manager's name of the webhook's URL; "" for the variable SHARDLINE_WEBHOOK.
+    """Calls the webhook, whose URL Secret Manager has as `secret`, and returns whether there is one.
 
     Raises:
         PlatformError: When Secret Manager or the webhook refuses, or is not reached.
@@ -94,16 +86,8 @@ def payload(run: RunRecord) -> dict[str, Any]:
 def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
     """Returns the webhook's URL, which is a secret: it is never printed, and stands in no error.
 
-    Args:
-        secret: Its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK.
-        environ: Environment variables.
-
-    Returns:
-        "" where none is set.
-
-    Raises:
-        PlatformError: When Secret Manager refuses or is not reached.
-        SettingsError: When what it holds is no URL.
+    `secret` is its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK. Without both it returns "";
+    it raises as `notify` does.
     """
     url = _access(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
     if url and not re.fullmatch(r"https?://\S+", url):
@@ -114,9 +98,8 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
 def send(url: str, message: Mapping[str, Any]) -> None:
     """Posts a message.
 
-    Raises:
-        PlatformError: When the webhook is not reached or does not take it. Without the URL, of which the
-            errors of requests are full.
+    Where the webhook does not take it, PlatformError says so without the URL, of which the errors of requests
+    are full.
     """
     import requests
 

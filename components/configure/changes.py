@@ -78,9 +78,7 @@ def _short(value: Any) -> str:
 def run_time(scheduled: str, created: str) -> datetime:
     """Returns the time that a run is for, in UTC: the scheduled one, which may be in the past.
 
-    Args:
-        scheduled: Time of the schedule, RFC 3339; anything else where no schedule has started the run.
-        created: Time at which the run was created, RFC 3339.
+    Both are RFC 3339; `scheduled` is anything else where no schedule has started the run.
 
     Raises:
         SettingsError: When `created` is not a time either.
@@ -97,9 +95,7 @@ def run_time(scheduled: str, created: str) -> datetime:
 def fill_in_date(source: str, time: datetime) -> str:
     """Returns a source with a date in the place of {date} and {date:FORMAT}, other braces as they are.
 
-    Args:
-        source: Source, as in images:gs://bucket/{date:%Y/%m/%d}; {date} alone is as in 2026-11-20.
-        time: Time of the run.
+    As in images:gs://bucket/{date:%Y/%m/%d}; {date} alone is as in 2026-11-20.
     """
     return _DATE.sub(lambda match: time.strftime(match[1] or "%Y-%m-%d"), source)
 
@@ -129,14 +125,7 @@ def look(
 ) -> Found:
     """Compares data, settings and code with those of the last run that is remembered.
 
-    Args:
-        history_uri: Directory or gs:// that remembers; "" remembers nothing.
-        force: Whether to train whatever is found.
-        deep: Whether files are known by their content.
-        scheduled: Time for which the run was scheduled, RFC 3339; anything else where it was not.
-        created: Time at which the run was created, RFC 3339.
-        job_name: Name of the run.
-        **settings: Parameters of the pipeline that a result depends on.
+    The arguments are those of `configure`; `settings` are the parameters that a result depends on.
 
     Raises:
         SettingsError: When a setting is out of range, or the history cannot be reached or written.

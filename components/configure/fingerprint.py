@@ -48,8 +48,7 @@ class File(NamedTuple):
         name: Path relative to the directory that was listed; else the whole path.
         path: A local path or a URL.
         size: Size in bytes; -1 where the file system does not say.
-        version: Time of change in nanoseconds, or what a remote file system has in its place; "" where it
-            has nothing.
+        version: Time of change in nanoseconds, or what a remote file system has in its place; "" for none.
     """
 
     name: str
@@ -59,11 +58,7 @@ class File(NamedTuple):
 
 
 def files_below(directory: str) -> Iterator[File]:
-    """Yields all files below a directory that are not hidden, sorted folder by folder.
-
-    Raises:
-        SourceError: The directory cannot be read.
-    """
+    """Yields all files below a directory that are not hidden, sorted folder by folder."""
     root = storage.resolve(directory)
     if storage.is_remote(root):
         for name, details in storage.describe_below(root).items():
@@ -73,11 +68,7 @@ def files_below(directory: str) -> Iterator[File]:
 
 
 def files_matching(pattern: str) -> Iterator[File]:
-    """Yields the files that match a pattern with *, ?, [] and **, sorted.
-
-    Raises:
-        SourceError: Nothing matches, or it cannot be read.
-    """
+    """Yields the files that match a pattern with *, ?, [] and **, sorted; SourceError where none does."""
     pattern = storage.resolve(pattern)
     if storage.is_remote(pattern):
         for url, details in storage.describe_files(pattern).items():
@@ -222,12 +213,8 @@ def _unknown(why: str) -> Fingerprint:
 def code_versions(model: str, source: str) -> dict[str, str]:
     """Returns a version of everything whose change may change a result, by name; imports none of it.
 
-    A plug-in is known by all Python files of its top-level package, or beside its module where that is in no
-    package: it may import any of them.
-
-    Args:
-        model: The model function, as the pipeline's parameter has it.
-        source: The source string.
+    The model function and the source may be plug-ins. A plug-in is known by all Python files of its top-level
+    package, or beside its module where that is in no package: it may import any of them.
     """
     versions = {"shardline": _digest(path for name in _OWN for path in _python_files(name))}
     for name in _plugin_packages(model, source):

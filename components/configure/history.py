@@ -27,13 +27,7 @@ LATEST = "latest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """State that a result follows from.
-
-    Attributes:
-        data: Fields of the source's `Fingerprint`.
-        settings: Parameters of the pipeline that a result depends on, by name.
-        code: Versions of the code, by name.
-    """
+    """State that a result follows from: the source's `Fingerprint`, settings, and versions of the code."""
 
     data: Mapping[str, str]
     settings: Mapping[str, Any]
@@ -79,11 +73,7 @@ class Run:
 
 
 def make_directory(history: Path) -> None:
-    """Makes the directory that remembers.
-
-    Raises:
-        SettingsError: When it cannot be written.
-    """
+    """Makes the directory that remembers; raises SettingsError when it cannot be written."""
     try:
         (history / RUNS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,11 +83,7 @@ def make_directory(history: Path) -> None:
 
 
 def read_latest(history: Path) -> Run | None:
-    """Returns the last run that trained; None where there is none yet.
-
-    Raises:
-        ModelError: When its record is damaged.
-    """
+    """Returns the last run that trained, None where there is none; raises ModelError where it is damaged."""
     path = history / LATEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -125,15 +111,7 @@ def write_run(history: Path, run: Run) -> None:
 def remember(
     exported: Path, state: str, reason: str, history_uri: str, champion_uri: str, job_name: str
 ) -> None:
-    """Writes the result of a run that trained into the history.
-
-    Args:
-        exported: Output directory of the validation.
-        state: `State` that the first step found, as text; "" where nothing is remembered.
-        reason: Why the run trained.
-        history_uri: Directory or gs:// that remembers; "" remembers nothing.
-        champion_uri: Where a blessed model was published; "" published nothing.
-        job_name: Name of the run.
+    """Writes the result of a run that trained into the history; the arguments are those of `record_run`.
 
     Raises:
         ModelError: When `exported` is no complete validation.

@@ -31,12 +31,7 @@ _MOST_CLASSES = 200
 
 
 def register_model(exported: Path, accuracy: float, champion_uri: str) -> None:
-    """Makes an exported, blessed model the champion.
-
-    Args:
-        exported: Output directory of a validation that ended with a blessing.
-        accuracy: Accuracy on the test split, 0..1.
-        champion_uri: Directory or gs://; "" publishes nothing.
+    """Makes an exported, blessed model the champion; champion_uri "" publishes nothing.
 
     Raises:
         ModelError: When `exported` is incomplete or not blessed, or the present champion is damaged.
@@ -55,11 +50,7 @@ def register_model(exported: Path, accuracy: float, champion_uri: str) -> None:
 
 
 def lay_out(exported: Path, target: Path) -> None:
-    """Copies an exported model to `target`/1.
-
-    Args:
-        exported: Output directory of a validation that ended with a blessing.
-        target: Base path of the model for TensorFlow Serving; made if it is not there.
+    """Copies an exported model to `target`/1; `target` is a base path for TensorFlow Serving.
 
     Raises:
         ModelError: When `exported` holds no complete export.
@@ -87,9 +78,6 @@ def container_spec(image_uri: str) -> dict[str, Any]:
     which is its default. A deployed model never changes: the server need not look for a newer version.
 
     Source: https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
-
-    Args:
-        image_uri: Image of TensorFlow Serving.
     """
     return {
         "imageUri": image_uri,
@@ -116,15 +104,10 @@ def describe(exported: Path, accuracy: float) -> str:
 
 
 def import_evaluation(exported: Path, resource_name: str) -> str:
-    """Imports the evaluation of an exported model beside the registered model.
+    """Imports the evaluation of an exported model beside the registered model, and returns its name.
 
-    Args:
-        exported: Output directory of the model's validation.
-        resource_name: Name of the registered model, projects/P/locations/L/models/ID@VERSION; "" in a
-            local run, where nothing has been uploaded.
-
-    Returns:
-        The resource name of the evaluation; "" where nothing was imported.
+    `resource_name` is the model's, projects/P/locations/L/models/ID@VERSION; in a local run, where nothing
+    has been uploaded, it is "", and so is what is returned.
 
     Raises:
         ModelError: When `exported` is incomplete.
@@ -158,9 +141,6 @@ def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     With one prediction per example, the most probable class, precision and recall are both the accuracy.
 
     Source: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/ClassificationEvaluationMetrics
-
-    Args:
-        evaluation: Content of evaluation.json.
     """
     accuracy, names = evaluation["accuracy"], evaluation["class_names"]
     at_one = dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), accuracy)
@@ -176,20 +156,13 @@ def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def share_traffic(present: Mapping[str, int], percent: int) -> dict[str, int]:
-    """Returns the traffic of each deployed model, in percent, with that of the new one under "0".
+    """Returns the traffic of each deployed model, in percent by id, with that of the new one under "0".
 
     The models that have traffic keep their proportions in the rest; percents are whole and add up to 100,
-    the largest remainders being rounded up.
+    the largest remainders being rounded up. A new model without traffic changes nothing: {}.
 
     Source: google.cloud.aiplatform_v1.types.DeployModelRequest.traffic_split, which replaces the endpoint's;
     where it is empty the endpoint's stays as it is.
-
-    Args:
-        present: Percents by the id of the deployed model.
-        percent: Share of the new model, 0..100.
-
-    Returns:
-        Percents above 0 by id; {} where nothing changes.
     """
     if percent == 0:
         return {}
@@ -228,9 +201,6 @@ def plan_traffic(endpoint: str, model: str, percent: int) -> dict[str, str]:
 
     Returns:
         Percents by the id of the deployed model, as texts: KFP would make 10.0 of a number.
-
-    Raises:
-        PlatformError: When the API refuses or is not reached.
     """
     if not model:
         say("deploy", "nothing was uploaded: no traffic is assigned")

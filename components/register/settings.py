@@ -23,16 +23,7 @@ from shardline.trainer.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True)
 class ServingMachines:
-    """Machines that serve a model.
-
-    Attributes:
-        machine_type: Machine type of each replica.
-        accelerator_type: NVIDIA_TESLA_T4, ...; "" for none.
-        accelerator_count: Accelerators of each replica.
-        min_replica_count: Replicas at the start, and of an endpoint at all times.
-        max_replica_count: Replicas under load.
-        service_account: Service account of the serving container; "" for the platform's own.
-    """
+    """Machines that serve a model; [deploy] in settings/vertex.toml.example explains the fields."""
 
     machine_type: str
     accelerator_type: str = ""
@@ -60,14 +51,10 @@ class ServingMachines:
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy(ServingMachines):
-    """Deployment of a blessed model, after its upload to the Model Registry.
+    """Deployment of a blessed model, after its upload to the Model Registry: [deploy].
 
-    Attributes:
-        endpoint: projects/P/locations/L/endpoints/ID, in the region of the run; "" makes a new endpoint in
-            every run.
-        display_name: Name of the new endpoint, at most 128 characters.
-        traffic_percent: Share of an endpoint's traffic that the new model gets, 0..100; the models deployed
-            before keep the rest in their proportions. A new endpoint's only model gets all of it.
+    `endpoint` is in the region of the run; `display_name` makes a new endpoint in every run, whose only model
+    gets all of the traffic. The models deployed before keep the rest in their proportions.
     """
 
     endpoint: str = ""
@@ -100,13 +87,10 @@ class Deploy(ServingMachines):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPrediction(ServingMachines):
-    """Batch prediction with each blessed model, after its upload to the Model Registry.
+    """Batch prediction with each blessed model, after its upload: [batch_predict].
 
-    Attributes:
-        gcs_source_uris: Files with instances, gs://BUCKET/PATH; a last * stands for any characters.
-        gcs_destination_output_uri_prefix: Directory in which every run makes one with its predictions.
-        instances_format: jsonl, tf-record, csv or file-list.
-        predictions_format: jsonl or csv.
+    In `gcs_source_uris` a last * stands for any characters; every run makes a directory of its own in
+    `gcs_destination_output_uri_prefix`.
     """
 
     gcs_source_uris: tuple[str, ...]
@@ -137,16 +121,10 @@ _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUpload:
-    """Upload of a blessed model to the Vertex AI Model Registry.
+    """Upload of a blessed model to the Vertex AI Model Registry: [model_upload].
 
-    Attributes:
-        display_name: Name of the model, at most 128 characters.
-        serving_image_uri: Image of TensorFlow Serving, in an Artifact Registry that Vertex AI can read.
-        parent_model: The registered model that gets a new version,
-            projects/P/locations/L/models/ID; "" to register a new model with each upload.
-        version_aliases: Aliases that the new version takes over; with "default" it is the version that is
-            deployed where none is named.
-        labels: Labels of the model.
+    `parent_model` "" registers a new model with each upload; with the alias "default" the new version is the
+    one that is deployed where none is named.
     """
 
     display_name: str

@@ -23,10 +23,7 @@ LOCATION = "{{$.pipeline_google_cloud_location}}"
 def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
     """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
 
-    Args:
-        upload: Settings of the upload.
-        ready: Task of the component `serving_model`.
-        labels: Labels of the model, beside those of `upload`, which win.
+    `ready` is the task of `serving_model`; `labels` are the model's, beside those of `upload`, which win.
     """
     parent = {}
     if upload.parent_model:
@@ -46,18 +43,10 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
 def deploy_tasks(
     component: Callable[..., Any], deploy: Deploy, uploaded: dsl.PipelineTask, labels: Mapping[str, str]
 ) -> dsl.PipelineTask:
-    """Adds the deployment of an uploaded model to the pipeline that is being defined.
+    """Adds the deployment of an uploaded model to the pipeline that is being defined, and returns its task.
 
-    A task that fails is not tried again: the model could be deployed twice.
-
-    Args:
-        component: Makes a component of a function.
-        deploy: Settings of the deployment.
-        uploaded: Task of the upload.
-        labels: Labels of a new endpoint.
-
-    Returns:
-        The task that deploys.
+    A task that fails is not tried again: the model could be deployed twice. `component` makes a component of
+    a function; `labels` are those of a new endpoint.
     """
     model = uploaded.outputs["model"]
     if deploy.endpoint:
@@ -91,11 +80,7 @@ def batch_prediction_task(
 ) -> dsl.PipelineTask:
     """Adds a batch prediction with an uploaded model to the pipeline that is being defined.
 
-    Args:
-        batch: Settings of the batch prediction.
-        name: Display name of the job.
-        uploaded: Task of the upload.
-        labels: Labels of the job.
+    `name` is the job's display name.
     """
     return ModelBatchPredictOp(
         location=LOCATION,

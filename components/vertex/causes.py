@@ -16,17 +16,15 @@ from shardline.trainer import errors
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is known of a failed task.
+    """What is known of a failed task; "", None and 0 stand for what is not known.
 
     Attributes:
-        task: Name of the task; "" where it is not known.
-        replica: Name of the replica that failed first, "worker-0" or "workerpool1-0"; "" for a task that is
-            one process.
-        exit_code: As a shell has it, 137 for SIGKILL; None where it is not known.
+        replica: Name of the replica that failed first, "worker-0" or "workerpool1-0".
+        exit_code: As a shell has it, 137 for SIGKILL.
         error: The last message of the task, or of the platform, in one line.
         own_words: Whether `error` is one of Shardline's own messages, which say what to do as well.
         lines: The last lines of the log, without KFP's own.
-        peak_memory: Peak memory of the replica, in bytes; 0 where it was not measured.
+        peak_memory: Peak memory of the replica, in bytes.
         restarts: How often the replica had been restarted.
     """
 
@@ -42,16 +40,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A failure, explained.
-
-    Attributes:
-        failed: Task and replica: "train, replica worker-0".
-        exit: Exit code in words, and what was measured; "" where it is not known.
-        error: The last message of the task, or of the platform; "" where there is none.
-        cause: Likely cause; "" where none is known.
-        next_step: What to do.
-        lines: The last lines of the log.
-    """
+    """A failure, explained; `failed` names task and replica, "" stands for what is not known."""
 
     failed: str
     exit: str
@@ -73,12 +62,9 @@ class Explanation:
 
 
 class Cause(NamedTuple):
-    """One known cause.
+    """One known cause: a regular expression of a message or log line, likely cause, and what to do next.
 
-    Attributes:
-        looks: Regular expression of a message or a line of a log; its first group may go into the words.
-        words: Likely cause; {0} is the group.
-        remedy: What to do next; {0} is the group.
+    The expression's first group takes the place of {0} in the other two.
     """
 
     looks: str
@@ -216,11 +202,7 @@ _CODES = {
 
 
 def exit_code(value: int | str) -> int:
-    """Returns an exit status as a shell has it.
-
-    Args:
-        value: Exit status, negative for a signal as Python's subprocess has it, or a signal's name.
-    """
+    """Returns an exit status, negative for a signal or a signal's name, as a shell has it."""
     if isinstance(value, str):
         value = -signal.Signals[value]
     return 128 - value if value < 0 else value

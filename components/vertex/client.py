@@ -39,11 +39,9 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 @dataclass(frozen=True)
 class Platform:
-    """The platform's services in one project and region; each client is made when it is first used.
+    """The platform's services in one project (id or number) and region; a client is made when first used.
 
     Attributes:
-        project: Id or number.
-        location: Region.
         endpoint: Host of the Vertex AI API; "" for the region's.
     """
 
@@ -53,12 +51,9 @@ class Platform:
 
     @classmethod
     def of(cls, name: str, *, project: str = "", endpoint: str = "") -> Self:
-        """Returns the place of a resource.
+        """Returns the place of a resource, whose name begins with projects/P/locations/L/.
 
-        Args:
-            name: Resource name, projects/P/locations/L/...
-            project: Id to use instead of the name's project, which is often its number.
-            endpoint: Host of the API; "" for the region's.
+        P is often a number; `project` is an id to use instead.
         """
         _, number, _, location, *_ = name.split("/")
         return cls(project or number, location, endpoint)
@@ -167,14 +162,7 @@ def ask(
 def ask_all(
     doing: str, method: Callable[..., Iterable[T]], request: Any, *, limit: int | None = None
 ) -> list[T]:
-    """Calls a method that lists, page by page, as `ask` does.
-
-    Args:
-        doing: What fails if the call does.
-        method: Method of a client: `platform.pipelines.list_pipeline_jobs`.
-        request: Its request.
-        limit: The largest number of items; None for all.
-    """
+    """Calls a method that lists, page by page, as `ask` does; `limit` items at most, None for all."""
     with platform_errors(doing):  # the pages after the first one are asked for while they are read
         return list(islice(ask(doing, method, request), limit))
 
@@ -182,23 +170,14 @@ def ask_all(
 def again(doing: str, credentials: Any = None) -> Retry:
     """Returns api_core's retry for repeatable calls of Google's other clients, and of requests.
 
-    Args:
-        doing: What fails if the call does.
-        credentials: What it signs in with; a token that is refused is then replaced, once.
+    A token of `credentials` that is refused is replaced, once.
     """
     return _Attempts(doing, credentials).retry()
 
 
 @contextlib.contextmanager
 def platform_errors(doing: str) -> Iterator[None]:
-    """Turns what Google's clients raise into one line.
-
-    Args:
-        doing: What was being done: "submit the pipeline".
-
-    Raises:
-        PlatformError: "cannot submit the pipeline: ..."
-    """
+    """Turns what Google's clients raise into one line, a PlatformError: "cannot {doing}: ..." and why."""
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException

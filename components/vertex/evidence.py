@@ -29,16 +29,9 @@ _OVERLAP = datetime.timedelta(seconds=30)
 
 
 def read_record(platform: Platform, run: str, state: str = "") -> RunRecord:
-    """Returns the record of a run, as far as it has come.
+    """Returns the record of a run, by id or resource name, as far as it has come; raises as `read_run` does.
 
-    Args:
-        platform: Where it is.
-        run: Its id, or its resource name.
-        state: Its state where the run cannot know it yet: "failed" to a task that runs at its end.
-
-    Raises:
-        SettingsError: When it is neither id nor name.
-        PlatformError: When there is no such run, or the platform refuses or is not reached.
+    `state` is its state where the run cannot know it yet: "failed" to a task that runs at its end.
     """
     found = read_run(platform, run)
     state = state or (found.state if found.has_ended else RUNNING)

@@ -34,12 +34,7 @@ _BREAKS_JSON = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
 class Form(NamedTuple):
-    """The form of a text.
-
-    Attributes:
-        pattern: Regular expression that the whole text matches.
-        words: The form in words, for messages.
-    """
+    """The form of a text: a regular expression that the whole text matches, and words for messages."""
 
     pattern: str
     words: str
@@ -107,11 +102,7 @@ def is_label_value(text: str) -> bool:
 
 
 def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
-    """Checks labels as the API does.
-
-    Args:
-        labels: Values by key.
-        origin: Where they were given, as the end of a message.
+    """Checks labels as the API does; `origin` says where they were given, as the end of a message.
 
     Raises:
         SettingsError: When there are too many, or a key or value has characters that are not allowed.
@@ -139,12 +130,8 @@ def regional_uri(form: Form, name: str) -> str:
 def check_text(name: str, text: str) -> None:
     """Checks a text that travels as a JSON value of its own: all but unknown placeholders arrive intact.
 
-    Args:
-        name: The text's name in the settings.
-        text: The text.
-
     Raises:
-        SettingsError: When the platform would replace a part of it or fail on it.
+        SettingsError: When the platform would replace a part of the text or fail on it; `name` says which.
     """
     if "\0" in text:
         raise SettingsError(f"{name} holds a NUL character, which no container can be given")
@@ -162,14 +149,10 @@ def check_text(name: str, text: str) -> None:
 def check_pasted_text(name: str, text: str, form: Form | None = None) -> None:
     """Checks a text that the launcher's payload pastes between quotes, without escaping it.
 
-    Args:
-        name: The text's name in the settings.
-        text: The text.
-        form: Its form; placeholders in it may stand for any number.
+    Placeholders may stand for any number in the text's form.
 
     Raises:
-        SettingsError: When the payload would no longer be JSON or the form is another, or as `check_text`
-            does.
+        SettingsError: When the payload would no longer be JSON or the form is another, or as `check_text`.
     """
     check_text(name, text)
     if found := _BREAKS_JSON.search(text):

@@ -41,29 +41,15 @@ class CustomJobSettings:
     """Everything of a custom job but the program; fixed when the pipeline is compiled.
 
     Texts may hold the platform's placeholders; the defaults take over what the pipeline itself has been
-    given (and are empty on the platform where it has been given nothing).
+    given (and are empty on the platform where it has been given nothing). The fields are the keys of
+    [train.job], which settings/vertex.toml.example explains; durations are seconds, as in "3600s".
 
     Attributes:
         cluster: The machines.
         display_name: Name of the job; "" for the component's.
-        strategy: One of `STRATEGIES`.
-        max_wait_duration: How long to wait for machines with FLEX_START, in seconds ("3600s").
-        timeout: How long the job may run, in seconds ("604800s").
         restart_job_on_worker_restart: Whether all replicas start again when one has; None: when they
             train in step.
-        num_retries: How often the pipeline tries the step again after the job has failed.
-        backoff_duration: How long to wait before the first of these tries, in seconds ("60s"); twice as
-            long before each further one.
         service_account: Whom the replicas run as; "" for the platform's own agent.
-        network: VPC network, projects/NUMBER/global/networks/NAME; "" for none.
-        reserved_ip_ranges: Names of the IP ranges of the network in which the replicas get addresses.
-        psc_interface_config: Private Service Connect interface, in the platform's form.
-        encryption_spec_key_name: Customer-managed encryption key; "" for none.
-        tensorboard: TensorBoard resource that gets the logs; "" for none.
-        base_output_directory: gs:// directory of AIP_MODEL_DIR and its siblings; "" for none.
-        persistent_resource_id: Persistent resource on whose machines the job runs; "" for none.
-        enable_web_access: Whether a shell can be opened in the replicas.
-        labels: Labels of the job.
     """
 
     cluster: Cluster

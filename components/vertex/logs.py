@@ -34,12 +34,7 @@ class KfpLines:
         self._in_kfp: set[str] = set()
 
     def has(self, text: str, source: str = "") -> bool:
-        """Whether a line is KFP's own, or empty.
-
-        Args:
-            text: The next line of a process.
-            source: Tells processes apart.
-        """
+        """Whether the next line of a process is KFP's own, or empty; `source` tells processes apart."""
         if _KFP.match(text):
             self._in_kfp.add(source)
             return True
@@ -52,8 +47,7 @@ class KfpLines:
 def readable(lines: Iterable[str]) -> Iterator[str]:
     """Yields the lines that are neither KFP's own nor empty.
 
-    Args:
-        lines: Lines of one process, or of several, each after the name of its replica: "worker-0 | ...".
+    They are of one process, or of several, each after the name of its replica: "worker-0 | ...".
     """
     kfp = KfpLines()
     for line in lines:
@@ -81,13 +75,11 @@ def last_lines(lines: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of a replica's output.
+    """One line of a replica's output, without line end, and when (UTC) Cloud Logging received it.
 
     Attributes:
-        time: When Cloud Logging received it, UTC.
         job: Id of the custom job.
         replica: workerpool0-0; "" for what the platform itself says of the job.
-        text: Without line end.
         key: Tells entries apart.
     """
 
@@ -115,9 +107,6 @@ def read_entries(
         limit: The largest number of entries.
         replica: workerpool0-0; "" for all.
         since: Only what came at or after this time.
-
-    Raises:
-        PlatformError: When the platform refuses, fails or is not reached.
     """
     ids = " OR ".join(json.dumps(job) for job in jobs)
     parts = ['resource.type="ml_job"', f"resource.labels.job_id=({ids})"]

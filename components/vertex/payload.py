@@ -72,21 +72,13 @@ def without_empty(content: Any) -> Any:
 
 
 def read_payload(text: str) -> Any:
-    """Reads a --payload as the launcher does.
-
-    Raises:
-        ValueError: When it is not JSON.
-    """
+    """Reads a --payload as the launcher does; raises ValueError when it is not JSON."""
     return without_empty(json.loads(text, strict=False))
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A worker pool of a payload.
-
-    Attributes:
-        spec: The WorkerPoolSpec; a text while it is not known.
-    """
+    """A worker pool of a payload: its WorkerPoolSpec, which is a text while it is not known."""
 
     spec: Any
 
@@ -170,11 +162,7 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A custom job, or the trial of a hyperparameter tuning job, of a payload.
-
-    Attributes:
-        content: The payload, without what the launcher drops.
-    """
+    """A custom job, or the trial of a tuning job: the payload without what the launcher drops."""
 
     content: Mapping[str, Any]
 

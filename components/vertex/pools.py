@@ -27,13 +27,7 @@ RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RES
 
 @dataclass(frozen=True, kw_only=True)
 class NfsMount:
-    """A directory of a file server that every replica of a pool sees.
-
-    Attributes:
-        server: IP address of the server.
-        path: Directory that the server exports, from "/".
-        mount_point: Name below /mnt/nfs under which the replicas see it.
-    """
+    """A directory of a file server that every replica of a pool sees, as `mount_point` below /mnt/nfs."""
 
     server: str
     path: str
@@ -50,19 +44,8 @@ class NfsMount:
 class WorkerPool:
     """Replicas with the same machine and the same container.
 
-    Attributes:
-        machine_type: Compute Engine machine type.
-        replica_count: Number of replicas.
-        accelerator_type: Vertex AI accelerator type; "" for none.
-        accelerator_count: Accelerators on each machine.
-        reservation_affinity_type: One of `RESERVATION_AFFINITY_TYPES`; "" for the platform's default.
-        reservation_affinity_key: Label key of a specific reservation.
-        reservation_affinity_values: Resource names of specific reservations.
-        boot_disk_type: One of `BOOT_DISK_TYPES`; "" for the machine's default.
-        boot_disk_size_gb: Size of the boot disk in GB.
-        image_uri: Container image; "" for the component's own.
-        env: Environment variables of the container.
-        nfs_mounts: Directories of file servers.
+    The fields are the keys of [train], which settings/vertex.toml.example explains; `image_uri` "" is the
+    component's own image, `boot_disk_type` "" the machine's default.
     """
 
     machine_type: str
@@ -109,8 +92,7 @@ class WorkerPool:
     def spec(self, container: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the platform's WorkerPoolSpec.
 
-        Args:
-            container: image_uri, and command and args where they are not the image's own.
+        `container` has image_uri, and command and args where they are not the image's own.
         """
         env = [{"name": name, "value": value} for name, value in self.env.items()]
         pool: dict[str, Any] = {"container_spec": {**container, "env": env}}
@@ -255,8 +237,7 @@ class Cluster:
     def specs(self, container: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns the platform's worker_pool_specs.
 
-        Args:
-            container: The container_spec of the program that all replicas but a Reduction Server run.
+        `container` is the container_spec of the program that all replicas but a Reduction Server run.
         """
         server = {"image_uri": REDUCTION_SERVER_IMAGE}
         return [
@@ -271,14 +252,11 @@ _SLOTS = ("chief", "workers", "parameter_servers", "evaluator")
 
 
 def read_specs(specs: Sequence[Any]) -> Cluster:
-    """Reads worker pools.
+    """Reads one to four worker pools, WorkerPoolSpecs of the CustomJob API with its snake_case names.
 
     A pool has machine_spec and replica_count, and disk_spec, nfs_mounts, and image_uri and env in
     container_spec where they differ from the defaults. Its program is the trainer. An empty pool keeps the
     slots of those behind it.
-
-    Args:
-        specs: One to four WorkerPoolSpecs of the CustomJob API, with its snake_case names.
 
     Raises:
         SettingsError: When a key is unknown or mistyped, or the pools make no cluster.

@@ -46,13 +46,7 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Lasting:
-    """What a run and a task have in common.
-
-    Attributes:
-        state: In words.
-        seconds: How long it has run; None when it has not begun.
-        error: Why it failed; "" when it did not, or the platform does not say.
-    """
+    """What a run and a task have in common: state in words, seconds since it began, and why it failed."""
 
     state: str
     seconds: float | None
@@ -85,7 +79,6 @@ class Task(_Lasting):
             last attempt, then what the last attempt (GCPC's launcher) has launched.
         is_group: Whether it only holds other tasks.
         ended: When it ended, in seconds since 1970; infinity when it has not.
-        outputs: What it has put out.
     """
 
     name: str
@@ -107,11 +100,9 @@ class Run(_Lasting):
 
     Attributes:
         name: Resource name.
-        pipeline: Name of the pipeline.
         created: When it was submitted (UTC, RFC 3339); "" when it is not known.
         schedule: Resource name of the schedule that started it; "" for none.
         link: Address of its page in the console.
-        parameters: What the run was given.
         tasks: In the order in which they began; empty in a list of runs.
     """
 
@@ -147,11 +138,7 @@ class Run(_Lasting):
 
 
 def resource_name(platform: Platform, run: str) -> str:
-    """Returns a run's resource name.
-
-    Args:
-        platform: Where it is.
-        run: Its id, or its resource name.
+    """Returns a run's resource name, given it or the run's id.
 
     Raises:
         SettingsError: When it is neither, or the name is that of a run elsewhere.
@@ -170,15 +157,11 @@ def resource_name(platform: Platform, run: str) -> str:
 
 
 def read_run(platform: Platform, run: str, *, watching: bool = False) -> Run:
-    """Returns a run as it stands.
-
-    Args:
-        platform: Where it is.
-        run: Its id, or its resource name.
-        watching: Whether no answer for some time is no error.
+    """Returns a run, given its id or resource name, as it stands.
 
     Raises:
-        PlatformError: When there is none, or the platform refuses or is not reached.
+        PlatformError: When there is none, or the platform refuses or is not reached; while `watching` only
+            when it has not been reached for some time.
     """
     request = {"name": resource_name(platform, run)}
     doing = f"read the run {run.rpartition('/')[2]}"
@@ -186,12 +169,9 @@ def read_run(platform: Platform, run: str, *, watching: bool = False) -> Run:
 
 
 def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Run]:
-    """Returns the newest runs, without their tasks; raises as `read_run` does.
+    """Returns the newest runs, `limit` at most, without their tasks; raises as `read_run` does.
 
-    Args:
-        platform: Where they are.
-        limit: The largest number of runs.
-        condition: Filter of ListPipelineJobs; "" for all.
+    `condition` is a filter of ListPipelineJobs; "" for all.
     """
     request = {
         "parent": platform.parent,

@@ -46,12 +46,9 @@ def check_pipeline(
     parameters: Mapping[str, Any] | None = None,
     schedule: Schedule | None = None,
 ) -> list[Finding]:
-    """Returns what is wrong with a compiled pipeline; errors first.
+    """Returns what is wrong with a compiled pipeline (IR); errors first.
 
-    Args:
-        spec: The pipeline spec (IR).
-        parameters: What the run is given; None while nothing is known about it.
-        schedule: What it is to run on, if it is.
+    `parameters` are what the run is given, None while nothing is known about it.
 
     Raises:
         PipelineError: When the spec is not built as a pipeline is.
@@ -64,10 +61,7 @@ def refuse_errors(
     parameters: Mapping[str, Any] | None = None,
     schedule: Schedule | None = None,
 ) -> list[Finding]:
-    """Checks a pipeline, as `check_pipeline` does, and refuses it when there are errors.
-
-    Returns:
-        The warnings.
+    """Checks a pipeline, as `check_pipeline` does, and returns the warnings.
 
     Raises:
         PipelineError: When a rule finds an error.

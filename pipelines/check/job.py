@@ -153,12 +153,7 @@ class Job(JobSpec):
 
 @dataclass(frozen=True, eq=False)
 class Pool(PoolSpec):
-    """A worker pool that reaches the API.
-
-    Attributes:
-        index: 0 chief, 1 workers, 2 parameter servers or Reduction Server, 3 evaluators.
-        job: The job.
-    """
+    """A worker pool that reaches the API: 0 chief, 1 workers, 2 servers of some kind, 3 evaluators."""
 
     index: int
     job: Job

@@ -37,10 +37,9 @@ _MOST_TASKS = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A compiled pipeline and the parameters that it is about to get.
+    """A compiled pipeline (IR 2.x) and the parameters that it is about to get.
 
     Attributes:
-        spec: The pipeline spec (IR 2.x).
         given: Parameters by name; None when nothing is known about them yet.
         platforms: Names of the platforms that the file has settings for besides the pipeline itself.
         labels: Labels of the run.
@@ -121,13 +120,7 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter of the pipeline.
-
-    Attributes:
-        pipeline: The pipeline.
-        name: Its name.
-        declaration: Its type, and its default if it has one.
-    """
+    """A parameter of the pipeline; its declaration has its type, and its default if it has one."""
 
     pipeline: Pipeline
     name: str
@@ -141,15 +134,11 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A task, in the one place of the graph where it stands.
+    """A task, in the one place of the graph where it stands: among its siblings, all tasks of its DAG.
 
     Attributes:
-        name: Its name in its DAG.
-        spec: The task.
         component_name: The component that it runs.
-        siblings: All tasks of its DAG.
         parent: The task whose DAG it is in; None in the pipeline's own.
-        pipeline: The pipeline.
     """
 
     name: str
@@ -195,11 +184,7 @@ class Task:
         return at(self.spec, "inputs", kind)
 
     def value(self, name: str) -> Any:
-        """Returns what is known of an input parameter before the run.
-
-        Returns:
-            The value; None for an optional input that gets none; UNKNOWN.
-        """
+        """Returns what is known of an input before the run: None for one that gets none, or UNKNOWN."""
         if name not in self.inputs("parameters"):
             return UNKNOWN if name == self.iterator_input else _default(at(self.declared("parameters"), name))
         item = at(self.inputs("parameters"), name)
@@ -231,13 +216,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Executor:
-    """A container that tasks run.
-
-    Attributes:
-        label: Its name in the deployment spec.
-        container: Image, command, args, env and resources.
-        task: The first task that runs it, if there is any.
-    """
+    """A container that tasks run: image, command, args, env, resources; `task` is the first that runs it."""
 
     label: str
     container: Mapping[str, Any]

@@ -32,11 +32,8 @@ class Finding:
     """One thing that is wrong, and what to do about it.
 
     Attributes:
-        code: Stable name of the rule: SL101.
-        severity: Error or warning.
         where: Task, worker pool, parameter or schedule in question.
         why: What was found, in one line; never a secret's value.
-        fix: What to do.
     """
 
     code: str
@@ -48,15 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
-
-    Attributes:
-        code: Stable name, never given to another rule: SL101.
-        severity: Of its findings.
-        demand: What it demands, in one line.
-        fix: What to do about a finding.
-        source: Who says so.
-    """
+    """One rule: its stable code, never given to another, what it demands, what to do, and who says so."""
 
     code: str
     severity: Severity
@@ -103,11 +92,7 @@ def rules(*subjects: type[Subject]) -> Callable[[C], C]:
 
 
 def apply(subjects: Mapping[type[Any], Sequence[Subject]]) -> Iterator[Finding]:
-    """Applies every rule to the parts that it looks at.
-
-    Args:
-        subjects: The parts of a pipeline by their class.
-    """
+    """Applies every rule to the parts of a pipeline that it looks at, which are given by their class."""
     for kind, check in _CHECKS:
         for subject in subjects.get(kind, ()):
             for code, why in check(subject):

@@ -67,14 +67,9 @@ _SHORTHANDS = {
 
 @dataclass(frozen=True)
 class Cron:
-    """The times that a cron expression names.
+    """The times that a cron expression names; weekday 0 is Sunday.
 
     Attributes:
-        minutes: 0..59.
-        hours: 0..23.
-        days: Of the month, 1..31.
-        months: 1..12.
-        weekdays: 0 is Sunday.
         any_day: Whether the day of the month is left open.
         any_weekday: Whether the weekday is left open.
     """
@@ -110,11 +105,7 @@ def split_zone(expression: str) -> tuple[str, str]:
 
 
 def parse(fields: str) -> Cron:
-    """Reads the five fields of a cron expression.
-
-    Raises:
-        ValueError: Saying which field is wrong.
-    """
+    """Reads the five fields of a cron expression; a ValueError says which field is wrong."""
     parts = _SHORTHANDS.get(fields.strip(), fields).split()
     if len(parts) != len(_FIELDS):
         raise ValueError(f"it has {len(parts)} fields, not {len(_FIELDS)}")

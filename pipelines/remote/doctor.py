@@ -89,11 +89,7 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
 
 
 def find_image(image: str, rest: Rest) -> Diagnosis:
-    """Looks for an image in Artifact Registry.
-
-    Args:
-        image: As it stands in the settings.
-        rest: A session.
+    """Looks for an image, as it stands in the settings, in Artifact Registry.
 
     Raises:
         requests.HTTPError: When the registry refuses.

@@ -33,18 +33,9 @@ _FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One place on the platform.
+    """One place on the platform: the table [vertex], which settings/vertex.toml.example explains.
 
     Attributes:
-        project: Id or number.
-        location: Region.
-        pipeline_root: Directory in Cloud Storage (gs://) for the outputs of runs.
-        service_account: E-mail address of the service account of runs; "" for the project's default.
-        network: VPC network that runs are peered with; "" for none.
-        encryption_spec_key_name: Cloud KMS key of the outputs of runs; "" for Google's own.
-        labels: Labels of every run and schedule.
-        registry: KFP repository of Artifact Registry, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.
-        api_endpoint: Host of the API; "" for the region's.
         origins: Where each value came from.
     """
 
@@ -89,11 +80,7 @@ def load_environment(
 ) -> Environment:
     """Reads an environment: the table [vertex] of a settings file, overridden by VERTEX_*, then by flags.
 
-    Args:
-        settings: Settings file; None for none.
-        flags: Values by name, as on a command line; "" for one that is not given.
-        environ: Environment variables.
-        needed: Names of the values that must be given.
+    A flag that is not given is "". The values in `needed` must be given.
 
     Raises:
         SettingsError: When a needed value is missing, or one has the wrong form.
@@ -108,11 +95,7 @@ def load_environment(
 def read_values(
     settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
-    """Returns what has been given, as `load_environment` reads it, and where each value came from.
-
-    Raises:
-        SettingsError: When a key of the table is unknown or mistyped.
-    """
+    """Returns what has been given, as `load_environment` reads it, and where each value came from."""
     values = read_table(settings, TABLE, Environment, leave_out=("origins",)) if settings else {}
     origins = dict.fromkeys(values, str(settings))
     for name in NAMES:

@@ -26,14 +26,7 @@ _OLDEST_SCHEMA = (2, 1)
 
 
 def submit(platform: Platform, request: Mapping[str, Any]) -> Run:
-    """Starts a run.
-
-    Args:
-        platform: Where.
-        request: What `job_request` returns, with an id.
-
-    Returns:
-        The run as the platform has it.
+    """Starts a run, of which `job_request` has made a request with an id, and returns it.
 
     Raises:
         PlatformError: When the platform refuses or is not reached.
@@ -54,13 +47,10 @@ def submit(platform: Platform, request: Mapping[str, Any]) -> Run:
 
 
 def cancel(platform: Platform, run: str) -> tuple[bool, Run]:
-    """Asks the platform to cancel a run, unless it has ended.
+    """Asks the platform to cancel a run, unless it has ended; raises as `read_run` does.
 
     Returns:
         Whether it was asked to, and the run as it was before.
-
-    Raises:
-        PlatformError: When there is no such run, or the platform refuses or is not reached.
     """
     found = read_run(platform, run)
     if found.has_ended:
@@ -75,10 +65,7 @@ def cancel_request(platform: Platform, run: str) -> dict[str, str]:
 
 
 def wait(platform: Platform, run: str) -> Run:
-    """Watches a run until it has ended, and tells what becomes of its tasks.
-
-    Returns:
-        The run as it ended.
+    """Watches a run until it has ended, tells what becomes of its tasks, and returns it as it ended.
 
     Raises:
         PlatformError: When the platform was not reached for a quarter of an hour.
@@ -173,13 +160,9 @@ def job_request(
 
 
 def new_job_id(name: str, now: datetime.datetime | None = None) -> str:
-    """Returns an id that no other run has: NAME-YYYYMMDDhhmmss-6hex.
+    """Returns an id that no other run of a pipeline has: NAME-YYYYMMDDhhmmss-6hex.
 
     The SDK's own end with the second, and collide within it.
-
-    Args:
-        name: Name of the pipeline.
-        now: Time; the present one unless given.
     """
     moment = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y%m%d%H%M%S")
     end = f"-{moment}-{secrets.token_hex(3)}"

@@ -26,12 +26,9 @@ _TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class Uploaded:
-    """A version of a pipeline in the registry.
+    """A version, sha256:..., of a pipeline in the registry.
 
     Attributes:
-        registry: The repository.
-        package: Name of the pipeline there.
-        version: sha256:...
         is_new: Whether the version was not there before.
         moved: What each tag pointed at before, of those that did not point at the version already; "" for
             one that is new.
@@ -55,11 +52,7 @@ def is_registry_url(text: str) -> bool:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Checks the form of tags.
-
-    Raises:
-        SettingsError: When one has another.
-    """
+    """Checks the form of tags; raises SettingsError when one has another."""
     for tag in tags:
         if not _TAG.fullmatch(tag):
             raise SettingsError(
@@ -78,16 +71,11 @@ def upload_requests(registry: str, package: str, file: Path, tags: Sequence[str]
 
 
 def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uploaded:
-    """Uploads a pipeline, unless the registry has it already, and makes the tags point at it.
+    """Uploads a compiled pipeline, unless the registry has it already, and makes the tags point at it.
 
     A tag that is there is moved in one step, once the new version is complete: whoever asks for it gets the
-    old version or the new one. Repeated, it does what is still to be done.
-
-    Args:
-        registry: https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.
-        package: Name of the pipeline.
-        file: The compiled pipeline.
-        tags: Tags of the version.
+    old version or the new one. Repeated, it does what is still to be done. `registry` is
+    https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY, `package` the pipeline's name there.
 
     Raises:
         PlatformError: When the registry refuses or is not reached.

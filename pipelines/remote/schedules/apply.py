@@ -19,11 +19,7 @@ _DELETION_S = 120
 
 
 def list_schedules(platform: Platform) -> list[Existing]:
-    """Returns all schedules of pipelines at a location, those of notebooks left out.
-
-    Raises:
-        PlatformError: When the platform refuses, fails or is not reached.
-    """
+    """Returns all schedules of pipelines at a location, those of notebooks left out."""
     request = {"parent": platform.parent, "filter": "create_pipeline_job_request:*"}
     return [_read(item) for item in ask_all("list the schedules", platform.schedules.list_schedules, request)]
 
@@ -36,14 +32,7 @@ def apply_plan(
     now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Makes a schedule what it is declared to be.
-
-    Args:
-        platform: Where the schedule is.
-        plan: What has to be done.
-        request: CreatePipelineJobRequest of the schedule's runs.
-        now: Returns the present time.
-        sleep: Waits for a number of seconds.
+    """Makes a schedule what it is declared to be, with `request` (CreatePipelineJobRequest) for its runs.
 
     Raises:
         PlatformError: When a call fails, or the platform has made something else of the schedule than was
@@ -79,12 +68,9 @@ def apply_plan(
 
 
 def call(platform: Platform, display_name: str, step: Step) -> Any:
-    """Makes one call of ScheduleService, and returns its answer.
+    """Makes one call of ScheduleService, and returns its answer; raises PlatformError as `ask` does.
 
     A deletion is waited for; a schedule that is not there has been deleted, by us or by somebody else.
-
-    Raises:
-        PlatformError: When the platform refuses, fails or is not reached.
     """
     from google.cloud.aiplatform_v1.types import schedule_service
     from google.protobuf import json_format

@@ -21,12 +21,8 @@ class Declared(Schedule):
     """One schedule, [schedules.NAME]; the words are those of the Vertex AI API.
 
     Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
-
-    Attributes:
-        pipeline: Compiled pipeline, a path from the file's own directory, or an address in a registry.
-        parameters: What each run is given.
-        enable_caching: Whether steps may be answered from KFP's cache; None leaves it to the pipeline.
-        paused: Whether it is paused; None leaves that to `shardline schedule pause` and `resume`.
+    settings/schedules.toml.example explains the fields; None leaves it to the pipeline, or to `shardline
+    schedule pause` and `resume`.
     """
 
     pipeline: str

@@ -87,13 +87,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as it is declared.
-
-    Attributes:
-        what: Its name in the declaration.
-        before: As it is on the platform.
-        after: As it is declared.
-    """
+    """One thing that is not as it is declared: its name in the declaration, as it is, and as declared."""
 
     what: str
     before: str
@@ -131,16 +125,7 @@ def run_request(
 ) -> dict[str, Any]:
     """Returns the CreatePipelineJobRequest of each run, with labels that tell it from any other.
 
-    Args:
-        environment: Where, in whose name, and with which labels.
-        declared: The schedule.
-        spec: Its pipeline (IR).
-        parameters: Its parameters, checked.
-        template_uri: Where in the registry the pipeline came from.
-
-    Raises:
-        SettingsError: When there is no pipeline root.
-        PipelineError: When the pipeline is of a form that cannot be submitted.
+    The arguments are those of `job_request`, which says what it raises.
     """
     request = job_request(
         environment, spec, parameters, enable_caching=declared.enable_caching, template_uri=template_uri
@@ -170,16 +155,10 @@ def make_plan(
     existing: Sequence[Existing],
     now: datetime.datetime,
 ) -> Plan:
-    """Compares a declared schedule with those of its name.
+    """Compares a declared schedule, with the `request` of its runs, with all those of its name.
 
     The plan depends on what there is alone, not on how it came about: made again after it was broken off
     anywhere, it is what was left to do.
-
-    Args:
-        declared: The schedule.
-        request: CreatePipelineJobRequest of its runs (`run_request`).
-        existing: All schedules of pipelines that have its name.
-        now: The present time.
     """
     look = _Look(declared, request, now)
     found = sorted(existing, key=look.rank)

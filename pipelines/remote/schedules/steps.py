@@ -31,16 +31,11 @@ def fire_times(
     *,
     until: datetime.datetime | None = None,
 ) -> Iterator[datetime.datetime]:
-    """Yields the times at which a schedule fires, in the schedule's own zone.
+    """Yields the times after one and up to another at which a schedule fires, in the schedule's own zone.
 
     These are the moments at which a clock in that zone shows a time that the expression names. One that the
     clock leaves out, when it goes forward, is not among them; one that it shows twice, when it goes back, is
     there twice. The platform does not say what it does on these two days, and rule SL905 warns of them.
-
-    Args:
-        expression: A valid cron expression, with a zone in front or in UTC.
-        after: The times begin after this one.
-        until: And end with this one; None for never.
     """
     zone = zone_of(expression)
     cron = parse(split_zone(expression)[1])
@@ -93,14 +88,10 @@ COMPLETED = "COMPLETED"
 
 @dataclass(frozen=True, kw_only=True)
 class Existing(Schedule):
-    """One schedule on the platform.
+    """One schedule on the platform: ACTIVE, PAUSED or COMPLETED; `next_run_time` is None for never.
 
     Attributes:
         name: Resource name.
-        state: ACTIVE, PAUSED or COMPLETED.
-        started_run_count: How many runs it has started.
-        create_time: When it was made.
-        next_run_time: When it fires next; None for never.
         request: CreatePipelineJobRequest of each run, in the API's JSON form.
     """
 
@@ -161,12 +152,7 @@ _WAKING = datetime.timedelta(seconds=15)
 
 @dataclass(frozen=True)
 class Step:
-    """One call.
-
-    Attributes:
-        call: Method of ScheduleService; or WAIT.
-        request: Its request in the API's JSON form; of a WAIT, until when.
-    """
+    """One call: a method of ScheduleService and its request in the API's JSON form; or WAIT until when."""
 
     call: str
     request: Mapping[str, Any]
@@ -175,14 +161,7 @@ class Step:
 def create_steps(
     wanted: Mapping[str, Any], rivals: Sequence[Existing], *, paused: bool, now: datetime.datetime
 ) -> Iterator[Step]:
-    """Yields the steps that make a schedule and delete those that it replaces.
-
-    Args:
-        wanted: The Schedule that is declared, in the API's JSON form.
-        rivals: The schedules that it replaces.
-        paused: Whether it is to be paused.
-        now: The present time.
-    """
+    """Yields the steps that make a schedule, in the API's JSON form, and delete those that it replaces."""
     parent = wanted["createPipelineJobRequest"]["parent"]
     replaces = any(item.state != COMPLETED for item in rivals)
     if not replaces and not paused:
@@ -208,12 +187,7 @@ def update_steps(
 ) -> Iterator[Step]:
     """Yields the steps that change a schedule in place; one that is woken by it waits for a quiet moment.
 
-    Args:
-        name: Its resource name.
-        wanted: The Schedule that is declared, in the API's JSON form.
-        fields: Keys of it that change.
-        rivals: Other schedules of its name, which it is going to replace.
-        now: The present time.
+    `fields` are the keys of the wanted Schedule that change, `rivals` those that it is going to replace.
     """
     content = {key: wanted[key] for key in fields if key in wanted}
     if "startTime" in fields and "startTime" not in wanted:
@@ -243,11 +217,8 @@ def delete_steps(rivals: Iterable[Existing], now: datetime.datetime) -> Iterator
 def quiet_moment(crons: Iterable[str], now: datetime.datetime) -> datetime.datetime:
     """Returns the first moment, not before `now`, at which no schedule has just fired or is about to fire.
 
-    Of schedules that fire every minute this is the calmest moment in sight.
-
-    Args:
-        crons: Their cron expressions; one that cannot be read here is left out.
-        now: The present time.
+    Of schedules that fire every minute this is the calmest moment in sight. A cron expression that cannot be
+    read here is left out.
     """
     times = [moment for cron in crons for moment in _near(cron, now)]
     moment = now
