@@ -52,8 +52,7 @@ def _of_run(runs: Path) -> list[psutil.Process]:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory for runs, of which no process and no temporary file must be left after the test."""
     directory = tmp_path / "runs"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch = Path(tempfile.mkdtemp())  # a short path: that of a socket has at most 107 bytes
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield directory
@@ -62,6 +61,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         time.sleep(0.05)
     assert left == []
     assert list(scratch.iterdir()) == []
+    scratch.rmdir()
 
 
 def _only(runs: Path) -> Path:
