@@ -1,7 +1,7 @@
 """Callbacks of a run: report, history, TensorBoard, early stopping, tuning metric, and the user's own.
 
-Those of `stateful_callbacks` run on every replica, see the same metrics and are part of a checkpoint; those
-of `chief_callbacks` only show things. None of them reads a metric itself, which would be a collective.
+Those of `stateful_callbacks` run on every replica and are part of a checkpoint; those of `chief_callbacks`
+only show things. None of them reads a metric itself, which would be a collective.
 """
 
 from __future__ import annotations
@@ -57,19 +57,11 @@ class Counters:
     seconds: float = 0.0
     waited: float = 0.0
 
-    def add(self, steps: int, examples: int, seconds: float, waited: float) -> None:
-        """Counts some steps."""
-        self.steps += steps
-        self.examples += examples
-        self.seconds += seconds
-        self.waited += waited
-
 
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
 
     def __init__(self, counters: Counters, epochs: int, *, in_memory: bool = False):
-        """Takes the counters, the number of epochs, and whether examples are in memory already."""
         super().__init__()
         self._in_memory = in_memory
         self._counters = counters
@@ -80,7 +72,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._speed = ""
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Remembers the epoch."""
+        """Remembers the epoch for the reports within it."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
@@ -137,20 +129,19 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._path = directory / HISTORY_FILE
         self._counters = counters
         self._rows: list[Row] = []
-        self._examples_before = 0
-        self._seconds_before = 0.0
+        self._before = (0, 0.0)  # examples and seconds of the epoch in hand before it was resumed
         self._first_example = 0
         self._started = time.monotonic()
 
     def get_state(self) -> dict[str, Any]:
         """Returns the rows, and what the epoch in hand has come to."""
-        return {"rows": self._rows, "examples": self._examples(), "seconds": self._seconds()}
+        examples, seconds = self._spent()
+        return {"rows": self._rows, "examples": examples, "seconds": seconds}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint's state."""
         self._rows = [dict(row) for row in state["rows"]]
-        self._examples_before = int(state["examples"])
-        self._seconds_before = float(state["seconds"])
+        self._before = (int(state["examples"]), float(state["seconds"]))
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Starts the clock of the epoch, or lets it go on where the epoch has been resumed."""
@@ -158,19 +149,15 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._started = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Adds the epoch's row."""
-        row = {"epoch": str(epoch + 1)}
-        row |= {name: repr(value) for name, value in _loss_first(logs)}
-        row |= {"examples": str(self._examples()), "seconds": f"{self._seconds():.3f}"}
+        """Adds the epoch's row; a metric that only some epochs have leaves the others' cells empty."""
+        examples, seconds = self._spent()
+        metrics = {name: repr(value) for name, value in _loss_first(logs)}
+        last = {"examples": str(examples), "seconds": f"{seconds:.3f}"}
+        row = {"epoch": str(epoch + 1), **metrics, **last}
         # The row of an epoch that a limit had cut short gives way to that of the whole epoch.
         self._rows = [*(old for old in self._rows if old["epoch"] != row["epoch"]), row]
-        self._examples_before, self._seconds_before = 0, 0.0
+        self._before = (0, 0.0)
         self.on_epoch_begin(epoch + 1)
-        self._write()
-
-    def _write(self) -> None:
-        """Writes the file; a metric that only some epochs have leaves the others' cells empty."""
-        last = ["examples", "seconds"]
         names = dict.fromkeys(name for row in self._rows for name in row if name not in last)
         text = io.StringIO()
         writer = csv.DictWriter(text, [*names, *last], restval="")
@@ -178,11 +165,11 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         writer.writerows(self._rows)
         files.write_text(self._path, text.getvalue())
 
-    def _examples(self) -> int:
-        return self._examples_before + self._counters.examples - self._first_example
-
-    def _seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
+    def _spent(self) -> tuple[int, float]:
+        """Returns the examples and seconds of the epoch in hand."""
+        examples, seconds = self._before
+        new = self._counters.examples - self._first_example
+        return examples + new, seconds + time.monotonic() - self._started
 
 
 def read_history(directory: Path) -> list[Row]:
@@ -195,11 +182,7 @@ def read_history(directory: Path) -> list[Row]:
 
 
 def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that a function makes, called with the keyword `directory` if it has one.
-
-    Raises:
-        SettingsError: When there is no such function, or it fails, or returns something else.
-    """
+    """Returns the callbacks that a function makes, called with the keyword `directory` if it has one."""
     make = plugins.load(reference, "callback", SettingsError)
     arguments = _arguments(reference, make, directory)
     try:
@@ -233,11 +216,7 @@ def _arguments(reference: str, make: Any, directory: Path) -> dict[str, Path]:
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Profiles the steps first..last of the run. For the chief alone.
-
-    The steps of one call into TensorFlow cannot be told apart from outside, so the run has to look up before
-    the first and after the last of them.
-    """
+    """Profiles the steps first..last, before and after which the loop looks up. For the chief alone."""
 
     def __init__(self, directory: Path, counters: Counters, first: int, last: int):
         super().__init__()
@@ -268,11 +247,10 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no t
 class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras has no types
     """Ends the training when a metric no longer improves, and gives the model its best weights back.
 
-    For every replica: all of them see the same metrics and stop after the same epoch.
+    For every replica, as all see the same metrics. The patience is in epochs.
     """
 
     def __init__(self, metric: str, patience: int, available: Sequence[str]):
-        """Watches a metric ("val_loss"), which must be available, with a patience in epochs."""
         _check_metric("early_stopping", metric, available)
         # Keras finds no direction for the losses of several outputs.
         mode = "min" if metric.endswith(("loss", "error")) else "auto"

@@ -28,11 +28,7 @@ EXIT_RESTART = 75  # a run that was asked to stop (EX_TEMPFAIL of sysexits.h): s
 
 
 class ShardlineError(Exception):
-    """Base of all errors raised on purpose.
-
-    Attributes:
-        exit_code: Status of a process that ends with this error.
-    """
+    """Base of all errors raised on purpose; a process that ends with one has its exit code."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -46,11 +42,9 @@ class SourceError(ShardlineError):
 
 
 class BadRecordError(SourceError):
-    """One example cannot be used; with on_bad_record=skip it is left out.
+    """One example (`name`, its key or file) cannot be used; with on_bad_record=skip it is left out.
 
-    Attributes:
-        name: The example's key or file.
-        reason: Why, without the name: the same words for the same kind of fault.
+    The reason, without the name, has the same words for the same kind of fault.
     """
 
     def __init__(self, name: str, reason: str) -> None:

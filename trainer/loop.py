@@ -180,7 +180,11 @@ class Training:
     def _advance(self, sizes: Sequence[int], seconds: float, stretch: Stretch) -> None:
         position, examples = self.position, sum(sizes)
         self.position = Position(position.epoch, position.examples + examples, position.steps + len(sizes))
-        self._counters.add(len(sizes), examples, seconds, stretch.waited)
+        counters = self._counters
+        counters.steps += len(sizes)
+        counters.examples += examples
+        counters.seconds += seconds
+        counters.waited += stretch.waited
         if not self._run.settings.steps_per_execution:
             wanted = int(len(sizes) * _SECONDS / max(seconds, 1e-6))
             self._stretch = max(1, min(wanted, _GROWTH * max(len(sizes), self._stretch)))

@@ -64,24 +64,20 @@ def _read(path: Path) -> dict[str, Any]:
 def _refuse_others(
     what: str, found: Mapping[str, Any], own: Mapping[str, Any], *, allow_new_data: bool
 ) -> None:
-    difference = _difference(found, own, allow_new_data=allow_new_data) if found else ""
-    if difference:
-        raise SettingsError(
-            f"{what} of another run: {difference}; choose another directory or delete that one"
-        )
-
-
-def _difference(found: Mapping[str, Any], given: Mapping[str, Any], *, allow_new_data: bool) -> str:
-    """Names the first thing that differs, and how; empty when nothing does."""
-    if found.get("model") != given["model"]:
-        return f"model was {found.get('model')!r}, is {given['model']!r}"
-    if found.get("dataset") != given["dataset"] and not allow_new_data:
-        return (
-            f"dataset was {found.get('dataset')!r}, is {given['dataset']!r} "
-            "(allow_new_data continues on the new one)"
-        )
-    before, now = found.get("variables", {}), given.get("variables", {})
+    """Names the first thing in which what was found, if anything, differs from this run."""
+    if not found:
+        return
+    differences = []
+    for name, hint in (("model", ""), ("dataset", " (allow_new_data continues on the new one)")):
+        if found.get(name) != own[name] and not (name == "dataset" and allow_new_data):
+            differences.append(f"{name} was {found.get(name)!r}, is {own[name]!r}{hint}")
+    before, now = found.get("variables", {}), own.get("variables", {})
     for name in sorted(before.keys() | now.keys()) if now else ():
         if before.get(name) != now.get(name):
-            return f"variable {name} was {before.get(name, 'absent')}, is {now.get(name, 'absent')}"
-    return ""
+            differences.append(
+                f"variable {name} was {before.get(name, 'absent')}, is {now.get(name, 'absent')}"
+            )
+    if differences:
+        raise SettingsError(
+            f"{what} of another run: {differences[0]}; choose another directory or delete that one"
+        )

@@ -13,19 +13,18 @@ from shardline.trainer.errors import EXIT_RESTART, RestartError
 
 
 class Preemption:
-    """Notices SIGTERM in a thread of its own, and makes sure that the process ends in time.
+    """Notices SIGTERM in a thread of its own, and ends the process within a grace period in seconds.
 
     A Python signal handler would not do: it runs in the main thread, between two calls into TensorFlow, and
     one call may train for seconds or wait for a lost peer. While the context lasts the signal is blocked in
-    this thread and in those that it starts, and goes to the one that waits for it. So enter it before
-    TensorFlow is imported: a thread from before would take the signal and end the process.
+    this thread and in those that it starts. So enter it before TensorFlow is imported: a thread from before
+    would take the signal and end the process.
 
-    SIGTERM ends the process with `EXIT_RESTART`: at once, as long as there is nothing to save (before
-    `ready`); after that when the grace period is over and the run has not saved and ended by itself.
+    SIGTERM ends the process with `EXIT_RESTART`: before `ready` at once; after that when the grace period is
+    over and the run has not saved and ended by itself.
     """
 
     def __init__(self, grace_period: float):
-        """Takes the seconds from SIGTERM until the process must have ended."""
         self._grace_period = grace_period
         self._requested = threading.Event()
         self._ready = threading.Event()

@@ -30,7 +30,6 @@ class CallbackStates:
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
-        """Notes how the callbacks begin; call it after `on_train_begin`, which resets them."""
         self._callbacks = dict(_named(callbacks))
         self._initial = {name: _state(name, callback) for name, callback in self._callbacks.items()}
 
@@ -49,13 +48,9 @@ class CallbackStates:
     def restore(self, host: Mapping[str, Any], arrays: Arrays) -> None:
         """Gives the callbacks their memory back; those that it does not know stay as they are."""
         for name, callback in self._callbacks.items():
-            if name not in host:
-                continue
-            state = {key: _decode(value, arrays) for key, value in host[name].items()}
-            if _keeps_its_own(callback):
-                callback.set_state(state)
-            else:
-                vars(callback).update(state)
+            if name in host:
+                state = {key: _decode(value, arrays) for key, value in host[name].items()}
+                (callback.set_state if _keeps_its_own(callback) else vars(callback).update)(state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +72,10 @@ def _named(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[tuple[str,
     """Yields the callbacks that have a state, numbered by class: replicas differ in the others they have."""
     count: Counter[str] = Counter()
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.TensorBoard):  # its memory is of open files and a profiler
-            continue
-        kind = type(callback).__name__
-        yield f"{kind}/{count[kind]}", callback
-        count[kind] += 1
+        if not isinstance(callback, keras.callbacks.TensorBoard):  # which remembers files and a profiler
+            kind = type(callback).__name__
+            yield f"{kind}/{count[kind]}", callback
+            count[kind] += 1
 
 
 def _keeps_its_own(callback: keras.callbacks.Callback) -> bool:
@@ -112,13 +106,8 @@ def _encode(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     if type(value) in (list, tuple):
         return {type(value).__name__: [_encode(v, f"{path}/{i:04d}", arrays) for i, v in enumerate(value)]}
     if type(value) is dict:
-        pairs = enumerate(value.items())
-        return {
-            "dict": [
-                [_encode(k, f"{path}/{i:04d}", {}), _encode(v, f"{path}/{i:04d}", arrays)]
-                for i, (k, v) in pairs
-            ]
-        }
+        numbered = ((f"{path}/{i:04d}", k, v) for i, (k, v) in enumerate(value.items()))
+        return {"dict": [[_encode(k, at, {}), _encode(v, at, arrays)] for at, k, v in numbered]}
     raise TypeError(
         f"holds a value of type {type(value).__name__}; "
         "what is kept are numbers, text, arrays, lists, tuples and dicts"
@@ -171,14 +160,11 @@ class TrainingState:
     """State of a model and its callbacks, and the way to put it back.
 
     It covers the model's variables with the state of their random generators, every optimizer's, those of
-    the metrics, the generator behind `keras.random` without a seed, and what callbacks remember.
+    the metrics, the generator behind `keras.random` without a seed, and what callbacks remember. Make it of a
+    built model, after `on_train_begin`, which resets callbacks; they may differ from replica to replica.
     """
 
     def __init__(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] = ()):
-        """Finds the variables of a built model, and notes how callbacks begin: after their `on_train_begin`.
-
-        Callbacks may differ from replica to replica. An optimizer that is not built yet is refused.
-        """
         self._model = model
         self._variables = _named_variables(model)
         # What each replica keeps for itself: in one function, since each by itself is an exchange.
@@ -221,8 +207,8 @@ class TrainingState:
         self._model.stop_training = snapshot.host["stop_training"]
 
     def _assign(self, values: Mapping[str, tf.Tensor]) -> None:
+        """Assigns; TensorFlow divides what was summed over the replicas (metrics) among them."""
         for name, value in values.items():
-            # TensorFlow divides what was summed over the replicas (metrics) among them.
             self._variables[name].assign(value)
 
 
@@ -250,17 +236,16 @@ def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
             )
     with model.distribute_strategy.scope():
         random = random_state()
-    groups: dict[str, list[keras.Variable]] = {
-        "model": model.variables,
-        "optimizer": [variable for optimizer in found for variable in optimizer.variables],
-        "metric": [variable for metric in model.metrics for variable in metric.variables],
-        "random": [random],
-    }
-    named: dict[int, tuple[str, keras.Variable]] = {}
-    for group, variables in groups.items():
-        for name, variable in _numbered(group, variables):
-            named.setdefault(id(variable), (name, variable))
-    return dict(named.values())
+    named = [
+        *_numbered("model", model.variables),
+        *_numbered("optimizer", [variable for optimizer in found for variable in optimizer.variables]),
+        *_numbered("metric", [variable for metric in model.metrics for variable in metric.variables]),
+        *_numbered("random", [random]),
+    ]
+    first: dict[int, tuple[str, keras.Variable]] = {}
+    for name, variable in named:
+        first.setdefault(id(variable), (name, variable))
+    return dict(first.values())
 
 
 def _numbered(group: str, variables: Sequence[keras.Variable]) -> Iterator[tuple[str, keras.Variable]]:

@@ -33,38 +33,34 @@ class Checkpoints:
     """Writes and reads snapshots as TensorFlow checkpoints, `ckpt-{steps}`.
 
     The index is renamed to its name last: a checkpoint exists when it has one, and is complete then. The
-    chief writes, in a thread of its own, while training goes on; every process may read.
+    chief writes, in a thread of its own, while training goes on; every process may read. The newest `keep`
+    are kept. The directory is claimed, another run's refused, and what a killed writer had left is removed.
     """
 
     def __init__(
         self, directory: Path, identity: Identity, *, keep: int, write: bool, allow_new_data: bool = False
     ):
-        """Claims the directory, or refuses another run's; the writer removes what a killed one had left.
-
-        The newest `keep` checkpoints are kept. For all but the writer `save` does nothing.
-        """
         self._directory = directory
         self._identity = identity
         self._keep = keep
         self._write = write
         identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
         if write:
-            self._sweep()
+            self._remove_temporary()
+            for data in directory.glob(f"ckpt-*{_DATA}"):
+                if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
+                    data.unlink()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begins to write a checkpoint, after the one before it is written; its failure is raised here."""
+        """Begins, as the writer, to write a checkpoint, once the one before it is written or has failed."""
         if self._write:
             self.wait()
             self._pending = self._writer.submit(self._write_files, snapshot)
 
     def wait(self) -> None:
-        """Returns when everything is on disk.
-
-        Raises:
-            RunError: When it could not be written (disk full); the checkpoints before it are intact.
-        """
+        """Returns when everything is on disk; a RunError when it could not be written (disk full)."""
         pending, self._pending = self._pending, None
         if pending:
             pending.result()
@@ -109,11 +105,8 @@ class Checkpoints:
     def _write_files(self, snapshot: Snapshot) -> None:
         path = self._path(snapshot.position.steps)
         temporary = path.with_name(_TEMPORARY + path.name)
-        host = {
-            "position": asdict(snapshot.position),
-            "dataset": self._identity.dataset,
-            "host": snapshot.host,
-        }
+        position, dataset = asdict(snapshot.position), self._identity.dataset
+        host = {"position": position, "dataset": dataset, "host": snapshot.host}
         try:
             _save_tensors(temporary, {**snapshot.arrays, _HOST: json.dumps(host)})
             for suffix in (_DATA, _INDEX):
@@ -126,7 +119,7 @@ class Checkpoints:
                 "again: it continues from the checkpoint before"
             ) from error
         finally:
-            self._remove(f"{_TEMPORARY}*")
+            self._remove_temporary()
 
     def _prune(self, written: int) -> None:
         """Removes checkpoints older than those that are kept, and later ones: damaged, or of another past."""
@@ -135,14 +128,8 @@ class Checkpoints:
             for suffix in (_INDEX, _DATA):
                 Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
 
-    def _sweep(self) -> None:
-        self._remove(f"{_TEMPORARY}*")
-        for data in self._directory.glob(f"ckpt-*{_DATA}"):
-            if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
-                data.unlink()
-
-    def _remove(self, pattern: str) -> None:
-        for path in self._directory.glob(pattern):
+    def _remove_temporary(self) -> None:
+        for path in self._directory.glob(f"{_TEMPORARY}*"):
             path.unlink(missing_ok=True)
 
 

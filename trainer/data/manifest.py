@@ -168,11 +168,7 @@ class Manifest:
 
     @property
     def image(self) -> Feature:
-        """The image feature.
-
-        Raises:
-            DatasetError: When the dataset has none.
-        """
+        """The image feature; a DatasetError when the dataset has none."""
         for feature in self.features:
             if feature.name == "image":
                 return feature
@@ -180,22 +176,14 @@ class Manifest:
 
     @property
     def inputs(self) -> Mapping[str, Feature]:
-        """What a model takes, by name: the image alone where there is one, else every column.
-
-        Raises:
-            DatasetError: When the examples have nothing but a label.
-        """
+        """What a model takes, by name: the image alone, else every column; of neither a DatasetError."""
         columns = {feature.name: feature for feature in self.features if feature.name not in _NO_INPUTS}
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
         return {"image": columns["image"]} if "image" in columns else columns
 
     def info(self) -> DatasetInfo:
-        """Returns the part of the manifest that a model function sees.
-
-        Raises:
-            DatasetError: When the images differ in size, or there is nothing that a model could take.
-        """
+        """Returns what a model function sees; a DatasetError when images differ in size, or as `inputs`."""
         inputs = self.inputs
         shape = tuple(size for size in inputs["image"].shape if size is not None) if "image" in inputs else ()
         if "image" in inputs and len(shape) != 3:
@@ -221,8 +209,7 @@ def load(directory: Path) -> Manifest:
     """Reads a dataset directory's manifest.
 
     Raises:
-        DatasetError: When there is no manifest, it is damaged, of another format, or names a shard
-            outside the directory.
+        DatasetError: When it is missing, damaged, of another format, or names a shard outside the directory.
     """
     path = directory / MANIFEST_FILE
     try:
@@ -267,8 +254,7 @@ def _parse(content: Any, path: Path) -> Manifest:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(f"{path} is damaged: {error!r}; preprocess the data again") from None
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            if shard.file != Path(shard.file).name:
-                raise DatasetError(f"{path} names a shard outside the directory: {shard.file!r}")
+    for shard in manifest.shards:
+        if shard.file != Path(shard.file).name:
+            raise DatasetError(f"{path} names a shard outside the directory: {shard.file!r}")
     return manifest
