@@ -22,8 +22,7 @@ class Cluster:
     Attributes:
         task_type: "chief", "worker", "ps" or "evaluator"; "chief" when there is no cluster.
         task_index: Index among the tasks of that type.
-        hosts: host:port of every training task, chief first; empty when only one process trains and
-            there are no parameter servers.
+        hosts: host:port of every training task, chief first; empty for one process without servers.
         ps_hosts: host:port of every parameter server.
         has_chief_task: Whether TF_CONFIG has a chief; worker 0 is the chief where it has none.
     """
@@ -71,25 +70,19 @@ class Cluster:
 
     def __str__(self) -> str:
         """Returns the cluster in words: "chief + 1 worker"."""
-        followers = max(1, len(self.hosts)) - 1
-        counted = [_count(followers, "worker"), _count(len(self.ps_hosts), "parameter server")]
-        first = "chief" if self.has_chief_task else "worker 0 as chief"
-        words = [first, *filter(None, counted)]
+        words = ["chief" if self.has_chief_task else "worker 0 as chief"]
+        for number, noun in ((len(self.hosts) - 1, "worker"), (len(self.ps_hosts), "parameter server")):
+            if number > 0:
+                words.append(f"{number} {noun}{'s' * (number > 1)}")
         return " + ".join(words) if len(words) > 1 else "one process"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}" if number else ""
 
 
 def read_cluster(environ: Mapping[str, str]) -> Cluster:
     """Reads TF_CONFIG in all its shapes; without it there is no cluster.
 
     It has a chief (formerly "master") and workers or workers only, and perhaps parameter servers. An
-    evaluator knows itself by its task alone; whether the cluster lists it makes no difference.
-
-    Raises:
-        ClusterError: When TF_CONFIG is malformed; the message says in what.
+    evaluator knows itself by its task alone; whether the cluster lists it makes no difference. A ClusterError
+    says what is malformed.
     """
     text = environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -165,10 +158,7 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
 
 
 def has_evaluator(environ: Mapping[str, str]) -> bool:
-    """Whether the job that this process belongs to has an evaluator: worker pool 3 of Vertex AI.
-
-    TF_CONFIG never lists one, CLUSTER_SPEC does.
-    """
+    """Whether this job has an evaluator, Vertex AI's worker pool 3, which only CLUSTER_SPEC lists."""
     try:
         pools = json.loads(environ.get("CLUSTER_SPEC") or "{}").get("cluster", {})
     except (ValueError, AttributeError):

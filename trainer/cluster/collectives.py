@@ -28,16 +28,12 @@ class Collectives:
     """Sums over the processes of a strategy. Every process must call the same methods in the same order."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        """Wraps the strategy; only one that spans several processes communicates."""
         self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             self._sum = _sum_over_processes(strategy)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Returns each value summed over all processes in float64, the same on every process.
-
-        A process counts once, however many local replicas it has.
-        """
+        """Returns each value's float64 sum over all processes; one counts once, whatever its replicas."""
         own = [float(value) for value in values]
         if self._sum is None:
             return own
@@ -117,28 +113,25 @@ class RingSummation:
     """Sums float32 gradients over a ring of sockets, and the few others through TensorFlow."""
 
     def __init__(self, ring: Ring, wire: tf.DType) -> None:
-        """Takes a ring of the run's processes, one replica each, and the type in which numbers travel."""
         self._ring = ring
         self._wire = wire.as_numpy_dtype
         self._buffers = SumBuffers()
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
-        dense = [i for i, gradient in enumerate(gradients) if _is_dense(gradient)]
-        rest = [i for i, gradient in enumerate(gradients) if not _is_dense(gradient)]
-        summed: dict[int, Any] = {}
+        dense = [gradient for gradient in gradients if _is_dense(gradient)]
+        rest = [gradient for gradient in gradients if not _is_dense(gradient)]
+        totals: list[Any] = []
         if dense:
-            own = [gradients[i] for i in dense]
-            totals = tf.numpy_function(self._sum, own, [tf.float32] * len(own))
-            for i, gradient, total in zip(dense, own, totals, strict=True):
-                summed[i] = tf.ensure_shape(total, gradient.shape)
+            summed = tf.numpy_function(self._sum, dense, [tf.float32] * len(dense))
+            totals = [tf.ensure_shape(one, own.shape) for one, own in zip(summed, dense, strict=True)]
+        others: list[Any] = []
         if rest:
-            context = tf.distribute.get_replica_context()
-            with tf.control_dependencies([summed[i] for i in dense]):
-                others = [tf.identity(gradients[i]) for i in rest]
-            totals = context.all_reduce(tf.distribute.ReduceOp.SUM, others)
-            summed |= dict(zip(rest, totals, strict=True))
-        return [summed[i] for i in range(len(gradients))]
+            with tf.control_dependencies(totals):
+                own = [tf.identity(gradient) for gradient in rest]
+            others = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        sums, other_sums = iter(totals), iter(others)
+        return [next(sums if _is_dense(gradient) else other_sums) for gradient in gradients]
 
     def _sum(self, *gradients: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         flat, places = self._buffers.lay_out(gradients)

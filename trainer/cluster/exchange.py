@@ -30,10 +30,7 @@ class GradientExchange:
     """Makes every optimizer of a model exchange gradients exactly. With one replica it does nothing."""
 
     def __init__(self, model: keras.Model, summation: Summation) -> None:
-        """Prepares the optimizers of a model that is built in the scope of the strategy that trains it.
-
-        One that is not built yet is built when its first step is traced. Float8 weights are refused.
-        """
+        """Prepares the optimizers of a model built in its strategy's scope; float8 weights are refused."""
         self._local = threading.local()
         self._sum = summation
         self._replicas: int = model.distribute_strategy.num_replicas_in_sync
@@ -50,8 +47,7 @@ class GradientExchange:
 
         With the float32 scalar `local examples * replicas / examples of all replicas` a batch divided into 5
         and 4 examples gives the gradients of the whole batch of 9, for losses that are means over the batch
-        (the default of every Keras loss). With 0, of a replica without any examples, gradients count nothing
-        even when they are NaN.
+        (the default of every Keras loss). With 0, of no examples, gradients count nothing even when NaN.
         """
         self._local.weight = weight
         try:
@@ -68,10 +64,7 @@ class GradientExchange:
         return gradients if weight is None or self._replicas == 1 else _weighted(gradients, weight)
 
     def _build(self, optimizer: keras.Optimizer, variables: Variables) -> None:
-        """Creates the optimizer's variables outside the replicas, the only place where they may be created.
-
-        An optimizer that only the model's own train_step knows comes here at its first step.
-        """
+        """Creates variables where they may be, outside the replicas, of one only train_step knows."""
 
         def across(strategy: tf.distribute.Strategy) -> None:
             with tf.init_scope(), strategy.scope():
@@ -81,12 +74,11 @@ class GradientExchange:
         tf.distribute.get_replica_context().merge_call(across)
 
     def _adopt(self, optimizer: keras.Optimizer) -> None:
-        if self._replicas == 1:
-            return
-        for inner in keras_internals.inner_optimizers(optimizer):
-            keras_internals.exchange_before_clipping(inner, self._sum)
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            keras_internals.agree_on_finite(optimizer, self._replicas)
+        if self._replicas > 1:
+            for inner in keras_internals.inner_optimizers(optimizer):
+                keras_internals.exchange_before_clipping(inner, self._sum)
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                keras_internals.agree_on_finite(optimizer, self._replicas)
 
 
 def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
@@ -96,13 +88,8 @@ def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
     def times(values: tf.Tensor) -> tf.Tensor:
         return tf.math.multiply_no_nan(values, tf.cast(weight, values.dtype))
 
-    done = iter(
-        tf.cond(
-            tf.equal(weight, 1.0),
-            lambda: [tf.identity(gradient) for gradient in own],
-            lambda: [_on_values(times, gradient) for gradient in own],
-        )
-    )
+    same, changed = (lambda: list(map(tf.identity, own))), (lambda: [_on_values(times, one) for one in own])
+    done = iter(tf.cond(tf.equal(weight, 1.0), same, changed))
     return [None if gradient is None else next(done) for gradient in gradients]
 
 
@@ -115,11 +102,7 @@ def _on_values(
 
 
 def own_gradients(replicas: int) -> Summation:
-    """Returns what takes the place of a sum where nothing is exchanged.
-
-    Keras divides every replica's loss by the number of replicas; times that number, a replica's gradients are
-    those of its own batch.
-    """
+    """Returns, in place of a sum, a replica's own gradients: Keras divides its loss by their number."""
     return lambda gradients: [_on_values(lambda values: values * replicas, one) for one in gradients]
 
 
@@ -150,13 +133,9 @@ def replica_merger(
             for variable, mean in zip(kept, means, strict=True):
                 variable.assign(mean)
         if weights:
-            slots = [
-                slot
-                for optimizer in keras_internals.optimizers(model)
-                for slot in optimizer.variables
-                if slot.shape
-            ]
-            average(strategy, [*model.trainable_variables, *_floats(slots)], sum_by_tensorflow)
+            states = [one for each in keras_internals.optimizers(model) for one in each.variables]
+            slots = [one for one in _floats(states) if one.shape]
+            average(strategy, [*model.trainable_variables, *slots], sum_by_tensorflow)
 
     merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
     return merge_all

@@ -35,38 +35,31 @@ class Peers:
     """The processes with which this one works together. Without a cluster there are none."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Remembers this process's cluster."""
         self._cluster = cluster
         self._others = {n: a for n, a in cluster.addresses.items() if n != cluster.name}
 
     def meet(self, startup_timeout: float) -> None:
         """Returns when all peers have come up; to be called just before the strategy is created.
 
-        While it waits, this process answers on its own port, and afterwards TensorFlow does.
-
-        Raises:
-            ClusterError: When another process already serves this process's port.
-            RunError: When peers are still missing after the timeout (seconds; 0 for none); it names them.
+        While it waits, this process answers on its own port. A ClusterError says that another one serves it,
+        a RunError which peers are still missing after the timeout (seconds; 0 for none).
         """
         own = self._cluster.addresses.get(self._cluster.name)
         if own is None:  # no cluster, or the evaluator, with whom nobody connects
             return
+        start, missing, said = time.monotonic(), self._others, False
         with _serve(self._cluster.name, own, len(self._others)):
-            self._wait(startup_timeout)
-
-    def _wait(self, startup_timeout: float) -> None:
-        start, missing, said = time.monotonic(), dict(self._others), False
-        while missing := _silent(missing):
-            waited = time.monotonic() - start
-            if startup_timeout and waited > startup_timeout:
-                raise RunError(
-                    f"not all replicas came up within {startup_timeout:g} s: no answer from "
-                    f"{_listed(missing)}; see their logs, or raise startup_timeout"
-                )
-            if waited > _PATIENCE and self._cluster.is_chief and not said:
-                progress.say("train", f"waiting for {_listed(missing)}")
-                said = True
-            time.sleep(_PROBE_INTERVAL)
+            while missing := _silent(missing):
+                waited = time.monotonic() - start
+                if startup_timeout and waited > startup_timeout:
+                    raise RunError(
+                        f"not all replicas came up within {startup_timeout:g} s: no answer from "
+                        f"{_listed(missing)}; see their logs, or raise startup_timeout"
+                    )
+                if waited > _PATIENCE and self._cluster.is_chief and not said:
+                    progress.say("train", f"waiting for {_listed(missing)}")
+                    said = True
+                time.sleep(_PROBE_INTERVAL)
 
     def leave(self) -> None:
         """Waits, on any replica but the chief, up to some seconds for the chief to end; all work is done.

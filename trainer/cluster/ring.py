@@ -45,7 +45,11 @@ class LostPeerError(ConnectionError):
 
 
 class Ring:
-    """This process's place in the ring. All processes must make the same calls in the same order."""
+    """This process's place in the ring. All processes must make the same calls in the same order.
+
+    It takes over connections to process `rank + 1` and from `rank - 1` of `size`, at least 2. `check` is
+    called after some seconds of silence, and raises when a peer is no longer there.
+    """
 
     def __init__(
         self,
@@ -55,10 +59,6 @@ class Ring:
         from_previous: socket.socket,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes over connections to process `rank + 1` and from `rank - 1` of `size`, at least 2.
-
-        `check` is called after some seconds of silence, and raises when a peer is no longer there.
-        """
         self._rank = rank
         self._size = size
         self._to_next = to_next
@@ -77,8 +77,7 @@ class Ring:
         """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
         `wire` is the type in which the numbers travel: float32, which is exact, or a shorter float type; they
-        are added up in float32 in any case. A LostPeerError says that a neighbour has ended, or is at another
-        call.
+        are added up in float32 in any case.
         """
         # What is not finite is the optimizer's affair.
         with self._lock, np.errstate(all="ignore"):
@@ -87,9 +86,8 @@ class Ring:
             parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
             for step in range(self._size - 1):
                 out = parts[(self._rank - step) % self._size]
-                self._move(
-                    out.astype(wire, copy=False), parts[(self._rank - step - 1) % self._size], add=True
-                )
+                into = parts[(self._rank - step - 1) % self._size]
+                self._move(out.astype(wire, copy=False), into, add=True)
             own = parts[(self._rank + 1) % self._size]
             if wire != np.float32:
                 own[:] = own.astype(wire)  # as the others will have it
@@ -132,12 +130,12 @@ class Ring:
     def _accept(self, piece: npt.NDArray[Any], into: npt.NDArray[Any], *, add: bool) -> None:
         if not add:
             into[:] = piece
-        elif piece.dtype == into.dtype:
-            np.add(into, piece, out=into)
-        else:
+            return
+        if piece.dtype != into.dtype:
             scratch = self._scratch[: piece.size]
             scratch[:] = piece
-            np.add(into, scratch, out=into)
+            piece = scratch
+        np.add(into, piece, out=into)
 
     def _exchange(self, out: memoryview, into: memoryview, take: Callable[[int], None]) -> None:
         sent = got = 0
@@ -172,18 +170,17 @@ class Ring:
         return got
 
     def _wait(self, poll: select.poll, *, sending: bool, receiving: bool) -> None:
-        if sending:
-            poll.register(self._to_next, select.POLLOUT)
-        if receiving:
-            poll.register(self._from_previous, select.POLLIN)
+        to_next, from_previous = (self._to_next, select.POLLOUT), (self._from_previous, select.POLLIN)
+        used = [to_next] * sending + [from_previous] * receiving
+        for connection, event in used:
+            poll.register(connection, event)
         deadline = time.monotonic() + _PATIENCE_S
         while not poll.poll(_PATIENCE_S * 1000):
             if time.monotonic() >= deadline:
                 self._check()
                 deadline = time.monotonic() + _PATIENCE_S
-        for connection, used in ((self._to_next, sending), (self._from_previous, receiving)):
-            if used:
-                poll.unregister(connection)
+        for connection, _ in used:
+            poll.unregister(connection)
 
 
 def _bytes(array: npt.NDArray[Any]) -> memoryview:

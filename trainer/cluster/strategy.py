@@ -19,17 +19,13 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
     """Returns the name of the strategy, with "auto" resolved.
 
     Parameter servers mean parameter_server, several training processes multi_worker_mirrored, several local
-    devices mirrored, all else one_device. The evaluator works on one device, whatever the others do.
-
-    Raises:
-        SettingsError: When strategy, devices and cluster exclude each other.
+    devices mirrored, all else one_device. The evaluator works on one device, whatever the others do. A
+    SettingsError says that strategy, devices and cluster exclude each other.
     """
     _check_cluster(settings.strategy, cluster)
     if cluster.role == "evaluator":
         return "one_device"
-    name = settings.strategy
-    if name == "auto":
-        name = _automatic(settings, cluster)
+    name = _automatic(settings, cluster) if settings.strategy == "auto" else settings.strategy
     if settings.cpu_devices > 1 and name not in _SEVERAL_CPUS:
         raise SettingsError(
             f"cpu_devices {settings.cpu_devices} divides the CPU for {' and '.join(_SEVERAL_CPUS)}; "
@@ -66,15 +62,15 @@ def _automatic(settings: TrainSettings, cluster: Cluster) -> str:
 
 
 def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
-    """Creates the strategy; a multi-worker one connects to its peers here, which must have been met.
-
-    Raises:
-        SettingsError: As `choose`; or when there is no TPU for strategy tpu.
-    """
+    """Creates the strategy; a multi-worker one connects to its peers here, which must have been met."""
     name = choose(settings, cluster)
     if name == "multi_worker_mirrored":
+        # The ring of sockets carries gradients only: all else goes TensorFlow's way.
+        way = "auto" if settings.communication == "tcp" else settings.communication
+        kind = tf.distribute.experimental.CommunicationImplementation[way.upper()]
+        options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
         with ended_after(settings.startup_timeout):
-            return _multi_worker_mirrored(settings, cluster)
+            return tf.distribute.MultiWorkerMirroredStrategy(_resolver(cluster), options)
     if name == "parameter_server":
         return tf.distribute.ParameterServerStrategy(_resolver(cluster))
     if name == "tpu":
@@ -87,21 +83,8 @@ def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy(devices[0])
 
 
-def _multi_worker_mirrored(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
-    # The ring of sockets carries gradients only: all else goes TensorFlow's way.
-    name = "auto" if settings.communication == "tcp" else settings.communication
-    kind = tf.distribute.experimental.CommunicationImplementation[name.upper()]
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        cluster_resolver=_resolver(cluster),
-        communication_options=tf.distribute.experimental.CommunicationOptions(implementation=kind),
-    )
-
-
 def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-    """Returns the cluster as TensorFlow reads it, in today's names and without the evaluator.
-
-    None, for one process that asks for multi_worker_mirrored, lets TensorFlow train locally.
-    """
+    """Returns the cluster as TensorFlow reads it; None, for one process, lets it train locally."""
     if not cluster.tasks:
         return None
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -133,13 +116,9 @@ def _devices(cpu_devices: int) -> list[str]:
 
 
 def check_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
-    """Refuses BatchNormalization under central_storage.
-
-    Keras 3 keeps its moving statistics for each replica; the one copy on the central device cannot be that.
-    """
-    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        return
-    for layer in all_layers(model):
+    """Refuses BatchNormalization under central_storage: Keras 3 keeps its statistics for each replica."""
+    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    for layer in all_layers(model) if central else ():
         if isinstance(layer, keras.layers.BatchNormalization):
             raise ModelError(
                 f"strategy central_storage cannot train BatchNormalization, but the model has layer "
