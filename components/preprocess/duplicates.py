@@ -26,12 +26,7 @@ _NAMED, _NAMED_KEYS = 20, 10
 
 
 def repeated(paths: Iterable[Path], records: int) -> tuple[int, set[bytes]]:
-    """Returns how many hashes repeat an earlier one, and which do.
-
-    Args:
-        paths: Files of hashes.
-        records: Number of hashes in all of them.
-    """
+    """Returns how many of the `records` hashes in some files repeat an earlier one, and which do."""
     files, parts = list(paths), records // _TOGETHER + 1
     repeats, found = 0, set[bytes]()
     bounds = [*(((part << 16) // parts).to_bytes(2) for part in range(parts)), _END]

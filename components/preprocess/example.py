@@ -38,13 +38,7 @@ _LAYOUTS_KEPT = 1024
 
 
 class Place(NamedTuple):
-    """Position of one feature's list of values in a serialized Example.
-
-    Attributes:
-        kind: Type of the values.
-        start: Offset of the list's message, in bytes.
-        end: Offset just behind it.
-    """
+    """A feature's list of values in a serialized Example: its kind, and the bytes from start to end."""
 
     kind: Kind
     start: int
@@ -52,13 +46,7 @@ class Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Positions of the features of an example.
-
-    Attributes:
-        places: Lists of values by name.
-        start: Offset of the image, in bytes.
-        length: Length of the image, in bytes.
-    """
+    """Lists of values of an example by name, and offset and length of its image in bytes."""
 
     places: Mapping[bytes, Place]
     start: int
@@ -66,22 +54,14 @@ class Layout(NamedTuple):
 
 
 class Layouts:
-    """Layouts of records, those of earlier ones remembered.
-
-    Args:
-        image: Name of the feature that holds the image.
-    """
+    """Layouts of records, those of earlier ones remembered; `image` names the feature of the image."""
 
     def __init__(self, image: bytes) -> None:
         self._image = image
         self._known: dict[int, tuple[list[tuple[int, int]], list[bytes], Layout]] = {}
 
     def of(self, data: bytes) -> Layout:
-        """Returns the layout of one serialized tf.train.Example.
-
-        Raises:
-            ValueError: It is not one, or has not one image.
-        """
+        """Returns the layout of a serialized Example; ValueError if it is none, or has not one image."""
         known = self._known.get(len(data))
         if known is not None:
             around, frame, layout = known
@@ -104,14 +84,7 @@ class Layouts:
 
 
 class FeatureEntries:
-    """Checks and serializes the further features of examples.
-
-    Args:
-        declared: Features of every example, beside image, label and key.
-
-    Raises:
-        SourceError: A declaration cannot be used.
-    """
+    """Checks and serializes the features that a source declares beside image, label and key."""
 
     _OWN = frozenset({"image", "label", "key"})
     _TYPES: Mapping[str, type | tuple[type, ...]] = {"int64": int, "float32": (float, int), "string": str}
@@ -127,11 +100,7 @@ class FeatureEntries:
         self._types = {feature.name: (feature.dtype, self._TYPES[feature.dtype]) for feature in declared}
 
     def of(self, features: Mapping[str, Scalar], name: str) -> bytes:
-        """Returns the entries of one example.
-
-        Raises:
-            BadRecordError: The values are not those that were declared.
-        """
+        """Returns the entries of one example; BadRecordError if the values are not those declared."""
         if features.keys() != self._types.keys():
             raise BadRecordError(
                 name, f"has the features {sorted(features)}, the source declares {sorted(self._types)}"
@@ -148,9 +117,7 @@ class FeatureEntries:
 def serialize(features: Mapping[str, bytes | int | float | str]) -> bytes:
     """Returns a serialized tf.train.Example, the same bytes for the same features.
 
-    Args:
-        features: One value by name: bytes, text (UTF-8; undecodable bytes of a file name as they were), an
-            int of 64 bits, or a float, which is rounded to 32 bits.
+    Text is stored as UTF-8, undecodable bytes of a file name as they were, and floats in 32 bits.
     """
     return _field(_TAG_1, entries(features))
 
@@ -179,21 +146,14 @@ def varint(value: int) -> bytes:
 
 
 def parse(data: bytes) -> dict[str, tuple[Kind, list[Value]]]:
-    """Returns kind and values of every feature of a serialized tf.train.Example.
-
-    Raises:
-        ValueError: It is not one.
-    """
+    """Returns kind and values of every feature of a serialized Example; ValueError if it is none."""
     return {name.decode(): (place.kind, values(data, place)) for name, place in locate(data).items()}
 
 
 def locate(data: bytes) -> dict[bytes, Place]:
-    """Returns where the features of a serialized tf.train.Example lie, by name, without their values.
+    """Returns where the features of a serialized Example lie, by name; ValueError if it is none.
 
     A feature without a list of values is left out; of two features of one name the last counts.
-
-    Raises:
-        ValueError: It is not one.
     """
     found: dict[bytes, Place] = {}
     try:
@@ -207,11 +167,7 @@ def locate(data: bytes) -> dict[bytes, Place]:
 
 
 def values(data: bytes, place: Place) -> list[Value]:
-    """Returns the values of one feature of a serialized tf.train.Example.
-
-    Raises:
-        ValueError: It is not one.
-    """
+    """Returns the values of one feature of a serialized Example; ValueError if one is cut off."""
     kind, start, end = place
     found: list[Value] = []
     try:
@@ -230,11 +186,7 @@ def values(data: bytes, place: Place) -> list[Value]:
 
 
 def only_value(data: bytes, places: Mapping[bytes, Place], name: bytes) -> Value:
-    """Returns the value of a feature that has one.
-
-    Raises:
-        ValueError: There is no such feature, or not one value in it; the message fits behind "the record".
-    """
+    """Returns the value of a feature that has one; if not, a ValueError fits behind "the record"."""
     place = places.get(name) or _absent(name)
     kind, start, end = place
     if end - start == 3 and kind == "int64" and data.startswith(_ONE_BYTE, start) and data[end - 1] < 128:
@@ -243,11 +195,7 @@ def only_value(data: bytes, places: Mapping[bytes, Place], name: bytes) -> Value
 
 
 def only_span(data: bytes, places: Mapping[bytes, Place], name: bytes) -> tuple[int, int]:
-    """Returns start and length of the value of a bytes feature that has one.
-
-    Raises:
-        ValueError: As `only_value`, or the feature is not of bytes.
-    """
+    """Returns start and length of the one value of a bytes feature; ValueError as `only_value`."""
     kind, start, end = places.get(name) or _absent(name)
     if kind != "bytes":
         raise ValueError(f"feature {name.decode()!r} is {kind}, not bytes")
@@ -267,11 +215,7 @@ def _only(found: Sequence[_Item], name: bytes) -> _Item:
 
 
 def _locate_usual_entry(data: bytes, position: int, end: int, found: dict[bytes, Place]) -> bool:
-    """Reads an entry that has its name, then one list, and nothing else, which is what writers write.
-
-    Returns:
-        Whether the entry was like that. If not, `found` is as it was.
-    """
+    """Reads an entry of its name and one list, as writers write it; False if it has more or less."""
     length = data[position + 1]
     name, feature = position + 2, position + 2 + length
     if data[position] != _TAG_1 or length > 0x7F or feature + 4 > end or data[feature] != _TAG_2:
@@ -305,12 +249,7 @@ def _locate_entry(data: bytes, position: int, end: int, found: dict[bytes, Place
 
 
 def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
-    """Returns tag, start and end of every field of a message.
-
-    Raises:
-        ValueError: A field is longer than its message, or of no known type.
-        IndexError: The data end inside a field's tag or length.
-    """
+    """Returns tag, start and end of every field of a message; IndexError if a tag or length is cut off."""
     found = []
     while position < end:
         tag = data[position]

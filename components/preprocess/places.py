@@ -48,13 +48,8 @@ class Place:
 class ImageReader:
     """Reads encoded images; files that hold many of them stay open. A context manager.
 
-    Args:
-        places: Places of the dataset.
-        spool: File of the work directory with the images that were copied.
-        surveyed: Start of the survey, in nanoseconds since the epoch.
-
-    Raises:
-        SourceError: A file that holds many images is not what it was.
+    `spool` is the file of the work directory with the images that were copied, `surveyed` the start of the
+    survey in nanoseconds since the epoch. A file that has changed since then is a SourceError.
     """
 
     def __init__(self, places: Sequence[Place], spool: Path, surveyed: int) -> None:
@@ -76,12 +71,7 @@ class ImageReader:
             os.close(self._files.popitem()[1])
 
     def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
-        """Returns an encoded image; the arguments are those of its row.
-
-        Raises:
-            BadRecordError: Its file cannot be read.
-            SourceError: It changed since the survey.
-        """
+        """Returns the encoded image of a row; BadRecordError if its file cannot be read."""
         if length == WHOLE_FILE:
             prefix = self._prefixes.get(place)
             if prefix is None:
@@ -139,11 +129,7 @@ class ImageReader:
 
 
 class ImageLocator:
-    """Locates the images of a survey; those that cannot be read again are copied. A context manager.
-
-    Args:
-        spool: File of the work directory that takes the copies.
-        max_pixels: Largest image that is accepted as an array.
+    """Locates the images of a survey; copies to `spool` those that cannot be read again. A context manager.
 
     Attributes:
         places: Places found so far, by number.
@@ -197,11 +183,7 @@ class ImageLocator:
         )
 
     def content(self, where: Location, key: bytes) -> bytes:
-        """Returns the encoded bytes of the image that was located last, b"" where there is none.
-
-        Raises:
-            BadRecordError: It cannot be read.
-        """
+        """Returns the encoded bytes of the image that was located last, b"" where there is none."""
         place, offset, length, path, _ = where
         if place == NOWHERE:
             return b""

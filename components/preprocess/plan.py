@@ -42,16 +42,11 @@ def digest(key: bytes, seed: int) -> bytes:
 def choose_split(
     point: float, own: str | None, existing: Collection[str | None], shares: Mapping[str, float]
 ) -> str:
-    """Returns the split of one example.
+    """Returns the split of one example, whose hash is `point` (0 <= point < 1).
 
     An example keeps the split that its source gives it, with one exception: where the source has splits
     but no validation or test split, the missing one takes its share out of the source's training split.
-
-    Args:
-        point: Hash of the example as a number, 0 <= point < 1.
-        own: Split that the source gives to the example, or None.
-        existing: All splits that the source gives to any example.
-        shares: Share of the examples by split.
+    `existing` are all splits that the source gives to any example, None among them where it gives none.
     """
     if own in ("validation", "test"):
         return own
@@ -65,11 +60,7 @@ def choose_split(
 
 
 class SplitCodes:
-    """One byte per example that gives its split as soon as it is known which splits the source has.
-
-    Args:
-        shares: Share of the examples by split.
-    """
+    """One byte per example that gives its split as soon as it is known which splits the source has."""
 
     def __init__(self, shares: Mapping[str, float]) -> None:
         self._shares = shares
@@ -80,23 +71,14 @@ class SplitCodes:
         self.count = _FROM_TRAIN + len(self._bounds)
 
     def code(self, point: bytes, own: str | None) -> int:
-        """Returns the code of an example.
-
-        Args:
-            point: Second half of the example's digest.
-            own: Split that the source gives to it, or None.
-        """
+        """Returns the code of an example, from the second half of its digest and the split of its source."""
         region = bisect_right(self._bounds_as_digest, point) - 1
         if own is None:
             return self._without_split[region]
         return _FROM_TRAIN + region if own == "train" else SPLITS.index(own)
 
     def splits(self, existing: Collection[str | None]) -> tuple[str, ...]:
-        """Returns the split of each code.
-
-        Args:
-            existing: All splits that the source gives to any example.
-        """
+        """Returns the split of each code, given all splits that the source gives to any example."""
         carved = (choose_split(bound, "train", existing, self._shares) for bound in self._bounds)
         return (*SPLITS, *carved)
 
@@ -123,12 +105,7 @@ def deal(items: Sequence[_Item], first: int, count: int) -> list[Sequence[_Item]
     """Deals consecutive examples of a split to its shards: number p goes to shard p % count.
 
     Over all calls shards therefore differ by at most one example, the longer ones come first, and number
-    p is at position p // count of its shard.
-
-    Args:
-        items: The examples.
-        first: Number of the first of them.
-        count: Number of shards.
+    p is at position p // count of its shard. `first` is the number of the first item.
     """
     return [items[(shard - first) % count :: count] for shard in range(count)]
 
@@ -139,11 +116,7 @@ def shard_name(split: str, index: int, count: int) -> str:
 
 
 def refuse_empty_splits(records: Mapping[str, int], shares: Mapping[str, float]) -> None:
-    """Refuses a dataset in which a split that was asked for has no example.
-
-    Raises:
-        SourceError: Names them.
-    """
+    """Refuses a dataset in which a split that was asked for has no example."""
     empty = [split for split in SPLITS if split in shares and not records[split]]
     if empty:
         counts = ", ".join(f"{split} {count:,}" for split, count in records.items())
@@ -155,14 +128,7 @@ def refuse_empty_splits(records: Mapping[str, int], shares: Mapping[str, float])
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """One shard before it is written.
-
-    Attributes:
-        file: Name of the file.
-        split: Name of its split.
-        records: Number of examples.
-        rows: Hash of its rows.
-    """
+    """One shard before it is written: its file, its split, number of examples, and a hash of its rows."""
 
     file: str
     split: str
@@ -225,11 +191,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Reads a plan.
-
-        Raises:
-            RunError: There is none.
-        """
+        """Reads a plan; RunError if there is none."""
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -92,8 +92,7 @@ def read_fields(path: Path) -> Iterator[list[Fields]]:
 class Buckets:
     """Rows in order of their digests, whatever the order in which they come.
 
-    Args:
-        directory: Directory of the bucket files, also those that an earlier instance left.
+    The directory may hold bucket files that an earlier instance left.
     """
 
     def __init__(self, directory: Path) -> None:

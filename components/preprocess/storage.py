@@ -1,4 +1,7 @@
-"""Files that are read: on this machine, in Cloud Storage mounted under /gcs/, or behind any other URL."""
+"""Files that are read: on this machine, in Cloud Storage mounted under /gcs/, or behind any other URL.
+
+Whatever cannot be found, opened or read is a SourceError of one line.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,7 @@ def is_remote(path: str) -> bool:
 
 @contextlib.contextmanager
 def one_line(path: str, what: str = "") -> Iterator[None]:
-    """Turns what reading a file raises into one line; of a URL that is anything (HTTP, credentials).
-
-    Raises:
-        SourceError: Reading failed.
-    """
+    """Turns what reading a file raises into one line; of a URL that is anything (HTTP, credentials)."""
     try:
         yield
     except ShardlineError:
@@ -45,11 +44,7 @@ def one_line(path: str, what: str = "") -> Iterator[None]:
 
 
 def open_read(path: str) -> BinaryIO:
-    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks.
-
-    Raises:
-        SourceError: It does not exist or cannot be read.
-    """
+    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks."""
     with one_line(path):
         if is_remote(path):
             file_system, inner = _remote(path)
@@ -58,11 +53,7 @@ def open_read(path: str) -> BinaryIO:
 
 
 def open_text(path: str) -> TextIO:
-    """Opens a UTF-8 file for reading, line ends as they are; bytes that are not UTF-8 survive as in names.
-
-    Raises:
-        SourceError: It does not exist or cannot be read.
-    """
+    """Opens a UTF-8 file for reading, line ends as they are; bytes that are not UTF-8 survive as in names."""
     # A byte-order mark is what spreadsheets write.
     return io.TextIOWrapper(
         io.BufferedReader(cast(io.RawIOBase, open_read(path))), "utf-8-sig", "surrogateescape", newline=""
@@ -70,11 +61,7 @@ def open_text(path: str) -> TextIO:
 
 
 def find_files(pattern: str) -> list[str]:
-    """Returns the files that match a pattern with *, ?, [] and **, sorted; hidden ones are left out.
-
-    Raises:
-        SourceError: Nothing matches.
-    """
+    """Returns the files that match a pattern with *, ?, [] and **, sorted; hidden ones are left out."""
     if is_remote(pattern):
         found = list(describe_files(pattern))
     elif os.path.lexists(pattern):  # the name itself may have brackets
@@ -91,11 +78,7 @@ def find_files(pattern: str) -> list[str]:
 
 
 def describe_files(pattern: str) -> dict[str, Mapping[str, Any]]:
-    """Returns what a remote file system says of the files that match a pattern, by URL, sorted.
-
-    Raises:
-        SourceError: Nothing matches, or it cannot be read.
-    """
+    """Returns what a remote file system says of the files that match a pattern, by URL, sorted."""
     file_system, inner = _remote(pattern)
     with one_line(pattern):
         found = file_system.glob(inner, detail=True)
@@ -105,11 +88,7 @@ def describe_files(pattern: str) -> dict[str, Mapping[str, Any]]:
 
 
 def describe_below(root: str) -> dict[str, Mapping[str, Any]]:
-    """Returns what a remote file system says of the files below a directory, by relative path, sorted.
-
-    Raises:
-        SourceError: There is no file that is not hidden, or the directory cannot be read.
-    """
+    """Returns what a remote file system says of the visible files below a directory, by relative path."""
     file_system, inner = _remote(root)
     with one_line(root, "the directory "):
         found = file_system.find(inner, detail=True)
@@ -142,11 +121,7 @@ def reason(error: BaseException) -> str:
 
 
 def _remote(url: str) -> tuple[Any, str]:
-    """Returns the file system of a URL and the path inside it.
-
-    Raises:
-        SourceError: There is no such file system, a package for it is missing, or it refuses to open.
-    """
+    """Returns the file system of a URL and the path inside it."""
     # It logs what it then raises, with tracebacks, and every attempt before.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:

@@ -52,9 +52,7 @@ def record_start(size: int) -> tuple[bytes, bytes]:
 def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
     """Returns the frame before an Example, the Example up to its image, and the length of the whole record.
 
-    Args:
-        image: Length of the image in bytes.
-        tail: Length of the features that follow it.
+    `image` and `tail` are the lengths of the image and of the features behind it, in bytes.
     """
     start, size = b"", image
     for tag in (b"\x0a", b"\x0a", _IMAGE_NAME + b"\x12", b"\x0a"):  # value, list, feature, entry
@@ -65,13 +63,7 @@ def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
 
 
 class Record(NamedTuple):
-    """One record of a file.
-
-    Attributes:
-        offset: Offset of the data in the uncompressed file, in bytes.
-        data: A serialized tf.train.Example, if it is one.
-        number: Number of the record in the file, from 0.
-    """
+    """One record of a file: offset of its data in the uncompressed file, the data, and its number from 0."""
 
     offset: int
     data: bytes
@@ -79,11 +71,7 @@ class Record(NamedTuple):
 
 
 def detect_compression(path: str | os.PathLike[str]) -> str:
-    """Returns "gzip" or "" from the first bytes of a TFRecord file, whatever its name is.
-
-    Raises:
-        SourceError: The file cannot be read, or is neither.
-    """
+    """Returns "gzip" or "" from the first bytes of a TFRecord file; SourceError if it is neither."""
     name = os.fspath(path)
     with storage.one_line(name), storage.open_read(name) as file:
         start = file.read(_HEADER_BYTES)
@@ -98,10 +86,6 @@ def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iter
     """Yields all records of a file from the first to the last, or why one cannot be used.
 
     That is, in order, an error in the place of a record whose data do not match their checksum.
-
-    Args:
-        path: A local file or a URL.
-        compression: Compression of the whole file, "" or "gzip".
 
     Raises:
         SourceError: The file cannot be read, is not compressed as it should be, is cut off in the middle, or

@@ -74,13 +74,8 @@ class StoredImage(NamedTuple):
 class Codec:
     """Stores images in one way; see `PreprocessSettings` for what the arguments mean.
 
-    Args:
-        image_size: Side of the stored square images in pixels; 0 leaves the size as it is.
-        resize_mode: "crop", "pad" or "stretch".
-        encoding: "keep", "jpeg", "png" or "raw". An image that already has the wanted size and encoding is
-            not encoded again.
-        max_pixels: An image with more pixels is refused before it is decoded.
-        channels: Number that all raw images have: 3, or 1 when every image is known to be grey.
+    An image that already has the wanted size and encoding is not encoded again. `channels` is the number
+    that all raw images have: 3, or 1 when every image is known to be grey.
     """
 
     def __init__(
@@ -104,15 +99,7 @@ class Codec:
         return None
 
     def store(self, encoded: bytes, name: str) -> StoredImage:
-        """Returns the image as the dataset stores it.
-
-        Args:
-            encoded: A whole image file.
-            name: Key of the example, for messages.
-
-        Raises:
-            BadRecordError: The image cannot be used.
-        """
+        """Returns an image file as it is stored; BadRecordError with `name` if it cannot be used."""
         header = read_header(encoded)
         if header is None:
             return self._store_other(encoded, name, None)
@@ -136,11 +123,7 @@ class Codec:
         return self._store_jpeg(encoded, name, header) if plain else self._store_other(encoded, name, header)
 
     def from_pixels(self, pixels: npt.NDArray[np.uint8], name: str) -> bytes:
-        """Returns a uint8 array of shape (height, width, 1 or 3) as PNG, which loses nothing.
-
-        Raises:
-            BadRecordError: The array is not of that kind.
-        """
+        """Returns a uint8 array of shape (height, width, 1 or 3) as PNG, which loses nothing."""
         from shardline.components.preprocess.images.pixels import encode
 
         if pixels.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:

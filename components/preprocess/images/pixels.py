@@ -36,13 +36,9 @@ class UnreadableError(Exception):
 
 
 def decode_jpeg(encoded: bytes, size: tuple[int, int], channels: int, reduction: int) -> Pixels:
-    """Decodes a plain JPEG of (height, width) pixels, shrunk on the way where `reduction` is 2, 4 or 8.
+    """Decodes a plain JPEG of (height, width) pixels; UnreadableError if it is damaged.
 
-    Returns:
-        uint8 (height / reduction, width / reduction, channels), rounded up.
-
-    Raises:
-        UnreadableError: The data is damaged.
+    Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up.
     """
     # The decoder takes the smallest of its sizes that is at least this one; 0 stands for the whole size.
     least = [-(-side // reduction) for side in size] if reduction > 1 else [0, 0]
@@ -73,16 +69,12 @@ def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def fit(pixels: Pixels, place: Placement, target: tuple[int, int]) -> Pixels:
-    """Resizes the placed part of an image, with antialiasing, and pads it with black.
+    """Resizes the placed part of an upright image, with antialiasing, and pads it with black.
 
-    The variance of the whole filter is that of the triangle which `tf.image.resize` uses with antialiasing:
-    a box that shrinks by the reduction, a Gaussian for what is missing, and bilinear interpolation. It takes
-    a fifth of the time. (A triangle over r pixels has variance r**2 / 6, a box over f has (f**2 - 1) / 12.)
-
-    Args:
-        pixels: uint8 (height, width, channels), upright and already shrunk by the placement's reduction.
-        place: Placement by `shardline.trainer.data.geometry.place`.
-        target: (height, width).
+    The image is already shrunk by the placement's reduction. The variance of the whole filter is that of the
+    triangle which `tf.image.resize` uses with antialiasing: a box that shrinks by the reduction, a Gaussian
+    for what is missing, and bilinear interpolation. It takes a fifth of the time. (A triangle over r pixels
+    has variance r**2 / 6, a box over f has (f**2 - 1) / 12.)
     """
     step = place.reduction
     top, left = place.top // step, place.left // step
@@ -159,19 +151,10 @@ _OTHERS = (
     (b"<svg", 0, "SVG"),
 )
 
-_GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"})
+_16_BIT_MODES = ("I", "I;16", "I;16B", "I;16L")
+_GREY_MODES = frozenset({"1", "L", "LA", *_16_BIT_MODES})
 _COLOUR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
-_KINDS = {
-    "P": "palette",
-    "PA": "palette",
-    "LA": "alpha",
-    "RGBA": "alpha",
-    "CMYK": "cmyk",
-    "I": "16 bit",
-    "I;16": "16 bit",
-    "I;16B": "16 bit",
-    "I;16L": "16 bit",
-}
+_KINDS = {"P": "palette", "PA": "palette", "LA": "alpha", "RGBA": "alpha", "CMYK": "cmyk"}
 
 
 class Picture:
@@ -192,7 +175,7 @@ class Picture:
         animated = form != "jpeg" and getattr(opened, "is_animated", False)
         kinds = (
             "" if form in ("jpeg", "png") else form,
-            _KINDS.get(opened.mode),
+            "16 bit" if opened.mode in _16_BIT_MODES else _KINDS.get(opened.mode),
             "animation" if animated else "",
             "exif orientation" if self._orientation() > 1 else "",
         )
@@ -222,7 +205,7 @@ class Picture:
         # Some releases of Pillow open 16 bits of grey as 32, of which a TIFF may use all.
         if mode not in _GREY_MODES | _COLOUR_MODES or (mode == "I" and image.format == "TIFF"):
             raise UnreadableError(f"pixels of more than 16 bits or of an unknown kind (mode {mode})")
-        if _KINDS.get(mode) == "16 bit":
+        if mode in _16_BIT_MODES:
             # The high byte, as TensorFlow takes it; Pillow would clip.
             return Image.fromarray(np.clip(np.asarray(image) // 256, 0, 255).astype(np.uint8))
         if mode in ("P", "PA"):  # by way of RGBA, as the transparent colours of a palette are still colours
@@ -233,11 +216,7 @@ class Picture:
 
 @contextmanager
 def opened_picture(encoded: bytes) -> Iterator[Picture]:
-    """Opens an image of any of `FORMATS`.
-
-    Raises:
-        UnreadableError: It is none, or its pixels cannot be decoded.
-    """
+    """Opens an image of any of `FORMATS`; UnreadableError if it is none or cannot be decoded."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the codec has a limit of its own
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
