@@ -65,15 +65,7 @@ def _settings(data: Mapping[str, Any], processes: int) -> PreprocessSettings:
 
 
 def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
-    """Records what is in a dataset.
-
-    Args:
-        manifest: Its manifest.
-        dataset: Its metadata gets `fingerprint`, `classes` and the records of each split
-            (`train_records`, ...).
-        metrics: Gets the records of each split, `rejected` and `duplicates`.
-        card: Gets the dataset card.
-    """
+    """Records what is in a dataset, in its metadata, in the metrics and on its card."""
     from shardline.components.preprocess.inspect.card import render_card
 
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}

@@ -17,11 +17,7 @@ from shardline.trainer.errors import SourceError
 
 
 def deal_rows(found: Survey, settings: PreprocessSettings, work: WorkDirectory) -> tuple[PlannedShard, ...]:
-    """Writes the rows of all shards into the work directory and returns what the shards will be.
-
-    Raises:
-        SourceError: A split has no example, or a key occurs twice.
-    """
+    """Writes the rows of all shards into the work directory and returns what the shards will be."""
     split_of = plan.SplitCodes(settings.split).splits(found.existing)
     counts = _shard_counts(found, settings, split_of)
     names = {

@@ -21,12 +21,7 @@ from shardline.trainer.errors import RunError, SourceError
 
 
 def describe(plan: Plan, work: WorkDirectory) -> Manifest:
-    """Returns the manifest of a dataset whose shards are all done.
-
-    Raises:
-        RunError: They are not.
-        SourceError: Raw images differ in size.
-    """
+    """Returns the manifest of a dataset whose shards are all done; refuses one of which some are not."""
     done = find_done(plan, work)
     missing = [shard.file for shard in plan.shards if shard.file not in done]
     if missing:
@@ -99,11 +94,7 @@ def _find_mark(shard: PlannedShard, plan: Plan, work: WorkDirectory) -> Mark | N
 
 
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
-    """Returns whether the image files of a shard are those that an earlier run has read.
-
-    Raises:
-        OSError: One cannot be found.
-    """
+    """Returns whether the image files of a shard, which must be there, are those that were read."""
     prefixes = [os.fsencode(place.path) for place in plan.places]
     for block in rows.read_fields(work.rows(shard.file)):
         for key, path, _, _, place, _, length in block:

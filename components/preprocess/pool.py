@@ -41,13 +41,9 @@ _GRACE_SECONDS = 10.0
 
 
 class Processes:
-    """This process and its workers. A context manager.
+    """This process and the workers that make up `count` with it. A context manager.
 
     Workers start at once and import the modules of their jobs, so that they are ready when these are known.
-
-    Args:
-        count: Number of processes that work at the same time, this one among them.
-        jobs: The jobs that `do` will be given.
     """
 
     def __init__(self, count: int, *jobs: Job) -> None:
@@ -81,7 +77,7 @@ class Processes:
                 worker.wait()
 
     def do(self, job: Job, given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
-        """Does a job and returns what was found, by item.
+        """Does one of the jobs and returns what was found, by item.
 
         Args:
             job: One of the jobs named at the start.
@@ -90,8 +86,7 @@ class Processes:
             report: Takes the progress of all processes.
 
         Raises:
-            ShardlineError: The error of the first process that failed.
-            RunError: A process ended without an answer.
+            ShardlineError: The error of the first process that failed, or that one ended without an answer.
         """
         own, *shares = (items[number :: len(self._workers) + 1] for number in range(len(self._workers) + 1))
         found: dict[str, Any] = {}

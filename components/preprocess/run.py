@@ -59,19 +59,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
 
 
 def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> list[PlannedShard]:
-    """Surveys the source and writes the plan, the first of three steps.
-
-    Args:
-        settings: The source, and how it becomes shards.
-        out: As for `preprocess`, in a place that all tasks see.
-        overwrite: As for `preprocess`.
-
-    Returns:
-        The shards that are to be written.
-
-    Raises:
-        ShardlineError: As `preprocess`.
-    """
+    """Surveys the source and writes the plan, the first of three steps; returns the shards to be written."""
     work_directory.check(out, overwrite=overwrite)
     with _working(out) as work, _processes(settings) as processes:
         work.publishing.unlink(missing_ok=True)
@@ -81,11 +69,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
 def write_shards(out: Path, task: int, tasks: int) -> int:
     """Writes every `tasks`-th shard of a plan, starting with number `task`: the second of three steps.
 
-    Returns:
-        The number of records in these shards.
-
-    Raises:
-        ShardlineError: As `preprocess`.
+    It returns the number of records in these shards.
     """
     if not 0 <= task < tasks:
         raise SettingsError(f"task must be 0..{tasks - 1}, not {task}")
@@ -98,11 +82,7 @@ def write_shards(out: Path, task: int, tasks: int) -> int:
 
 
 def finish(out: Path) -> Manifest:
-    """Makes a dataset of the shards that are all written: the last of three steps.
-
-    Raises:
-        RunError: A shard is missing.
-    """
+    """Makes a dataset of the shards, of which none may be missing: the last of three steps."""
     with _working(out) as work:
         return _finish(work)
 

@@ -35,11 +35,7 @@ _SPLITS = frozenset({None, *SPLITS})
 
 
 class Rejected:
-    """Bad examples, treated as the policy says.
-
-    Args:
-        policy: "fail" or "skip".
-        path: File that names those that are left out, one JSON object per line.
+    """Bad examples, treated as the policy says: "fail", or "skip", and then named in a file of JSON lines.
 
     Attributes:
         reasons: Number of examples left out, by reason.
@@ -51,11 +47,7 @@ class Rejected:
         self.reasons: Counter[str] = Counter()
 
     def add(self, error: BadRecordError) -> None:
-        """Leaves an example out.
-
-        Raises:
-            BadRecordError: Under the policy "fail".
-        """
+        """Leaves an example out; under the policy "fail", raises its error."""
         if self._policy == "fail":
             raise error
         self.reasons[error.reason] += 1
@@ -63,11 +55,7 @@ class Rejected:
             file.write(json.dumps({"file": error.name, "reason": error.reason}) + "\n")
 
     def check(self, records_in: int, largest_fraction: float) -> None:
-        """Ends the run if too many were left out.
-
-        Raises:
-            SourceError: Names the most frequent reason and an example of it.
-        """
+        """Ends the run if too many were left out, with the most frequent reason and an example of it."""
         total = self.reasons.total()
         if total <= largest_fraction * records_in:
             return
@@ -108,12 +96,6 @@ class Survey:
 
 def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
     """Reads a source once. Images that are files, or in files, are not read, unless their content is the key.
-
-    Args:
-        source: The source.
-        settings: Settings of the dataset.
-        work: Directory that keeps the rows, and images that cannot be read again.
-        rejected: Takes examples that the source cannot give.
 
     Raises:
         SourceError: The source has no examples or fewer than two classes, or an example is not usable: a
@@ -169,11 +151,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
 def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
     """Takes the rows whose image cannot be stored out of bucket files: a job of the process pool.
 
-    Args:
-        given: `out`, the dataset directory. Its plan is known as far as settings and places.
-        items: Names of bucket files; beside each, NAME.bad names what was taken out and why, and its split
-            code.
-        report: Takes the progress.
+    `given` has `out`, the dataset directory, whose plan is known as far as settings and places. Beside each
+    bucket file, NAME.bad names what was taken out and why, and its split code.
     """
     work = WorkDirectory(Path(given["out"]))
     plan = Plan.load(work.plan)
@@ -218,11 +197,7 @@ def _bad_example(example: object) -> BadRecordError:
 
 
 def _check(example: Example) -> int:
-    """Returns the label of an example, whose label may be an integer of another kind than int.
-
-    Raises:
-        SourceError: The label is none, or the key or the split cannot be used.
-    """
+    """Returns the label of an example, which may be an integer of another kind; refuses what it is not."""
     name, label, _, split, _ = example
     if type(name) is not str or not name:
         raise SourceError(f"key {name!r} of an example is not a text of at least one character")

@@ -107,9 +107,8 @@ class WorkDirectory:
 def check(out: Path, *, overwrite: bool) -> None:
     """Refuses a directory that cannot become the dataset, before any work is done.
 
-    Raises:
-        SettingsError: It is a file, holds something else than the beginning of a dataset, or a whole one
-            that is not to be overwritten, or it cannot be written.
+    That is a file, something else than the beginning of a dataset, a whole one that is not to be overwritten,
+    or what cannot be written.
     """
     try:
         if out.is_dir():
@@ -129,13 +128,8 @@ def check(out: Path, *, overwrite: bool) -> None:
 def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     """Makes the work directory and holds its lock; where the file system has no locks, goes without.
 
-    Args:
-        out: The dataset directory.
-        shared: Whether others that write shards of the same plan may hold it too.
-
-    Raises:
-        RunError: Another run holds it.
-        SettingsError: The work directory cannot be made.
+    `shared`: whether others that write shards of the same plan may hold it too. Another run that holds it is
+    a RunError.
     """
     work = WorkDirectory(out)
     # The run that was there before may remove the directory, or the lock while we wait for it.

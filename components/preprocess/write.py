@@ -130,14 +130,7 @@ class Mark:
 
 
 class ShardWriter:
-    """Writes shards of one plan.
-
-    Args:
-        plan: The plan.
-        work: Its work directory.
-        images: Reader of its images.
-        report: Takes the progress.
-    """
+    """Writes shards of one plan."""
 
     def __init__(self, plan: Plan, work: WorkDirectory, images: ImageReader, report: Report) -> None:
         self._plan = plan
@@ -237,13 +230,7 @@ class ShardWriter:
 
 
 def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
-    """Writes planned shards: a job of the process pool.
-
-    Args:
-        given: `out`, the dataset directory.
-        items: Names of shards of its plan.
-        report: Takes the progress.
-    """
+    """Writes planned shards, a job of the process pool; `given` has `out`, the dataset directory."""
     work = WorkDirectory(Path(given["out"]))
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
@@ -261,14 +248,7 @@ def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report
 
 
 class _Output:
-    """A file that is written in large blocks.
-
-    Attributes:
-        file: Descriptor of the open file.
-        pieces: Pieces that are not written yet.
-        size: Size of what was written, in bytes.
-        checksum: CRC-32C of what was written.
-    """
+    """A file that is written in large blocks: `size` and `checksum` are of what was written."""
 
     def __init__(self, path: Path, compression: str) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)

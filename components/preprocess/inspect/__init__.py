@@ -35,16 +35,8 @@ def each_shard(
 ) -> dict[str, Any]:
     """Does a job of the process pool for every shard and returns what it found, by file.
 
-    Args:
-        job: The job. It is given `directory` and the values of `given`; its items are names of shards.
-        directory: The dataset directory.
-        manifest: Its manifest.
-        topic: Topic of the progress.
-        processes: Number of processes; 0 for one per core.
-        given: Further values for the job, as JSON holds them.
-
-    Raises:
-        SettingsError: `processes` is negative.
+    The job is given `directory` and the values of `given`. `topic` is that of the progress; `processes` is 0
+    for one per core.
     """
     if processes < 0:
         raise SettingsError(f"processes must be at least 1, or 0 for one per core, not {processes}")
@@ -60,11 +52,6 @@ def read_values(
 ) -> Iterator[tuple[int, Values | str]]:
     """Yields every record of a shard: its size in bytes, and its features or what is wrong with it.
 
-    Args:
-        path: The shard.
-        compression: Compression of the shard, "" or "gzip".
-        report: Takes the progress.
-
     Raises:
         SourceError: The rest of the shard cannot be read: it is cut off, or where the next record starts is
             damaged.
@@ -74,13 +61,12 @@ def read_values(
         if isinstance(record, BadRecordError):
             yield 0, record.reason
             continue
-        data = record.data
         try:
-            yield len(data), parse(data)
+            yield len(record.data), parse(record.data)
         except ValueError as error:  # UnicodeDecodeError is one too
-            yield len(data), str(error)
+            yield len(record.data), str(error)
         count += 1
-        size += len(data)
+        size += len(record.data)
         if report and count == _TICK:
             report(count, size)
             count = size = 0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Sample:
-    """Sample of a dataset: examples from all shards.
+    """Examples from all shards of a dataset.
 
     Attributes:
         records: Number of examples looked at.
@@ -66,24 +66,12 @@ class Sample:
     rows: list[list[str]]
     columns: list[str]
 
-    @property
-    def without_pictures(self) -> list[str]:
-        """Classes of which no image was met."""
-        return [name for name, pictures in self.pictures.items() if not pictures]
-
 
 def render_card(directory: Path, manifest: Manifest) -> str:
-    """Renders the card of a finished dataset.
+    """Renders the card of a finished dataset: an HTML page without network or script, always the same.
 
     The numbers are the manifest's. Sample images, and image sizes where they differ, come from the first
     records of every shard, which are a random sample: shards are written in the order of hashes.
-
-    Args:
-        directory: The dataset directory.
-        manifest: Its manifest.
-
-    Returns:
-        An HTML page without network or script. The same dataset gives the same page.
 
     Raises:
         DatasetError: A shard cannot be read.
@@ -92,12 +80,15 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     by_size = sorted(rows, key=lambda row: (-row.total, row.name))
     shown = rows if len(rows) <= _MOST_CLASSES else [*by_size[:_ENDS], *by_size[-_ENDS:]]
     sample = take_sample(directory, manifest, [row.name for row in shown])
+    features = [
+        (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
+    ]
     return render(
         Path(__file__).with_name("card.html.j2"),
         manifest=manifest,
         records=manifest.records,
         numbers=_numbers(manifest),
-        splits=_split_rows(manifest),
+        size=size,
         classes=shown,
         ends=_ENDS,
         largest=by_size[0],
@@ -105,7 +96,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         profile=_profile([row.counts for row in by_size]) if len(rows) > _MOST_CLASSES else [],
         bars=_size_bars(sample.sizes),
         sample=sample,
-        tables=[("Settings", fact_rows(manifest.settings)), ("Features", _feature_rows(manifest))],
+        tables=[("Settings", fact_rows(manifest.settings)), ("Features", features)],
     )
 
 
@@ -131,28 +122,10 @@ def _numbers(manifest: Manifest) -> Rows:
     ]
 
 
-def _split_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "records": split.records,
-            "share": split.records / max(1, manifest.records),
-            "shards": len(split.shards),
-            "per_shard": " to ".join(f"{n:,}" for n in sorted({shard.records for shard in split.shards})),
-            "size": size(split.bytes),
-        }
-        for name, split in manifest.splits.items()
-    ]
-
-
 def _profile(counts: Sequence[tuple[int, ...]]) -> list[str]:
-    """Draws classes as stacked bars in a box of 100 x 100, largest class first.
+    """Draws classes, given as examples by class and split, as stacked bars in a box of 100 x 100.
 
-    Args:
-        counts: Examples by class and split.
-
-    Returns:
-        The `d` of an SVG path for each split.
+    It returns the `d` of an SVG path for each split.
     """
     step = max(1, -(-len(counts) // _MOST_BARS))
     groups = [counts[i : i + step] for i in range(0, len(counts), step)]
@@ -188,23 +161,10 @@ def _size_bars(sizes: Mapping[tuple[int, int], int]) -> list[Bar]:
     ]
 
 
-def _feature_rows(manifest: Manifest) -> Rows:
-    return [
-        (feature.name, describe_feature(feature).removeprefix(f"{feature.name} "))
-        for feature in manifest.features
-    ]
-
-
 def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> Sample:
     """Looks at the first records of every shard, of a large dataset at about 2,000 in all.
 
-    Args:
-        directory: The dataset directory.
-        manifest: Its manifest.
-        classes: Names of the classes of which images are wanted.
-
-    Raises:
-        DatasetError: A shard cannot be read.
+    Images are taken of the classes that are named.
     """
     shards = manifest.shards
     image = next((feature for feature in manifest.features if feature.name == "image"), None)

@@ -21,6 +21,10 @@ from shardline.trainer.errors import DatasetError, SourceError
 _MOST_CLASSES = 20
 _MOST_SIZES = 10
 _MOST_NAMED = 10
+_SUMMARY = (
+    "source", "fingerprint", "features", "class_names", "splits", "compression", "records_in", "records",
+    "rejected", "converted", "duplicates", "settings",
+)  # fmt: skip
 _VERIFY = "'shardline dataset verify' lists all damage"
 
 _Size = tuple[int, int, int]
@@ -54,7 +58,7 @@ class Stats:
     records: int
     class_names: tuple[str, ...]
     class_counts: dict[str, tuple[int, ...]]
-    image_sizes: tuple[tuple[tuple[int, int, int], int], ...]
+    image_sizes: tuple[tuple[_Size, int], ...]
     encodings: dict[str, int]
     record_bytes: Spread
     shard_bytes: dict[str, Spread]
@@ -100,19 +104,10 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
 
 
 def look_at_shards(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
-    """Counts what is in shards: a job of the process pool.
+    """Counts what is in shards: a job of the process pool, given the `directory` of the dataset.
 
-    Args:
-        given: `directory` of the dataset.
-        items: Names of shards.
-        report: Takes the progress.
-
-    Returns:
-        By shard, `images`: pairs of (height, width, channels, encoding) and their number, and `record_bytes`:
-        pairs of the size of a record and their number.
-
-    Raises:
-        DatasetError: A shard is damaged.
+    By shard it returns `images`: pairs of (height, width, channels, encoding) and their number, and
+    `record_bytes`: pairs of the size of a record and their number.
     """
     directory, found = Path(given["directory"]), {}
     manifest = manifests.load(directory)
@@ -147,11 +142,7 @@ def spread(values: Sequence[int]) -> Spread:
 
 
 def header(encoded: bytes, feature: Feature) -> tuple[_Size, str]:
-    """Returns ((height, width, channels), encoding) of a stored image without decoding it.
-
-    Raises:
-        SourceError: It is no image.
-    """
+    """Returns ((height, width, channels), encoding) of a stored image without decoding it."""
     if feature.encoding == "raw":
         height, width, channels = (side or 0 for side in feature.shape)
         return (height, width, channels), "raw"
@@ -186,10 +177,8 @@ def render(found: Stats) -> str:
 def _class_table(found: Stats) -> str:
     totals = [sum(column) for column in zip(*found.class_counts.values(), strict=True)]
     order = sorted(range(len(totals)), key=lambda label: (-totals[label], label))
-    shown = order
-    if len(order) > _MOST_CLASSES:
-        half = _MOST_CLASSES // 2
-        shown = order[:half] + order[-half:]
+    half = _MOST_CLASSES // 2
+    shown = order if len(order) <= _MOST_CLASSES else order[:half] + order[-half:]
     rows = [
         (
             text.printable(found.class_names[label]),
@@ -207,39 +196,20 @@ def _class_table(found: Stats) -> str:
 
 def describe(manifest: Manifest) -> dict[str, Any]:
     """Returns a summary of the manifest for a program; the class names are its only long list."""
-    return {
-        "source": manifest.source,
-        "fingerprint": manifest.fingerprint,
-        "features": {
-            feature.name: {
-                "dtype": feature.dtype,
-                "shape": list(feature.shape),
-                "encoding": feature.encoding,
-                "resize": feature.resize,
-            }
-            for feature in manifest.features
-        },
-        "class_names": list(manifest.class_names),
-        "splits": {
-            name: {
-                "records": split.records,
-                "shards": len(split.shards),
-                "bytes": split.bytes,
-                "class_counts": list(split.class_counts),
-            }
-            for name, split in manifest.splits.items()
-        },
-        "compression": manifest.compression,
-        "records_in": manifest.records_in,
-        "records": manifest.records,
-        "rejected": dict(manifest.rejected),
-        "converted": dict(manifest.converted),
-        "duplicates": {
-            "examples": manifest.duplicates.examples,
-            "straddling": manifest.duplicates.straddling,
-        },
-        "settings": dict(manifest.settings),
+    splits = {
+        name: {
+            "records": split.records,
+            "shards": len(split.shards),
+            "bytes": split.bytes,
+            "class_counts": split.class_counts,
+        }
+        for name, split in manifest.splits.items()
     }
+    content = asdict(manifest)
+    content["features"] = {feature.pop("name"): feature for feature in content["features"]}
+    content["duplicates"].pop("named")
+    content |= {"splits": splits, "records": manifest.records}
+    return {name: content[name] for name in _SUMMARY}
 
 
 def render_manifest(manifest: Manifest) -> str:

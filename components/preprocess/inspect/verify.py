@@ -28,13 +28,7 @@ _KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "flo
 
 @dataclass(frozen=True)
 class Damage:
-    """One contradiction between a dataset and its manifest.
-
-    Attributes:
-        file: Name of the file inside the dataset directory.
-        record: Number of the record in it, from 0, or None where the file as a whole is meant.
-        what: Description of the damage.
-    """
+    """One contradiction between a dataset and its manifest, in a file or one record of it, from 0."""
 
     file: str
     record: int | None
@@ -47,14 +41,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """Result of checking a shard.
-
-    Attributes:
-        records: Number of sound records.
-        bytes: Size of the file.
-        class_counts: Sound records by label.
-        damages: Everything that is wrong.
-    """
+    """Sound records of a shard, in all and by label, the size of the file, and everything that is wrong."""
 
     records: int
     bytes: int
@@ -174,20 +161,18 @@ def _says(what: str) -> Damage:
 
 def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
     said = sum(manifest.rejected.values())
-    path = directory / REJECTED_FILE
-    if not said and not path.exists():
-        return
+    what = ""
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = (directory / REJECTED_FILE).read_text(encoding="utf-8")
+        named = len([json.loads(line) for line in text.splitlines()])
+        if named != said:
+            what = f"names {named:,}, the manifest says {said:,} were rejected"
     except FileNotFoundError:
-        yield Damage(REJECTED_FILE, None, f"is missing; the manifest says {said:,} were rejected")
+        what = f"is missing; the manifest says {said:,} were rejected" if said else ""
     except (OSError, ValueError) as error:
-        yield Damage(REJECTED_FILE, None, f"cannot be read: {error}")
-    else:
-        if len(lines) != said:
-            yield Damage(
-                REJECTED_FILE, None, f"names {len(lines):,}, the manifest says {said:,} were rejected"
-            )
+        what = f"cannot be read: {error}"
+    if what:
+        yield Damage(REJECTED_FILE, None, what)
 
 
 def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
@@ -198,15 +183,9 @@ def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def check_shards(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
-    """Checks shards: a job of the process pool.
+    """Checks shards, a job of the process pool: `ShardCheck` by shard, as a dict.
 
-    Args:
-        given: `directory` of the dataset, and `deep`: whether images are decoded.
-        items: Names of shards.
-        report: Takes the progress.
-
-    Returns:
-        `ShardCheck` by shard, as a dict.
+    `given` has the `directory` of the dataset, and `deep`: whether images are decoded.
     """
     checker = _Checker(Path(given["directory"]), given["deep"], report)
     return {file: asdict(checker.check(file)) for file in items}
