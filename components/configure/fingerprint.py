@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.table import open_columns
+from shardline.components.preprocess.sources.table import Columns
 from shardline.components.text import size as size_text
 from shardline.trainer import plugins
 from shardline.trainer.errors import ShardlineError, SourceError
@@ -156,7 +156,7 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
         return True
     path = storage.resolve(table)
     if path.lower().endswith(".parquet"):
-        return "image" in open_columns(path).types
+        return "image" in Columns(path).types
     with storage.one_line(path), storage.open_text(path) as lines:
         return "image" in lines.readline()
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -195,7 +196,7 @@ def _class_table(found: Stats) -> str:
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Returns a summary of the manifest for a program; the class names are its only long list."""
+    """Returns a summary of the manifest as a program reads it; the class names are its only long list."""
     splits = {
         name: {
             "records": split.records,
@@ -209,7 +210,8 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     content["features"] = {feature.pop("name"): feature for feature in content["features"]}
     content["duplicates"].pop("named")
     content |= {"splits": splits, "records": manifest.records}
-    return {name: content[name] for name in _SUMMARY}
+    summary: dict[str, Any] = json.loads(json.dumps({name: content[name] for name in _SUMMARY}))
+    return summary
 
 
 def render_manifest(manifest: Manifest) -> str:

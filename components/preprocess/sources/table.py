@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,14 +22,19 @@ from shardline.trainer.errors import SourceError
 #: Values of one batch, a list by column; None where there is none.
 Batch = Mapping[str, Sequence[Any]]
 
+#: Types of columns by name, in the words of `Columns.types`.
+Types = Mapping[str, str]
+
 _JSON_ROWS = 4096
 _PARQUET_ROWS = 16_384
 _INT64_LIMIT = 1 << 63
 _CONVERSIONS: Mapping[str, type] = {"int64": int, "float32": float, "string": str}
+_ROLES = ("label", "image", "key")
+_LARGEST_FLOAT32 = 3.4028235677973366e38
 
 
 class Columns:
-    """A file with named columns.
+    """Columns of a file whose name says its format.
 
     Attributes:
         types: "int64", "float32", "string", or the file's own word for any other type, by column in the order
@@ -40,147 +45,132 @@ class Columns:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.types = self._find_types()
+        suffix = PurePosixPath(path).suffix.lower()
+        if suffix not in _FORMATS:
+            raise SourceError(f"table {path!r} is none of {', '.join(_FORMATS)}; convert it to one")
+        self._path = path
+        find_types, self._read = _FORMATS[suffix]
+        with _one_line(path):
+            self.types = find_types(path)
         if not self.types:
             raise SourceError(f"{path!r} is empty: it has no column")
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
         """Yields the values of some columns, row by row of the file."""
-        with _one_line(self.path):
-            yield from self._batches(names)
-
-    def _find_types(self) -> Mapping[str, str]:
-        raise NotImplementedError
-
-    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        raise NotImplementedError
+        with _one_line(self._path):
+            yield from self._read(self._path, self.types, names)
 
 
-def open_columns(path: str) -> Columns:
-    """Returns the columns of a file, whose name says its format.
+def _csv_types(path: str) -> Types:
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    Raises:
-        SourceError: See `Columns`.
-    """
-    suffix = PurePosixPath(path).suffix.lower()
-    formats = {".csv": Csv, ".jsonl": JsonLines, ".ndjson": JsonLines, ".parquet": Parquet}
-    if suffix not in formats:
-        raise SourceError(f"table {path!r} is none of {', '.join(formats)}; convert it to one")
-    with _one_line(path):
-        return formats[suffix](path)
-
-
-class Csv(Columns):
-    """Comma-separated values below a line with the names. Empty fields and NA, null, NaN are no value."""
-
-    def _find_types(self) -> Mapping[str, str]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        with storage.open_read(self.path) as file, _csv_reader(file) as reader:
-            names = reader.schema.names
-        for name in names:
-            if names.count(name) > 1 or not name:
-                raise SourceError(f"{self.path!r} has a column {name!r} {names.count(name)} times; rename it")
-        types = dict.fromkeys(names, "int64")
-        as_text = dict.fromkeys(names, pa.string())
-        with storage.open_read(self.path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
-            for batch in reader:
-                for name, column in zip(names, batch.columns, strict=True):
-                    kind = types[name]
-                    while kind != "string":
-                        try:
-                            pc.cast(pc.utf8_trim_whitespace(column), _arrow_type(kind))
-                            break
-                        except pa.ArrowInvalid:
-                            kind = types[name] = {"int64": "float32", "float32": "string"}[kind]
-        return types
-
-    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        types = {name: _arrow_type(kind) for name, kind in self.types.items()}
-        with storage.open_read(self.path) as file, _csv_reader(file, types) as reader:
-            for batch in reader:
-                yield {name: batch[name].to_pylist() for name in names}
+    with storage.open_read(path) as file, _csv_reader(file) as reader:
+        names = reader.schema.names
+    for name in names:
+        if names.count(name) > 1 or not name:
+            raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
+    types = dict.fromkeys(names, "int64")
+    as_text = dict.fromkeys(names, pa.string())
+    with storage.open_read(path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
+        for batch in reader:
+            for name, column in zip(names, batch.columns, strict=True):
+                while types[name] != "string":
+                    try:
+                        pc.cast(pc.utf8_trim_whitespace(column), _arrow_type(types[name]))
+                        break
+                    except pa.ArrowInvalid:
+                        types[name] = {"int64": "float32", "float32": "string"}[types[name]]
+    return types
 
 
-class Parquet(Columns):
-    """A Parquet file with flat columns."""
-
-    def _find_types(self) -> Mapping[str, str]:
-        import pyarrow.parquet as pq
-        import pyarrow.types as kinds
-
-        with storage.open_read(self.path) as file:
-            schema = pq.ParquetFile(file).schema_arrow
-
-        def word(kind: Any) -> str:
-            if kinds.is_dictionary(kind):
-                kind = kind.value_type
-            if kinds.is_integer(kind) or kinds.is_boolean(kind):
-                return "int64"
-            if kinds.is_floating(kind):
-                return "float32"
-            return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
-
-        return {field.name: word(field.type) for field in schema}
-
-    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        import pyarrow.parquet as pq
-
-        with storage.open_read(self.path) as file:
-            parquet = pq.ParquetFile(file)
-            for batch in parquet.iter_batches(_PARQUET_ROWS, columns=list(names)):
-                yield {name: batch[name].cast(_arrow_type(self.types[name])).to_pylist() for name in names}
+def _csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
+    all_types = {name: _arrow_type(kind) for name, kind in types.items()}
+    with storage.open_read(path) as file, _csv_reader(file, all_types) as reader:
+        for batch in reader:
+            yield {name: batch[name].to_pylist() for name in names}
 
 
-class JsonLines(Columns):
-    """One JSON object per line."""
+def _csv_reader(file: Any, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False) -> Any:
+    """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
+    import pyarrow.csv
 
-    # Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
-    # below whole numbers.
-    def _find_types(self) -> Mapping[str, str]:
-        types: dict[str, str] = {}
-        for number, row in enumerate(self._rows(), start=1):
-            for name, value in row.items():
-                if value is None:
-                    continue
-                kind, known = _json_type(value), types.setdefault(name, "")
-                if not known:
-                    types[name] = kind
-                elif {kind, known} == {"int64", "float32"}:
-                    types[name] = "float32"
-                elif kind != known:
-                    raise SourceError(
-                        f"{self.path!r}, row {number}: {value!r} in column {name!r} is {kind}, in the rows "
-                        f"before it is {known}; make them the same"
-                    )
-        return types
+    return pyarrow.csv.open_csv(
+        file,
+        # Only with one thread do messages name the row.
+        read_options=pyarrow.csv.ReadOptions(use_threads=False),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
+    )
 
-    def _batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        rows = self._rows()
-        while batch := list(islice(rows, _JSON_ROWS)):
-            yield {name: [self._value(row, name) for row in batch] for name in names}
 
-    def _value(self, row: Mapping[str, Any], name: str) -> Any:
-        value = row.get(name)
-        # A boolean is a number here, and so is a whole number among floats.
-        return value if value is None else _CONVERSIONS[self.types[name]](value)
+def _parquet_types(path: str) -> Types:
+    import pyarrow.parquet as pq
+    import pyarrow.types as kinds
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        with storage.open_text(self.path) as lines:
-            number = 0
-            for line in lines:
-                if line.isspace():
-                    continue
-                number += 1
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise SourceError(f"{self.path!r}, row {number} is not JSON: {error}") from None
-                if not isinstance(row, dict):
-                    raise SourceError(f"{self.path!r}, row {number} is {row!r}, not a JSON object")
-                yield row
+    def word(kind: Any) -> str:
+        if kinds.is_dictionary(kind):
+            kind = kind.value_type
+        if kinds.is_integer(kind) or kinds.is_boolean(kind):
+            return "int64"
+        if kinds.is_floating(kind):
+            return "float32"
+        return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
+
+    with storage.open_read(path) as file:
+        return {field.name: word(field.type) for field in pq.ParquetFile(file).schema_arrow}
+
+
+def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
+    import pyarrow.parquet as pq
+
+    with storage.open_read(path) as file:
+        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, columns=list(names)):
+            yield {name: batch[name].cast(_arrow_type(types[name])).to_pylist() for name in names}
+
+
+# Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
+# below whole numbers.
+def _json_types(path: str) -> Types:
+    types: dict[str, str] = {}
+    for number, row in enumerate(_json_rows(path), start=1):
+        for name, value in row.items():
+            if value is None:
+                continue
+            kind, known = _json_type(value), types.setdefault(name, "")
+            if not known:
+                types[name] = kind
+            elif {kind, known} == {"int64", "float32"}:
+                types[name] = "float32"
+            elif kind != known:
+                raise SourceError(
+                    f"{path!r}, row {number}: {value!r} in column {name!r} is {kind}, in the rows "
+                    f"before it is {known}; make them the same"
+                )
+    return types
+
+
+def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
+    rows = _json_rows(path)
+    # A boolean is a number here, and so is a whole number among floats.
+    conversions = {name: _CONVERSIONS[types[name]] for name in names}
+    while batch := list(islice(rows, _JSON_ROWS)):
+        yield {
+            name: [None if (value := row.get(name)) is None else convert(value) for row in batch]
+            for name, convert in conversions.items()
+        }
+
+
+def _json_rows(path: str) -> Iterator[dict[str, Any]]:
+    """Yields the JSON objects of a file, one in each line that is not empty."""
+    with storage.open_text(path) as lines:
+        for number, line in enumerate((line for line in lines if not line.isspace()), start=1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise SourceError(f"{path!r}, row {number} is not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise SourceError(f"{path!r}, row {number} is {row!r}, not a JSON object")
+            yield row
 
 
 def _json_type(value: Any) -> str:
@@ -196,17 +186,6 @@ def _arrow_type(kind: str) -> Any:
     return {"int64": pa.int64(), "float32": pa.float64(), "string": pa.string()}[kind]
 
 
-def _csv_reader(file: Any, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False) -> Any:
-    import pyarrow.csv
-
-    return pyarrow.csv.open_csv(
-        file,
-        # Only with one thread do messages name the row.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
-    )
-
-
 @contextlib.contextmanager
 def _one_line(path: str) -> Iterator[None]:
     """Turns what pyarrow raises about a file into one line."""
@@ -217,8 +196,15 @@ def _one_line(path: str) -> Iterator[None]:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
 
 
-_ROLES = ("label", "image", "key")
-_LARGEST_FLOAT32 = 3.4028235677973366e38
+_FindTypes = Callable[[str], Types]
+_ReadBatches = Callable[[str, Types, Sequence[str]], Iterator[Batch]]
+_JSON = (_json_types, _json_batches)
+_FORMATS: Mapping[str, tuple[_FindTypes, _ReadBatches]] = {
+    ".csv": (_csv_types, _csv_batches),
+    ".jsonl": _JSON,
+    ".ndjson": _JSON,
+    ".parquet": (_parquet_types, _parquet_batches),
+}
 
 
 class Table:
@@ -238,7 +224,7 @@ class Table:
 
     def __init__(self, path: str, features: Mapping[str, str]) -> None:
         self._path = storage.resolve(path)
-        self._columns = open_columns(self._path)
+        self._columns = Columns(self._path)
         types = self._columns.types
         self._names = {role: role for role in _ROLES if role in types or role == "label"} | dict(features)
         for ours, theirs in self._names.items():
