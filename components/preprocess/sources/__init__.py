@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
     from shardline.components.preprocess.settings import PreprocessSettings
 
-#: The forms of a source string.
+#: The forms of a source string; the last one is a class or function without arguments of the user's own.
 KNOWN_FORMS = (
-    "digits",
-    "tfds:NAME[:CONFIG]",
-    "images:DIR",
-    "tfrecord:GLOB",
-    "table:PATH",
-    "pkg.module:Source",
-)
+    "digits", "tfds:NAME[:CONFIG]", "images:DIR", "tfrecord:GLOB", "table:PATH", "pkg.module:Source",
+)  # fmt: skip
 
 #: Length of a span that is a whole file, of whatever size.
 WHOLE_FILE = -1
@@ -133,14 +128,7 @@ class Seen:
 
 
 def open_source(settings: PreprocessSettings) -> Source:
-    """Returns the source that the settings name.
-
-    Args:
-        settings: Settings whose `source` is "digits" (the 1,797 handwritten digits inside scikit-learn),
-            "tfds:NAME[:CONFIG]" (an image classification dataset of TensorFlow Datasets), "images:DIR" (a
-            folder per class, or `labels`), "tfrecord:GLOB" (files of tf.train.Example), "table:PATH" (CSV,
-            JSONL or Parquet), or "pkg.module:Source" (a class or function without arguments of the user's
-            own). `data_dir`, `labels` and `features` say more about some of them.
+    """Returns the source that the settings name, in one of `KNOWN_FORMS`.
 
     Raises:
         SourceError: The source is unknown or cannot be opened.

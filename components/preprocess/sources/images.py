@@ -24,15 +24,12 @@ _FETCHED_TOGETHER = 64
 def open_images(directory: str, labels: str) -> Source:
     """Returns the images of a local directory or of one at a URL.
 
-    Args:
-        directory: The directory.
-        labels: CSV file of labels (see `LabelledImages`); "" for a folder per class. The class is then the
-            folder directly under the directory, the key the path relative to it. Folders inside a class
-            folder belong to that class. Names that start with a dot are ignored; every other file must be an
-            image (whether it is one is found when it is read).
+    With `labels`, see `LabelledImages`. Without, the class is the folder directly under the directory, the
+    key the path relative to it. Folders inside a class folder belong to that class. Names that start with a
+    dot are ignored; every other file must be an image (whether it is one is found when it is read).
 
     Raises:
-        SourceError: The directory or the CSV file cannot be used.
+        SourceError: The directory is missing or holds something else, or the CSV file cannot be used.
     """
     root = storage.resolve(directory)
     if labels:
@@ -41,11 +38,7 @@ def open_images(directory: str, labels: str) -> Source:
 
 
 class Images:
-    """Image files of a local directory, listed folder by folder, so that not all names are in memory.
-
-    Raises:
-        SourceError: The directory is missing, has files beside the class folders or an empty class folder.
-    """
+    """Image files of a local directory, listed folder by folder, so that not all names are in memory."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -67,11 +60,7 @@ class Images:
 
 
 class RemoteImages:
-    """Image files at a URL, in a folder per class.
-
-    Raises:
-        SourceError: The directory is missing, or has files beside the class folders.
-    """
+    """Image files at a URL, in a folder per class."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -94,9 +83,6 @@ class LabelledImages:
     """Images that a CSV file lists in its columns path (relative to the directory) and label (a class name).
 
     The key is the path. Classes are sorted by name. Files that the CSV file does not list are not used.
-
-    Raises:
-        SourceError: The directory or the CSV file cannot be read, or a column is missing.
     """
 
     def __init__(self, root: str, labels: str) -> None:

@@ -212,11 +212,8 @@ class Table:
 
     The label is a class name (sorted) or a class index (the classes are then named "0", "1", ...). A column
     image holds paths relative to the table. The key is a column, or the number of the row, which only stays
-    the same where new rows are added at the end.
-
-    Args:
-        path: Path of the file.
-        features: Columns by our names: label, image, key; and others, where not all of the rest are wanted.
+    the same where new rows are added at the end. `features` gives columns by our names: label, image, key;
+    and others, where not all of the rest are wanted.
 
     Raises:
         SourceError: The file cannot be read, is empty, or has not these columns.

@@ -28,11 +28,8 @@ class TfRecords:
 
     Labels are int64 class indices (the classes are then named "0", "1", ...) or bytes class names (sorted).
     The key is a hash of the whole record unless a feature of the files is it: it stays the same wherever the
-    record stands; records that are the same to the byte get #2, #3, ...
-
-    Args:
-        pattern: Pattern of the paths of the files, with *, ?, [] and **.
-        features: Names of the files' features by ours: image, label, key, and any others of one value each.
+    record stands; records that are the same to the byte get #2, #3, ... `features` gives names of the files'
+    features by ours: image, label, key, and any others of one value each.
 
     Raises:
         SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
@@ -91,10 +88,9 @@ class TfRecords:
             self._class_names = _numbers(highest)
 
     def _reader(self) -> Callable[[bytes], tuple[int, int, Mapping[str, Value]]]:
-        """Returns a function that takes one record apart.
+        """Returns a function that gives start and length of a record's image, and other values by our name.
 
-        It gives start and length of the image and the other features' values by our name. It raises a
-        ValueError for data that is not a tf.train.Example with the features that are needed.
+        It raises a ValueError for data that is not a tf.train.Example with the features that are needed.
         """
         layout_of = Layouts(self._image).of
         named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
