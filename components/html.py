@@ -54,13 +54,9 @@ _LARGEST_PIXELATED_SIDE = 64
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as a data URI.
+    """An image as a data URI, and its size in pixels.
 
-    Attributes:
-        uri: The image itself.
-        width: In pixels.
-        height: In pixels.
-        large: Whether it is a photograph rather than a thing of a few pixels.
+    `large` says that it is a photograph rather than a thing of a few pixels.
     """
 
     uri: str

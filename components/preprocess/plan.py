@@ -141,14 +141,10 @@ class Plan:
     """Everything that a writer needs beside the rows.
 
     Attributes:
-        settings: Settings of the dataset.
-        class_names: Name of each class.
         features: Further features of every example, beside image, label and key.
-        places: Places of the images.
         surveyed: Start of the survey, in nanoseconds since the epoch.
         records_in: Number of examples of the source.
         rejected: Number of examples left out, by reason.
-        shards: All shards of all splits.
     """
 
     settings: PreprocessSettings

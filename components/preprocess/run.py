@@ -67,7 +67,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
 
 
 def write_shards(out: Path, task: int, tasks: int) -> int:
-    """Writes every `tasks`-th shard of a plan, starting with number `task`: the second of three steps.
+    """Writes every `tasks`-th shard of a plan, from number `task` on: the second of three steps.
 
     It returns the number of records in these shards.
     """

@@ -73,9 +73,6 @@ class Survey:
     """Content of a source.
 
     Attributes:
-        class_names: Name of each class.
-        features: Further features of every example.
-        places: Places of the images; only nowhere if there are none.
         buckets: A row for every usable example.
         codes: Number of rows by split code.
         sizes: Size of their images by split code, in bytes; counted only where the number of shards

@@ -46,12 +46,8 @@ _GZIP = 31
 class Images:
     """Properties that the stored images of one or more shards have in common.
 
-    Attributes:
-        height: Height of all of them in pixels, or None if they differ.
-        width: Width likewise.
-        channels: Largest number of channels; 0 where there are no images.
-        encodings: All that occur, sorted.
-        converted: Number of images by what was done to them.
+    A height or width is None where they differ, `channels` the largest number of channels, 0 without images.
+    `converted` counts images by what was done to them.
     """
 
     height: int | None = None
@@ -95,12 +91,8 @@ class Images:
 class Mark:
     """Facts about a shard that is done.
 
-    Attributes:
-        identity: `Plan.identity` of the shard; with another one it is not done.
-        surveyed: Start of the survey of its plan, in nanoseconds since the epoch.
-        shard: Entry of the manifest.
-        class_counts: Number of examples by class.
-        images: Common properties of its images.
+    With another `identity` than its plan gives (`Plan.identity`), it is not done. `surveyed` is the start of
+    the survey of that plan, in nanoseconds since the epoch.
     """
 
     identity: str

@@ -50,8 +50,6 @@ class StoredImage(NamedTuple):
 
     Attributes:
         data: The bytes; where nothing had to be done, the very object that was given.
-        height: Height in pixels.
-        width: Width in pixels.
         channels: 1 for grey, 3 for all others; any alpha channel is not counted.
         encoding: "jpeg", "png" or "raw".
         converted: Conversions beside resizing and encoding: "exif orientation", "cmyk", "palette",
@@ -109,13 +107,8 @@ class Codec:
         if not height:
             raise BadRecordError(name, DAMAGED)
         self._check_size(height, width, name)
-        if (
-            standard
-            and orientation == 1
-            and self._encoding in ("keep", encoding)
-            and self._size in (0, height)
-            and self._size in (0, width)
-        ):
+        has_size = self._size in (0, height) and self._size in (0, width)
+        if standard and orientation == 1 and has_size and self._encoding in ("keep", encoding):
             stored = StoredImage(encoded, height, width, channels, encoding)
             if encoding == "png" and len(self._known) < _KNOWN_HEADS:
                 self._known[encoded[PNG_FIRST]] = stored.kind
@@ -171,12 +164,7 @@ class Codec:
         return place(height, width, (self._size, self._size), self._mode) if self._size else None
 
     def _finish(
-        self,
-        upright: Pixels,
-        placed: Placement | None,
-        *,
-        jpeg: bool,
-        converted: tuple[str, ...],
+        self, upright: Pixels, placed: Placement | None, *, jpeg: bool, converted: tuple[str, ...]
     ) -> StoredImage:
         """Fits and encodes pixels that are upright; `jpeg` says that they came from a JPEG."""
         from shardline.components.preprocess.images import pixels

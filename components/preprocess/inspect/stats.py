@@ -44,16 +44,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a dataset.
+    """Statistics of a dataset; counts of classes and sizes of shards are by split.
 
     Attributes:
-        records: Number of examples.
-        class_names: Name of each class.
-        class_counts: Examples by split and class.
         image_sizes: Images by (height, width, channels), the most frequent first; none without images.
         encodings: Images by how they are stored.
         record_bytes: Size of a serialized example.
-        shard_bytes: Size of the shards by split.
     """
 
     records: int

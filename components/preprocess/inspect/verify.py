@@ -51,14 +51,7 @@ class ShardCheck:
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of checking a dataset.
-
-    Attributes:
-        shards: Number of shards that the manifest names.
-        records: Number of records that were read and are sound.
-        bytes: Size of all shards that are there.
-        damages: All contradictions with the manifest, by file.
-    """
+    """Result of checking a dataset: its shards, the records that are sound, the bytes there, all damage."""
 
     shards: int
     records: int

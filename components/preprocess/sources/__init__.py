@@ -36,10 +36,7 @@ LARGEST_LABEL = 99_999
 class Span(NamedTuple):
     """Bytes inside a local file, which a writer reads for itself when their turn comes.
 
-    Attributes:
-        file: Path of the file.
-        offset: Offset of the first byte.
-        length: Number of bytes, or `WHOLE_FILE`: the same as the file's path, and faster than a Path is made.
+    With the length `WHOLE_FILE`, it is the same as the file's path, and faster than a Path is made.
     """
 
     file: str

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -252,22 +252,22 @@ class Table:
     def _rows(self, root: str) -> Iterator[Example | BadExample]:
         index = {name: label for label, name in enumerate(self.class_names)}
         ours, types = tuple(self._names), self._columns.types
-        checks = [(name, theirs, types[theirs]) for name, theirs in self._names.items()]
-        number = 0
-        for batch in self._columns.batches(list(self._names.values())):
-            for row in zip(*(batch[theirs] for theirs in self._names.values()), strict=True):
-                number += 1
-                fault = next(filter(None, map(_fault, row, checks)), "")
-                if fault:
-                    yield BadExample(f"{self._path} row {number}", fault)
-                    continue
-                values = dict(zip(ours, row, strict=True))
-                yield Example(
-                    key=str(values.pop("key", f"row {number}")),
-                    label=index[str(values.pop("label"))],
-                    image=Path(root, os.path.normpath(values.pop("image"))) if "image" in values else None,
-                    features=values,
-                )
+        checks = [(name, column, types[column]) for name, column in self._names.items()]
+        theirs = list(self._names.values())
+        batches = self._columns.batches(theirs)
+        rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
+        for number, row in enumerate(rows, start=1):
+            fault = next(filter(None, map(_fault, row, checks)), "")
+            if fault:
+                yield BadExample(f"{self._path} row {number}", fault)
+                continue
+            values = dict(zip(ours, row, strict=True))
+            yield Example(
+                key=str(values.pop("key", f"row {number}")),
+                label=index[str(values.pop("label"))],
+                image=Path(root, os.path.normpath(values.pop("image"))) if "image" in values else None,
+                features=values,
+            )
 
     def _check_types(self) -> None:
         types = self._columns.types
