@@ -202,7 +202,7 @@ def test_a_run_is_of_exactly_the_version_that_a_tag_meant(
     for address, message in (
         (f"{REGISTRY}/toy/nope", "has no toy with the tag 'nope'"),
         (f"{REGISTRY}/nobody/latest", "has no nobody with the tag 'latest'"),
-        ("https://example.com/pipeline.yaml", "is no pipeline in a registry"),
+        ("https://example.com/pipeline.yaml", "is not the address of a pipeline in a registry"),
     ):
         done = shardline("submit", address)
         assert done.exit_code == 2
