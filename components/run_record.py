@@ -150,15 +150,16 @@ def is_run_directory(directory: Path) -> bool:
     return (directory / RECORD_FILE).is_file() and (directory / LOG).is_file()
 
 
-def observe(directory: Path, state: str = "") -> RunRecord:
+def observe(directory: Path, state: str = "", *, record: RunRecord | None = None) -> RunRecord:
     """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
 
     `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.
+    `record` is its own record, which is read from the directory unless given.
 
     Raises:
         SettingsError: When it is no run directory, or damaged.
     """
-    record = RunRecord.read(directory)
+    record = record or RunRecord.read(directory)
     state = state or record.state
     made = results(_outputs(directory))
     made["links"] = {"run": str(directory), **made["links"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -13,6 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import psutil
+
+from shardline.pipelines.local import processes
+from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.record import version_of
+from shardline.pipelines.local.supervisor import run_job
+from shardline.trainer import progress
+from shardline.trainer.errors import ShardlineError
 
 Level = Literal["ok", "warning", "error"]
 
@@ -76,7 +84,7 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
     yield _memory()
     yield from _disk(runs_dir)
     yield _ports()
-    if toy and _version("tensorflow"):
+    if toy and version_of("tensorflow"):
         yield _toy_job()
 
 
@@ -90,7 +98,7 @@ def _python() -> Diagnosis:
 
 
 def _versions() -> Iterator[Diagnosis]:
-    installed = {name: _version(name) for name in _MAIN}
+    installed = {name: version_of(name) for name in _MAIN}
     missing = [name for name, version in installed.items() if version is None]
     if missing:
         found = f"not installed: {', '.join(missing)}; nothing can run on this machine"
@@ -101,21 +109,15 @@ def _versions() -> Iterator[Diagnosis]:
         yield ok("packages", words)
         return
     pins = dict(_PIN.findall(_CONSTRAINTS.read_text(encoding="utf-8")))
-    others = {name: (_version(name), pin) for name, pin in pins.items()}
-    differing = [f"{name} {has} ({pin})" for name, (has, pin) in others.items() if has not in (None, pin)]
+    differing = [
+        f"{name} {has} ({pin})" for name, pin in pins.items() if (has := version_of(name)) not in (None, pin)
+    ]
     if differing:
         more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
         found = f"other versions than tested: {', '.join(differing[:4])}{more}"
         yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
     else:
         yield ok("packages", f"{words}, all as in constraints.txt")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cores() -> Diagnosis:
@@ -126,8 +128,6 @@ def _cores() -> Diagnosis:
 
 
 def _memory() -> Diagnosis:
-    import psutil
-
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
     return _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
@@ -156,23 +156,15 @@ def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str
 
 
 def _ports() -> Diagnosis:
-    from shardline.pipelines.local import processes
-
     try:
         with processes.reserve(_REPLICAS):
             return ok("ports", "loopback ports can be taken")
     except OSError as refused:
-        return error(
-            "ports", f"no loopback port can be taken: {refused.strerror}", "look at the sandbox's rules"
-        )
+        found = f"no loopback port can be taken: {refused.strerror}"
+        return error("ports", found, "look at the sandbox's rules")
 
 
 def _toy_job() -> Diagnosis:
-    from shardline.pipelines.local.job import CustomJob
-    from shardline.pipelines.local.supervisor import run_job
-    from shardline.trainer import progress
-    from shardline.trainer.errors import ShardlineError
-
     command = (sys.executable, "-m", "shardline.trainer.handshake")
     job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
     began = time.monotonic()
@@ -182,9 +174,8 @@ def _toy_job() -> Diagnosis:
                 run_job(job, Path(directory), topic="handshake")
         except ShardlineError as failed:
             log = "; ".join(_last_lines(Path(directory)))
-            return error(
-                "toy job", f"{failed}: {log}" if log else str(failed), "fix this before anything else"
-            )
+            found = f"{failed}: {log}" if log else str(failed)
+            return error("toy job", found, "fix this before anything else")
     seconds = time.monotonic() - began
     return ok("toy job", f"{_REPLICAS} replicas of TensorFlow added up a number in {seconds:.0f} s")
 

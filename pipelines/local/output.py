@@ -25,16 +25,11 @@ class LineBuffer:
         if len(self._rest) > _LONGEST:
             whole.append(self._rest)
             self._rest = b""
-        return [_text(line) for line in whole]
+        return [line.rstrip(b"\r").decode("utf-8", "replace") for line in whole]
 
     def flush(self) -> list[str]:
         """Returns the last line when the stream has ended without a line end."""
-        rest, self._rest = self._rest, b""
-        return [_text(rest)] if rest else []
-
-
-def _text(line: bytes) -> str:
-    return line.rstrip(b"\r").decode("utf-8", "replace")
+        return self.feed(b"\n") if self._rest else []
 
 
 #: Lines of one replica that are shown within a second; the log file has all of them.
@@ -44,7 +39,7 @@ ShowLine = Callable[[str, str], None]
 
 
 class Output:
-    """Takes the bytes that a replica prints.
+    """Output of one replica.
 
     All of it goes to the log file, line by line; events (see `shardline.trainer.progress`) as readable lines.
     Events are passed on, errors are kept until the job is over, and every other line is shown, unless
@@ -57,14 +52,7 @@ class Output:
     """
 
     def __init__(self, name: str, log: Path, show: ShowLine, report: Callable[[Event], None]) -> None:
-        """Opens the log file.
-
-        Args:
-            name: The replica's name.
-            log: Path of its log file, to which is appended.
-            show: Called with the name for each line to be shown.
-            report: Called with each event that is no error.
-        """
+        """Opens the log file to append; `show` gets the name with each line, `report` the other events."""
         self.log = log
         self.error: Event | None = None
         self.muted = False

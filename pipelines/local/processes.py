@@ -13,6 +13,7 @@ from types import FrameType
 import psutil
 
 from shardline.trainer.errors import EXIT_FAILED, RunError
+from shardline.trainer.progress import Event
 
 #: Seconds between a polite SIGTERM and SIGKILL.
 GRACE_S = 5.0
@@ -35,6 +36,11 @@ class ProcessFailedError(RunError):
         super().__init__(message)
         self.topic = topic
         self.exit_code = exit_code
+
+    @classmethod
+    def of(cls, event: Event) -> ProcessFailedError:
+        """Returns the error that the process itself has reported."""
+        return cls(event.text, topic=event.topic, exit_code=event.exit_code)
 
 
 class Stopped(SystemExit):
@@ -127,9 +133,8 @@ def _descendants(with_variable: tuple[str, str] | None) -> list[psutil.Process]:
     alive = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if with_variable is None or process.environ().get(with_variable[0]) == with_variable[1]:
+            marked = with_variable is None or with_variable in process.environ().items()
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     return alive
 

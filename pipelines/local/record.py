@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,60 +31,57 @@ class RunDirectory:
 
     Attributes:
         directory: The run's own directory.
-        created: When the run was created, RFC 3339 in UTC.
-        sha256: Checksum of the pipeline's YAML, in hexadecimal.
+        record: Content of run.json at the start: what runs, with which parameters and versions.
     """
 
-    def __init__(self, runs: Path, pipeline: bytes, now: datetime.datetime) -> None:
+    def __init__(
+        self, runs: Path, content: bytes, now: datetime.datetime, *, pipeline: str, **facts: Any
+    ) -> None:
         """Makes the directory, named by the time, and puts an exact copy of the pipeline into it.
 
         Args:
             runs: Where to make it.
-            pipeline: The compiled YAML.
+            content: The compiled YAML.
             now: Time, without fractions of a second.
+            pipeline: Name of the pipeline.
+            **facts: Further fields of the record.
 
         Raises:
             SettingsError: When the directory cannot be written.
         """
-        self.created = timestamp(now)
-        self.sha256 = hashlib.sha256(pipeline).hexdigest()
         self._started = time.monotonic()
         try:
             self.directory = _make_unique(runs.absolute(), now.strftime("%Y-%m-%dT%H-%M-%SZ"))
-            files.write_bytes(self.directory / "pipeline.yaml", pipeline)
+            files.write_bytes(self.directory / "pipeline.yaml", content)
         except OSError as error:
             raise SettingsError(
                 f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
             ) from None
+        self.record = RunRecord(
+            name=self.directory.name,
+            pipeline=pipeline,
+            state=RUNNING,
+            created=timestamp(now),
+            sha256=hashlib.sha256(content).hexdigest(),
+            versions={"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
+            platform=platform.platform(),
+            cpus=os.cpu_count(),
+            **facts,
+        )
+        self.record.write(self.directory)
 
     @property
     def duration(self) -> float:
         """Seconds since the run was created."""
         return time.monotonic() - self._started
 
-    def start(self, name: str, path: Path, parameters: Mapping[str, Any]) -> None:
-        """Records what runs, with which parameters and versions."""
-        self._record = RunRecord(
-            name=self.directory.name,
-            pipeline=name,
-            state=RUNNING,
-            created=self.created,
-            parameters=parameters,
-            yaml=str(path),
-            sha256=self.sha256,
-            versions={"python": platform.python_version(), **dict(_versions())},
-            platform=platform.platform(),
-            cpus=os.cpu_count(),
-        )
-        self._record.write(self.directory)
-
     def end(self, state: str, facts: Mapping[str, Scalar], error: str | None) -> None:
         """Records how the run ended: succeeded, failed or cancelled."""
         seconds = round(self.duration, 3)
-        ended = dataclasses.replace(self._record, state=state, duration_s=seconds, facts=facts, error=error)
-        ended.write(self.directory)
+        ended = dataclasses.replace(self.record, state=state, duration_s=seconds, facts=facts, error=error)
         with contextlib.suppress(SettingsError):  # it ended before it had a log
-            observe(self.directory).write(self.directory)
+            ended = observe(self.directory, record=ended)
+        ended.write(self.directory)
 
 
 def _make_unique(runs: Path, name: str) -> Path:
@@ -97,12 +94,12 @@ def _make_unique(runs: Path, name: str) -> Path:
     raise AssertionError("numbers never end")
 
 
-def _versions() -> Iterator[tuple[str, str | None]]:
-    for package in _PACKAGES:
-        try:
-            yield package, importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            yield package, None
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 class History:
@@ -119,6 +116,11 @@ class History:
         self._began = time.monotonic()
         self._starts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the replicas."""
+        return list(self._starts)
+
     def started(self, name: str) -> None:
         """Notes that a replica has been started."""
         self._starts[name].append(
@@ -126,13 +128,9 @@ class History:
         )
 
     def ended(self, name: str, code: int, peak_memory: int, *, stopped: bool) -> None:
-        """Notes that it has ended.
+        """Notes that a replica has ended, with its peak memory in bytes.
 
-        Args:
-            name: The replica.
-            code: Its exit status.
-            peak_memory: In bytes.
-            stopped: Whether it was stopped because the job needed it no longer.
+        It was stopped where the job needed it no longer.
         """
         self._starts[name][-1] |= {
             "end_s": self._now(),
@@ -143,17 +141,22 @@ class History:
 
     def table(self) -> list[str]:
         """Returns the table, a line per replica: first start, last end and exit, largest memory."""
-        rows = [_row(name, starts) for name, starts in self._starts.items() if starts]
+        rows = [
+            (
+                name,
+                f"{starts[0]['start_s']:.1f} s",
+                f"{starts[-1]['end_s']:.1f} s",
+                "stopped" if starts[-1]["stopped"] and starts[-1]["exit"] != 0 else str(starts[-1]["exit"]),
+                str(len(starts) - 1),
+                f"{max(start['peak_memory_bytes'] for start in starts) / 2**20:,.0f} MiB",
+            )
+            for name, starts in self._starts.items()
+            if starts
+        ]
         return table(_TITLES, rows, align="lrrlr").splitlines()
 
     def save(self, directory: Path, state: str, error: str | None) -> None:
-        """Writes job.json.
-
-        Args:
-            directory: Where.
-            state: "succeeded", "failed" or "stopped".
-            error: Why the job has not succeeded.
-        """
+        """Writes job.json; the state is "succeeded", "failed" or "stopped"."""
         content = {
             "display_name": self._display_name,
             "state": state,
@@ -169,15 +172,3 @@ class History:
 
     def _now(self) -> float:
         return round(time.monotonic() - self._began, 3)
-
-
-def _row(name: str, starts: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    last = starts[-1]
-    return (
-        name,
-        f"{starts[0]['start_s']:.1f} s",
-        f"{last['end_s']:.1f} s",
-        "stopped" if last["stopped"] and last["exit"] != 0 else str(last["exit"]),
-        str(len(starts) - 1),
-        f"{max(start['peak_memory_bytes'] for start in starts) / 2**20:,.0f} MiB",
-    )

@@ -77,12 +77,7 @@ _TURN_S = 0.2
 
 
 class Rehearsal:
-    """The injections of one job.
-
-    Args:
-        injections: What is to happen.
-        names: Names of the job's replicas.
-        topic: Name under which to report.
+    """The injections of one job, whose replicas have these names; reported under a topic.
 
     Raises:
         PipelineError: When an injection names a replica that the job does not have.
@@ -102,11 +97,7 @@ class Rehearsal:
         self._step = 0
 
     def start(self, replicas: Mapping[str, Replica]) -> None:
-        """Starts the clock.
-
-        Args:
-            replicas: The replicas that are running, by name, now and later.
-        """
+        """Starts the clock; `replicas` holds those that are running, by name, now and later."""
         self._replicas = replicas
         for injection in self._injections:
             if injection.action == "slow":
@@ -134,10 +125,8 @@ class Rehearsal:
         """Reports what has not happened."""
         for injection in self._waiting:
             when = f"step {injection.step}" if injection.step is not None else f"{injection.seconds:g} s"
-            progress.say(
-                self._topic,
-                f"not injected: {injection.action} {injection.replica} at {when}; the job ended first",
-            )
+            what = f"{injection.action} {injection.replica} at {when}"
+            progress.say(self._topic, f"not injected: {what}; the job ended first")
 
     def _inject(self, injection: Injection) -> None:
         self._waiting.remove(injection)

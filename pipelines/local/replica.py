@@ -80,14 +80,7 @@ class Replica:
     """
 
     def __init__(self, name: str, launch: Launch, output: Output, server: str) -> None:
-        """Starts the replica.
-
-        Args:
-            name: Role and number.
-            launch: Command and environment.
-            output: Takes everything that it prints.
-            server: Path of the fork server's socket, or "" (see `start`).
-        """
+        """Starts the replica; `server` is the path of the fork server's socket, or "" (see `start`)."""
         self.name = name
         self.output = output
         self.preempted = False

@@ -80,19 +80,13 @@ class Execution:
     def watch(self, command: list[str], terminal: Terminal) -> None:
         """Runs the executing process to its end, and leaves nothing behind that it has started.
 
-        Args:
-            command: `shardline.pipelines.local.execute` with all its arguments but the last two.
-            terminal: Where events are shown.
+        The command is `shardline.pipelines.local.execute` with all its arguments but the last two.
         """
         # The system's own directory for temporary files, since sockets need short paths.
-        scratch_directory = tempfile.TemporaryDirectory(prefix="shardline-", ignore_cleanup_errors=True)
-        with (
-            self.log.open("w", encoding="utf-8") as log,
-            scratch_directory as scratch,
-            processes.adopted_orphans(),
-        ):
+        scratch = tempfile.TemporaryDirectory(prefix="shardline-", ignore_cleanup_errors=True)
+        with scratch, self.log.open("w", encoding="utf-8") as log, processes.adopted_orphans():
             child = subprocess.Popen(
-                [*command, scratch, str(os.getpid())],
+                [*command, scratch.name, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -117,8 +111,7 @@ class Execution:
             return
         own = [event for event in self.errors if event.topic != execute.TOPIC]
         if own:
-            event = own[-1]
-            raise processes.ProcessFailedError(event.text, topic=event.topic, exit_code=event.exit_code)
+            raise processes.ProcessFailedError.of(own[-1])
         for line in self.tail:
             terminal.show(Event("line", execute.TOPIC, f"| {line}"))
         texts = [event.text for event in self.errors]
@@ -264,8 +257,14 @@ def run_pipeline(
     _check_injections(injections, spec)
     localized = localize(spec, checked, created=summary.timestamp(now))
     values = localize_value(checked, created=summary.timestamp(now))
-    book = record.RunDirectory(runs_dir, content, now)
-    book.start(spec["pipelineInfo"]["name"], path.absolute(), defaults(spec) | checked)
+    book = record.RunDirectory(
+        runs_dir,
+        content,
+        now,
+        pipeline=spec["pipelineInfo"]["name"],
+        yaml=str(path.absolute()),
+        parameters=defaults(spec) | checked,
+    )
     command = _write_inputs(book.directory, localized, values)
     run = Execution(book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections)
     state, explanation = CANCELLED, None
@@ -282,8 +281,21 @@ def run_pipeline(
         raise
     finally:
         book.end(state, run.values, explanation)
-        summary.show(_rows(book, run, state), stream)
-    return _judge(book, run, require_blessing)
+        results = [(name, event.text) for name, event in run.facts.items()]
+        rows = [
+            ("pipeline", f"sha256 {book.record.sha256}"),
+            *results,
+            (state, f"in {summary.duration(book.duration)}"),
+            ("run directory", str(book.directory)),
+            ("log", str(run.log)),
+        ]
+        summary.show(rows, stream)
+    verdict = run.facts.get("blessed")
+    blessed = None if verdict is None else verdict.value is True
+    if require_blessing and not blessed:
+        reason = "the pipeline judged no model" if verdict is None else f"not blessed: {verdict.text}"
+        raise RunError(f"a blessing is required; {reason}")
+    return RunResult(book.directory, run.values, blessed, book.duration)
 
 
 def _check_injections(injections: Sequence[str], spec: dict[str, Any]) -> None:
@@ -299,22 +311,3 @@ def _write_inputs(directory: Path, localized: dict[str, Any], parameters: dict[s
     files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
     files.write_json(values, parameters)
     return [sys.executable, "-m", execute.__name__, str(pipeline), str(values), str(directory / "outputs")]
-
-
-def _rows(book: record.RunDirectory, run: Execution, state: str) -> list[tuple[str, str]]:
-    return [
-        ("pipeline", f"sha256 {book.sha256}"),
-        *((name, event.text) for name, event in run.facts.items()),
-        (state, f"in {summary.duration(book.duration)}"),
-        ("run directory", str(book.directory)),
-        ("log", str(run.log)),
-    ]
-
-
-def _judge(book: record.RunDirectory, run: Execution, require_blessing: bool) -> RunResult:
-    verdict = run.facts.get("blessed")
-    blessed = None if verdict is None else verdict.value is True
-    if require_blessing and not blessed:
-        reason = "the pipeline judged no model" if verdict is None else f"not blessed: {verdict.text}"
-        raise RunError(f"a blessing is required; {reason}")
-    return RunResult(book.directory, run.values, blessed, book.duration)

@@ -137,7 +137,7 @@ def run_job(
                 history.started(name)
                 return replica
 
-            _RunningJob(job, names, rehearsal, history, start_replica, topic).run()
+            _RunningJob(job, rehearsal, history, start_replica, topic).run()
         rehearsal.end()
 
 
@@ -145,17 +145,11 @@ class _RunningJob:
     """A job in progress: its running replicas, watched together."""
 
     def __init__(
-        self,
-        job: CustomJob,
-        names: Sequence[str],
-        rehearsal: Rehearsal,
-        history: History,
-        start: Start,
-        topic: str,
+        self, job: CustomJob, rehearsal: Rehearsal, history: History, start: Start, topic: str
     ) -> None:
         limits = RestartLimits(replica=0, job=0, preemption=0) if job.disable_retries else RestartLimits()
         self._job = job
-        self._names = names
+        self._names = history.names
         self._rehearsal = rehearsal
         self._restarts = Restarts(limits, whole_job=job.restart_job_on_worker_restart)
         self._history = history
@@ -260,15 +254,9 @@ class _RunningJob:
         progress.emit(event)
 
     def _wait(self, until: float) -> Ended:
-        """Takes what the replicas print until one of them prints or ends, or the time has come.
+        """Takes what the replicas print until one of them prints or ends, or the clock shows `until`.
 
-        Each is given the same share of attention, however much it prints.
-
-        Args:
-            until: Value of the monotonic clock; may be infinite.
-
-        Returns:
-            The replicas that have ended, with their exit status.
+        Each is given the same share of attention, however much it prints. Returns those that have ended.
         """
         left = until - time.monotonic()
         ready = [key.data for key, _ in self._selector.select(None if left == math.inf else max(0, left))]
@@ -348,13 +336,9 @@ def _words(replica: Replica, code: int) -> str:
 
 def _failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
     """Says why the job failed, in the words of the replica where it has reported an error."""
-    output = replica.output
-    if output.error is not None:
-        return ProcessFailedError(
-            output.error.text, topic=output.error.topic, exit_code=output.error.exit_code
-        )
+    if replica.output.error is not None:
+        return ProcessFailedError.of(replica.output.error)
+    words = f"{_words(replica, code)} (its log: {replica.output.log})"
     return ProcessFailedError(
-        f"{_words(replica, code)} (its log: {output.log})",
-        topic=topic,
-        exit_code=EXIT_BAD_INPUT if code in _MISTAKES else EXIT_FAILED,
+        words, topic=topic, exit_code=EXIT_BAD_INPUT if code in _MISTAKES else EXIT_FAILED
     )

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from shardline.trainer import progress
 from shardline.trainer.progress import Event
@@ -14,19 +14,6 @@ from shardline.trainer.progress import Event
 #: Seconds between two plain lines about the same piece of work.
 _EVERY_S = 2.0
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
-
-
-class Terminal(Protocol):
-    """A view of what goes on."""
-
-    def show(self, event: Event) -> None:
-        """Shows an event; give it to `progress.sink`."""
-
-    def line(self, name: str, text: str) -> None:
-        """Shows a line of output of the replica `name`, in a colour of its own where there are colours."""
-
-    def close(self) -> None:
-        """Shows what was still held back."""
 
 
 @contextlib.contextmanager
@@ -41,14 +28,14 @@ def open_terminal(stream: TextIO | None = None, *, facts: bool = True) -> Iterat
         The view: bars and colours on a TTY, plain lines elsewhere.
     """
     stream = stream or sys.stdout
-    terminal: Terminal = _Bars(stream, facts) if stream.isatty() else _Lines(stream, facts)
+    terminal = (_Bars if stream.isatty() else Terminal)(stream, facts)
     try:
         yield terminal
     finally:
         terminal.close()
 
 
-class _Lines:
+class Terminal:
     """Plain lines; of a piece of work that says nothing else, one every two seconds and the last one."""
 
     def __init__(self, stream: TextIO, facts: bool) -> None:
@@ -58,6 +45,7 @@ class _Lines:
         self._waiting: dict[str, Event] = {}
 
     def show(self, event: Event) -> None:
+        """Shows an event; give it to `progress.sink`."""
         if event.kind == "progress":
             self._waiting[event.topic] = event
             if time.monotonic() - self._heard.setdefault(event.topic, time.monotonic()) >= _EVERY_S:
@@ -72,29 +60,30 @@ class _Lines:
             self._print(event)
 
     def line(self, name: str, text: str) -> None:
+        """Shows a line of output of the replica `name`, in a colour of its own where there are colours."""
         print(f"{name} | {text}", file=self._stream, flush=True)
 
     def close(self) -> None:
+        """Shows what was still held back."""
         for topic in list(self._waiting):
             self._flush(topic)
 
     def _flush(self, topic: str) -> None:
-        if event := self._waiting.pop(topic, None):
-            self._heard[topic] = time.monotonic()
-            self._print(event)
+        self._heard[topic] = time.monotonic()
+        self._print(self._waiting.pop(topic))
 
     def _print(self, event: Event) -> None:
         print(progress.render(event), file=self._stream, flush=True)
 
 
-class _Bars:
+class _Bars(Terminal):
     """One bar for the work in hand, and lines above it."""
 
     def __init__(self, stream: TextIO, facts: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._facts = facts
+        super().__init__(stream, facts)
         self._colours: dict[str, str] = {}
         self._bar = Progress(
             TextColumn("[bold]{task.description}", markup=True),
@@ -113,11 +102,11 @@ class _Bars:
         elif event.kind != "fact" or self._facts:
             style = "bold red" if event.kind == "error" else ""
             topic, _, rest = progress.render(event).partition(": ")
-            self._print((f"{topic}: ", style or "bold"), (rest, style))
+            self._above((f"{topic}: ", style or "bold"), (rest, style))
 
     def line(self, name: str, text: str) -> None:
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
-        self._print((f"{name} | ", colour), (text, ""))
+        self._above((f"{name} | ", colour), (text, ""))
 
     def close(self) -> None:
         self._bar.stop()
@@ -135,7 +124,7 @@ class _Bars:
             self._bar.start()
         self._bar.update(self._task, completed=event.done, total=event.total, amount=amount, text=event.text)
 
-    def _print(self, *parts: tuple[str, str]) -> None:
+    def _above(self, *parts: tuple[str, str]) -> None:
         from rich.text import Text
 
         self._bar.console.print(Text.assemble(*parts), soft_wrap=True)

@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,18 @@ from shardline.trainer.errors import RunError
 from shardline.trainer.measurements import FILE_VARIABLE, read_measurements
 from shardline.trainer.progress import Event, say
 
+_TOPIC = "tune"
+#: The job as the API would show it, beside what the task puts out.
+JOB_FILE = "tuning_job.json"
 #: Beside a trial's log files, what its chief reports.
 METRIC_FILE = "output.metrics"
+#: Rules of early stopping, for all of which Optuna's median rule stands.
+_STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
+_REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
 
+#: Step, value and time.
 Measurement = tuple[int, float, float]
+Values = dict[str, float | int | str]
 
 
 class _StoppedEarlyError(RunError):
@@ -44,8 +53,7 @@ class Trial:
         parameters: Values by name.
         start: When it started.
         end: When it ended.
-        measurements: Step, value and time of each report.
-        stopped: Whether it was stopped early.
+        measurements: What its chief has reported.
         fault: Why it has failed; "" when it has not.
     """
 
@@ -54,7 +62,6 @@ class Trial:
     start: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
     end: datetime.datetime | None = None
     measurements: Sequence[Measurement] = ()
-    stopped: bool = False
     fault: str = ""
 
 
@@ -63,10 +70,8 @@ def run_trial(
     job: CustomJob,
     metric: str,
     log_directory: Path,
-    *,
     should_stop: Callable[[Sequence[float]], bool],
-    show_line: ShowLine,
-    gcs_root: Path,
+    run: Callable[..., None],
 ) -> None:
     """Runs a trial and records its outcome in it; raises only when a signal stops this process.
 
@@ -76,8 +81,7 @@ def run_trial(
         metric: Name of the metric.
         log_directory: Directory for the log files and the chief's measurements.
         should_stop: Whether a trial that has measured these values should be stopped.
-        show_line: As for `run_job`.
-        gcs_root: As for `run_job`.
+        run: `run_job` with the options that all trials have in common.
     """
     topic = f"trial {trial.id}"
     log_directory.mkdir(parents=True, exist_ok=True)
@@ -94,15 +98,8 @@ def run_trial(
 
     with progress.sink(show) as outer:
         try:
-            run_job(
-                _with_parameters(job, trial, reports),
-                log_directory,
-                topic=topic,
-                show_line=show_line,
-                gcs_root=gcs_root,
-            )
+            run(_with_parameters(job, trial, reports), log_directory, topic=topic)
         except _StoppedEarlyError as error:
-            trial.stopped = True
             outer(Event("line", topic, f"stopped early: {error}"))
         except RunError as error:
             trial.fault = " ".join(str(error).split())
@@ -133,26 +130,17 @@ def _with_parameters(job: CustomJob, trial: Trial, reports: Path) -> CustomJob:
     )
 
 
-#: Rules of early stopping, for all of which Optuna's median rule stands.
-_STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
-_REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
-
-Values = dict[str, float | int | str]
-
-
 class Search:
     """Chooses the parameters of one trial after the other, and says when to stop one early.
 
     The same study, seed and results give the same choices.
+
+    Args:
+        spec: StudySpec in snake_case, as the launcher sends it: without what is empty or zero.
+        seed: Seed of the search.
     """
 
     def __init__(self, spec: Mapping[str, Any], seed: int) -> None:
-        """Begins a study.
-
-        Args:
-            spec: StudySpec in snake_case, as the launcher sends it: without what is empty or zero.
-            seed: Of the search.
-        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._specs = {item["parameter_id"]: item for item in spec["parameters"]}
         self._space = {name: _distribution(item) for name, item in self._specs.items()}
@@ -185,16 +173,15 @@ class Search:
         return {name: self._value(name, value) for name, value in self._trial.params.items()}
 
     def should_stop(self, values: Sequence[float]) -> bool:
-        """Whether the trial in hand should be stopped.
+        """Whether the trial in hand, which has measured these values so far, should be stopped.
 
-        Args:
-            values: All that it has measured so far. They are compared by their number, epoch with epoch:
-                steps differ between trials whose batches do.
+        They are compared by their number, epoch with epoch: steps differ between trials whose batches do.
         """
         assert self._trial is not None
         known = self._study.trials[self._trial.number].intermediate_values
-        for index in range(len(known), len(values)):
-            self._trial.report(values[index], index)
+        for index, value in enumerate(values):
+            if index not in known:
+                self._trial.report(value, index)
         return bool(values) and self._trial.should_prune()
 
     def tell(self, value: float | None) -> None:
@@ -213,33 +200,20 @@ class Search:
 def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribution:
     # What is dense at the bottom when it is chosen is mirrored afterwards.
     log = spec.get("scale_type") in ("UNIT_LOG_SCALE", _REVERSE_LOG)
-    if item := spec.get("double_value_spec"):
-        return optuna.distributions.FloatDistribution(*_range(item), log=log)
-    if item := spec.get("integer_value_spec"):
-        low, high = _range(item)
-        return optuna.distributions.IntDistribution(int(low), int(high), log=log)
-    item = spec.get("discrete_value_spec") or spec["categorical_value_spec"]
-    return optuna.distributions.CategoricalDistribution(item["values"])
+    if item := spec.get("discrete_value_spec") or spec.get("categorical_value_spec"):
+        return optuna.distributions.CategoricalDistribution(item["values"])
+    item = spec.get("double_value_spec") or spec["integer_value_spec"]
+    low, high = item.get("min_value", 0), item.get("max_value", 0)
+    if "double_value_spec" in spec:
+        return optuna.distributions.FloatDistribution(low, high, log=log)
+    return optuna.distributions.IntDistribution(int(low), int(high), log=log)
 
 
-def _range(item: Mapping[str, Any]) -> tuple[float, float]:
-    return item.get("min_value", 0), item.get("max_value", 0)
-
-
-def _grid(space: Mapping[str, optuna.distributions.BaseDistribution]) -> Iterator[Values]:
+def _grid(space: Mapping[str, Any]) -> Iterator[Values]:
     """Yields all combinations, in order."""
-    for values in itertools.product(*map(_choices, space.values())):
+    choices = [getattr(item, "choices", None) or range(item.low, item.high + 1) for item in space.values()]
+    for values in itertools.product(*choices):
         yield dict(zip(space, values, strict=True))
-
-
-def _choices(item: Any) -> Sequence[Any]:
-    is_choice = isinstance(item, optuna.distributions.CategoricalDistribution)
-    return item.choices if is_choice else range(item.low, item.high + 1)
-
-
-_TOPIC = "tune"
-#: The job as the API would show it, beside what the task puts out.
-JOB_FILE = "tuning_job.json"
 
 
 def run_trials(
@@ -258,10 +232,9 @@ def run_trials(
         RunError: When more trials have failed than max_failed_trial_count allows.
     """
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
-    job = parse_payload(
-        json.dumps({"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}),
-        executor_input,
-    )
+    one = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
+    job = parse_payload(json.dumps(one), executor_input)
+    run = partial(run_job, show_line=show_line, gcs_root=gcs_root)
     seed = int(payload.get("labels", {}).get("seed", 0))
     search = Search(spec, seed)
     most, worst = int(payload["max_trial_count"]), int(payload.get("max_failed_trial_count", 0))
@@ -272,15 +245,7 @@ def run_trials(
         trials.append(trial)
         words = ", ".join(f"{name} {value}" for name, value in chosen.items())
         say(_TOPIC, f"trial {trial.id} of {most}: {words}")
-        run_trial(
-            trial,
-            job,
-            metric,
-            logs / f"trial-{trial.id}",
-            should_stop=search.should_stop,
-            show_line=show_line,
-            gcs_root=gcs_root,
-        )
+        run_trial(trial, job, metric, logs / f"trial-{trial.id}", search.should_stop, run)
         search.tell(None if trial.fault else final(spec, trial)[1])
         failed = [trial for trial in trials if trial.fault]
         if 0 < worst <= len(failed):
@@ -306,8 +271,7 @@ def job_of(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any
 
     spec = payload["study_spec"]
     content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
-    content["trials"] = [_trial(spec, trial) for trial in trials]
-    content["state"] = "JOB_STATE_SUCCEEDED"
+    content |= {"trials": [_trial(spec, trial) for trial in trials], "state": "JOB_STATE_SUCCEEDED"}
     # By way of the API's own messages: what is written here has their form.
     message = ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))
     return dict(MessageToDict(message))
