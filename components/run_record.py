@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ _ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with stat
 _FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
 #: How kfp.local marks the output of a task, as against its own words.
 _INDENT = "    "
+#: Seconds between two looks at a log that grows.
+_PAUSE_S = 0.3
 #: What a shell says of a program that a signal has ended.
 _SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
 
@@ -215,6 +218,64 @@ def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
 def tasks(log: Iterable[str]) -> list[str]:
     """Returns the names of the tasks that were executed, in order."""
     return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
+
+
+def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
+    """Yields what tasks have printed, each line after its task's name, or what a replica has printed.
+
+    What KFP writes of a task's input is left out; the files have it.
+
+    Args:
+        directory: The run directory.
+        task: Only of this task; "" for all.
+        replica: "worker-0": the whole log of this replica of a custom job.
+        follow: Whether to wait for more until the run has ended.
+
+    Raises:
+        SettingsError: When there is no such task or replica.
+    """
+    if replica:
+        yield from readable(_lines(_replica_log(directory, task, replica), directory, follow))
+        return
+    found = False
+    for name, line in by_task(_lines(directory / LOG, directory, follow)):
+        if name == task or not task:
+            found = True
+            yield f"{name} | {line}"
+    if task and not found and not follow:
+        known = tasks((directory / LOG).read_text(encoding="utf-8").splitlines())
+        if task not in known:
+            raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
+
+
+def _replica_log(directory: Path, task: str, replica: str) -> Path:
+    logs = sorted((directory / REPLICAS).glob(f"{task or '*'}/*.log"))
+    for path in logs:
+        if path.stem == replica:
+            return path
+    known = ", ".join(dict.fromkeys(path.stem for path in logs))
+    raise SettingsError(
+        f"no replica {replica!r} has run"
+        + (f" in {task!r}" if task else "")
+        + f"; these have: {known or 'none'}"
+    )
+
+
+def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
+    """Yields the lines of a file, and with `follow` those that come until the run has ended."""
+    rest = ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            # Asked before reading: what is written before the end is read after it.
+            ended = not follow or RunRecord.read(directory).state != RUNNING
+            *whole, rest = (rest + file.read()).split("\n")
+            yield from whole
+            if ended:
+                break
+            if not whole:
+                time.sleep(_PAUSE_S)
+    if rest:
+        yield rest
 
 
 def _outputs(directory: Path) -> Iterator[TaskOutputs]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardline.pipelines.cli.options import (
+    PATH,
     environment_flags,
     foreground,
     json_option,
     pairs,
+    param_option,
     runs_dir_option,
+    show,
     show_json,
     show_table,
 )
@@ -33,19 +36,14 @@ _PLACES = 3
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@param_option
 @click.option("--cron", help="Check it for this schedule, too: 'TZ=Europe/Vienna 0 6 * * 1'.")
 @click.option("--max-concurrent-run-count", type=int, default=1, show_default=True, help="With --cron.")
 @click.option("--max-concurrent-active-run-count", type=int, help="With --cron; no limit unless given.")
 @json_option
 def check(
-    files: tuple[Path, ...],
-    params: tuple[str, ...],
-    cron: str | None,
-    max_concurrent_run_count: int,
-    max_concurrent_active_run_count: int | None,
-    as_json: bool,
+    files: tuple[Path, ...], params: tuple[str, ...], cron: str | None, as_json: bool, **limits: Any
 ) -> None:
     """Find mistakes in compiled pipelines and settings before anything runs.
 
@@ -58,53 +56,35 @@ def check(
     from shardline.pipelines.check.schedule import Schedule
 
     given = pairs(params, "--param", PipelineError) if params or cron is not None else None
-    schedule = None
-    if cron is not None:
-        schedule = Schedule(
-            cron=cron,
-            max_concurrent_run_count=max_concurrent_run_count,
-            max_concurrent_active_run_count=max_concurrent_active_run_count,
-        )
+    schedule = None if cron is None else Schedule(cron=cron, **limits)
     findings = {str(file): find(load(file, given), schedule) for file in files}
     if as_json:
-        show_json(_report(findings))
+        files_found = [
+            {"file": name, **_counts(found), "findings": list(map(dataclasses.asdict, found))}
+            for name, found in findings.items()
+        ]
+        show_json({"files": files_found})
     else:
         for name, found in findings.items():
-            show(name, found)
+            show_findings(name, found)
     if any(finding.severity == "error" for found in findings.values() for finding in found):
         sys.exit(EXIT_FAILED)
 
 
-def _report(findings: dict[str, list[Finding]]) -> dict[str, Any]:
-    return {
-        "files": [
-            {
-                "file": name,
-                **_counts(found),
-                "findings": [dataclasses.asdict(finding) for finding in found],
-            }
-            for name, found in findings.items()
-        ]
-    }
-
-
-def show(name: str, found: list[Finding]) -> None:
+def show_findings(name: str, found: list[Finding]) -> None:
     """Prints the findings of a file and their number by severity."""
     alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
     for (code, severity, why, fix), group in alike:
-        click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {_places(group)}: {why}")
+        places = [finding.where for finding in group]
+        more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
+        where = ", ".join(places[:_PLACES]) + more
+        click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {where}: {why}")
         click.echo(f"    -> {fix}")
     counts = _counts(found)
     summary = ", ".join(
         f"{count} {word if count > 1 else word[:-1]}" for word, count in counts.items() if count
     )
     click.echo(f"{name}: {summary or 'nothing found'}")
-
-
-def _places(group: Iterable[Finding]) -> str:
-    places = [finding.where for finding in group]
-    more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
-    return ", ".join(places[:_PLACES]) + more
 
 
 def _counts(found: list[Finding]) -> dict[str, int]:
@@ -137,9 +117,8 @@ def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
     if as_json:
         show_json({name: {"value": value, "origin": origin} for name, value, origin in rows})
     else:
-        show_table(
-            [("NAME", "VALUE", "FROM"), *((name, _text(value), origin) for name, value, origin in rows)]
-        )
+        texts = [(name, _text(value), origin) for name, value, origin in rows]
+        show_table([("NAME", "VALUE", "FROM"), *texts])
 
 
 def _text(value: Any) -> str:
@@ -169,12 +148,11 @@ def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **
         for item in _examine(local, runs_dir, settings, flags):
             found.append(item)
             if not as_json:
-                _show(item)
-    if as_json:
-        show_json(
-            {"healthy": not _would_fail(found), "findings": [dataclasses.asdict(item) for item in found]}
-        )
-    sys.exit(EXIT_FAILED if _would_fail(found) else 0)
+                fix = f"; {item.fix}" if item.fix else ""
+                click.echo(f"{_MARKS[item.level]}  {item.what}: {item.found}{fix}")
+    healthy = all(item.level != "error" for item in found)
+    show(as_json, {"healthy": healthy, "findings": list(map(dataclasses.asdict, found))})
+    sys.exit(0 if healthy else EXIT_FAILED)
 
 
 def _examine(
@@ -190,11 +168,3 @@ def _examine(
         environment = load_environment(settings, flags, os.environ)
         yield from platform.examine(environment, compiled.load(settings) if settings else None)
     yield from here.examine(runs_dir)
-
-
-def _show(item: Diagnosis) -> None:
-    click.echo(f"{_MARKS[item.level]}  {item.what}: {item.found}" + (f"; {item.fix}" if item.fix else ""))
-
-
-def _would_fail(found: list[Diagnosis]) -> bool:
-    return any(item.level == "error" for item in found)

@@ -11,10 +11,9 @@ import click
 
 from shardline.components.preprocess import settings as preprocessing
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.pipelines.cli.options import foreground, json_option, pairs, show_json
+from shardline.pipelines.cli.options import PATH, foreground, json_option, pairs, show, show_json
 from shardline.trainer.errors import SettingsError
 
-_DIRECTORY = click.Path(path_type=Path)
 _PROCESSES = click.option(
     "--processes", type=int, default=0, help="Processes that read; one per core unless given."
 )
@@ -33,7 +32,7 @@ def _setting(
 
 @click.command()
 @click.argument("source")
-@click.argument("out", type=_DIRECTORY)
+@click.argument("out", type=PATH)
 @_setting("data_dir", "Where tfds finds prepared datasets.")
 @_setting("labels", "Of images:DIR, a file with the columns path and label.", metavar="CSV")
 @click.option(
@@ -99,7 +98,7 @@ def dataset() -> None:
 
 
 @dataset.command("info")
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=PATH)
 @json_option
 def show_info(directory: Path, as_json: bool) -> None:
     """Show the manifest of DIRECTORY."""
@@ -107,14 +106,11 @@ def show_info(directory: Path, as_json: bool) -> None:
     from shardline.trainer.data import manifest as manifests
 
     manifest = manifests.load(directory)
-    if as_json:
-        show_json(stats.describe(manifest))
-    else:
-        click.echo(stats.render_manifest(manifest))
+    show(as_json, stats.describe(manifest), stats.render_manifest(manifest))
 
 
 @dataset.command("stats")
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=PATH)
 @_PROCESSES
 @json_option
 def show_stats(directory: Path, processes: int, as_json: bool) -> None:
@@ -123,14 +119,11 @@ def show_stats(directory: Path, processes: int, as_json: bool) -> None:
 
     with foreground(sys.stderr):
         found = stats.stats(directory, processes=processes)
-    if as_json:
-        show_json(found.to_json())
-    else:
-        click.echo(stats.render(found))
+    show(as_json, found.to_json(), stats.render(found))
 
 
 @dataset.command("verify")
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=PATH)
 @click.option("--deep", is_flag=True, help="Decode every image too.")
 @_PROCESSES
 @json_option
@@ -143,12 +136,7 @@ def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> No
 
     with foreground(sys.stderr):
         found = verify(directory, deep=deep, processes=processes)
-    if as_json:
-        show_json(found.to_json())
-    else:
-        for damage in found.damages:
-            click.echo(str(damage))
-        click.echo(found.summary())
+    show(as_json, found.to_json(), *map(str, found.damages), found.summary())
     sys.exit(1 if found.damages else 0)
 
 

@@ -10,10 +10,18 @@ from typing import Any
 
 import click
 
-from shardline.pipelines.cli.checks import check, doctor, settings, show
+from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, preprocess
 from shardline.pipelines.cli.models import champion, validate
-from shardline.pipelines.cli.options import foreground, inject_option, pairs, runs_dir_option
+from shardline.pipelines.cli.options import (
+    PATH,
+    foreground,
+    inject_option,
+    pairs,
+    param_option,
+    path_option,
+    runs_dir_option,
+)
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
@@ -21,8 +29,6 @@ from shardline.pipelines.cli.upload import image, upload
 from shardline.trainer.errors import PipelineError, ShardlineError
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
-
-_DIRECTORY = click.Path(path_type=Path)
 
 
 class _Failure(click.ClickException):
@@ -50,13 +56,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--settings",
-    type=_DIRECTORY,
-    default=Path("settings/local.toml"),
-    show_default=True,
-    help="Image, machines and job of the environment.",
-)
+@path_option("--settings", "settings/local.toml", "Image, machines and job of the environment.")
 @click.option(
     "--pipeline",
     type=click.Choice(["retrain", "tune"]),
@@ -64,16 +64,10 @@ def main() -> None:
     show_default=True,
     help="The pipeline to compile.",
 )
-@click.option(
-    "--study",
-    type=_DIRECTORY,
-    default=Path("settings/tune.toml"),
-    show_default=True,
-    help="Search space of the tuning pipeline.",
-)
+@path_option("--study", "settings/tune.toml", "Search space of the tuning pipeline.")
 @click.option(
     "--output",
-    type=_DIRECTORY,
+    type=PATH,
     help="Where to write the compiled pipeline.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
 )
 @click.option(
@@ -99,13 +93,13 @@ def compile(
     else:
         changed, warnings = compiling.write(environment, output, searched)
         if warnings:
-            show(str(output), warnings)
+            show_findings(str(output), warnings)
         click.echo(f"{output} {'written' if changed else 'is up to date'}")
 
 
 @main.command()
-@click.argument("pipeline", type=_DIRECTORY)
-@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
+@click.argument("pipeline", type=PATH)
+@param_option
 @runs_dir_option
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
 @inject_option
@@ -137,8 +131,8 @@ def run(
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("dataset", type=_DIRECTORY)
-@click.argument("out", type=_DIRECTORY)
+@click.argument("dataset", type=PATH)
+@click.argument("out", type=PATH)
 @click.option(
     "--replicas", default=1, show_default=True, help="Replicas that train: a chief, the rest workers."
 )
@@ -179,22 +173,8 @@ def train(
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures)
 
 
-for command in (
-    check,
-    scaling,
-    preprocess,
-    dataset,
-    champion,
-    image,
-    validate,
-    upload,
-    submit,
-    status,
-    cancel,
-    logs,
-    explain,
-    doctor,
-    settings,
-    schedule,
-):
+_CHECKS = (check, settings, doctor)
+_PARTS = (preprocess, dataset, validate, champion, scaling)
+_PLATFORM = (image, upload, submit, status, cancel, logs, explain, schedule)
+for command in (*_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

@@ -11,20 +11,19 @@ import click
 
 from shardline.components.parameters import FIRST_RUNS, GateSettings
 from shardline.components.validate.gate import Gate, accuracy_gate, read_gate
-from shardline.pipelines.cli.options import foreground, json_option, show_json
+from shardline.pipelines.cli.options import PATH, foreground, json_option, show
 
 if TYPE_CHECKING:
     from shardline.components.model_store import Version
 
-_PATH = click.Path(path_type=Path)
 _MIN_ACCURACY = GateSettings.min_accuracy
 
 
 @click.command()
-@click.argument("model", type=_PATH)
-@click.argument("dataset", type=_PATH)
-@click.argument("out", type=_PATH)
-@click.option("--rules", "file", type=_PATH, metavar="FILE", help="TOML or JSON with rules and policy.")
+@click.argument("model", type=PATH)
+@click.argument("dataset", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--rules", "file", type=PATH, metavar="FILE", help="TOML or JSON with rules and policy.")
 @click.option("--rule", "texts", multiple=True, metavar="RULE", help="A rule, 'accuracy >= 0.9'.")
 @click.option(
     "--min-accuracy",
@@ -94,25 +93,27 @@ def champion() -> None:
     """Show the champion, the published model in use, and roll back to an earlier version."""
 
 
-@champion.command()
+@champion.command("show")
 @click.argument("directory")
 @json_option
-def show(directory: str, as_json: bool) -> None:
+def show_champion(directory: str, as_json: bool) -> None:
     """Show the champion in DIRECTORY (or gs://) and the versions to which it can be rolled back."""
     from shardline.components.model_store import champion_directory, complete_versions, require_current
 
     path = champion_directory(directory)
     present = require_current(path)
-    if as_json:
-        versions = [asdict(version) for version in reversed(complete_versions(path))]
-        show_json({"champion": _facts(path, present), "versions": versions})
-        return
-    for name, value in _facts(path, present).items():
-        click.echo(f"{name:<12}{value}")
-    click.echo()
-    for version in reversed(complete_versions(path)):
-        mark = "*" if version.version == present.version else " "
-        click.echo(f"{mark} {version.version}  accuracy {version.accuracy:.4f}  {version.created}")
+    facts, versions = _facts(path, present), complete_versions(path)[::-1]
+    marks = ("*" if version.version == present.version else " " for version in versions)
+    show(
+        as_json,
+        {"champion": facts, "versions": list(map(asdict, versions))},
+        *(f"{name:<12}{value}" for name, value in facts.items()),
+        "",
+        *(
+            f"{mark} {version.version}  accuracy {version.accuracy:.4f}  {version.created}"
+            for mark, version in zip(marks, versions, strict=True)
+        ),
+    )
 
 
 @champion.command()
@@ -130,10 +131,8 @@ def rollback(directory: str, version: str, as_json: bool) -> None:
     from shardline.components import model_store
 
     restored = model_store.rollback(model_store.champion_directory(directory), version)
-    if as_json:
-        show_json(asdict(restored))
-        return
-    click.echo(f"version {restored.version} is the champion (accuracy {restored.accuracy:.4f})")
+    words = f"version {restored.version} is the champion (accuracy {restored.accuracy:.4f})"
+    show(as_json, asdict(restored), words)
 
 
 def _facts(directory: Path, version: Version) -> dict[str, str]:

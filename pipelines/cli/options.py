@@ -28,11 +28,23 @@ _HELP = {
 }
 _NEEDED = ("project", "location")
 
+#: Type of an argument or option that is a path.
+PATH = click.Path(path_type=Path)
+
+
+def path_option(name: str, default: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns the option for a path that has a default."""
+    return click.option(name, type=PATH, default=Path(default), show_default=True, help=text)
+
+
+param_option = click.option(
+    "--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
 settings_option = click.option(
     "--settings",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Settings file (TOML) with a table [vertex]; VERTEX_* and options override it.",
 )
 
@@ -81,19 +93,22 @@ def show_json(content: Any) -> None:
     click.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
+def show(as_json: bool, content: Any, *lines: str) -> None:
+    """Prints a command's result: as JSON, or in lines for a person."""
+    if as_json:
+        show_json(content)
+    else:
+        for line in lines:
+            click.echo(line)
+
+
 def show_table(rows: Iterable[tuple[str, ...]]) -> None:
     """Prints rows of texts in aligned columns; the first row is the heading."""
     head, *others = rows
     click.echo(table(head, others, align="l"))
 
 
-runs_dir_option = click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where run directories are made.",
-)
+runs_dir_option = path_option("--runs-dir", "runs", "Where run directories are made.")
 inject_option = click.option(
     "--inject",
     "injections",

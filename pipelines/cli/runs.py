@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.run_record import CANCELLED, FAILED, RunRecord, is_run_directory, observe
+from shardline.components.run_record import CANCELLED, FAILED, RunRecord, is_run_directory, observe, read_log
 from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
     dry_run_option,
@@ -21,7 +21,9 @@ from shardline.pipelines.cli.options import (
     foreground,
     json_option,
     pairs,
+    param_option,
     runs_dir_option,
+    show,
     show_json,
     show_table,
 )
@@ -39,7 +41,7 @@ _wait_option = click.option(
 
 @click.command()
 @click.argument("pipeline")
-@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter.")
+@param_option
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label of the run.")
 @click.option("--job-id", default="", help="Id of the run; by default one that no other run has.")
 @click.option("--no-cache", is_flag=True, help="Do every task anew.")
@@ -131,13 +133,12 @@ def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> 
         show_json(submission.cancel_request(environment.platform, run))
         return
     asked, found = submission.cancel(environment.platform, run)
-    if as_json:
-        show_json({"run": found.job_id, "asked": asked, "state": found.state})
-    elif asked:
-        click.echo(f"asked the platform to cancel {found.job_id}, which was {found.state}")
+    if asked:
+        words = f"asked the platform to cancel {found.job_id}, which was {found.state}"
     else:
         ended = "was cancelled" if found.state == CANCELLED else f"has {found.state}"
-        click.echo(f"nothing to cancel: {found.job_id} {ended}")
+        words = f"nothing to cancel: {found.job_id} {ended}"
+    show(as_json, {"run": found.job_id, "asked": asked, "state": found.state}, words)
 
 
 @click.command()
@@ -167,15 +168,15 @@ def logs(
     place = _find(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
-            from shardline.pipelines.local.log_files import read_log as read_files
-
             if since:
                 raise SettingsError("--since is for runs on the platform: here lines have no time")
-            lines = read_files(place, task, replica, follow=follow)
+            lines = read_log(place, task, replica, follow=follow)
         else:
-            from shardline.components.vertex.evidence import read_log
+            from shardline.components.vertex.evidence import read_log as read_platform_log
 
-            lines = read_log(place, run, task, _pool_name(replica), since=_time(since), follow=follow)
+            lines = read_platform_log(
+                place, run, task, _pool_name(replica), since=_time(since), follow=follow
+            )
         for line in lines:
             click.echo(line)
 
@@ -199,10 +200,7 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
             from shardline.components.vertex.evidence import read_record
 
             found = read_record(place, run)
-    if as_json:
-        show_json(found.as_json())
-    else:
-        click.echo("\n".join(_page(found)))
+    show(as_json, found.as_json(), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
 
@@ -226,13 +224,7 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
 
 
 def show_runs(runs: list[Run], none: str, as_json: bool) -> None:
-    """Prints a list of runs.
-
-    Args:
-        runs: The runs.
-        none: What to say where there are none.
-        as_json: Whether as JSON.
-    """
+    """Prints a list of runs; `none` says that there are none."""
     if as_json:
         show_json({"runs": [item.as_json() for item in runs]})
     elif runs:
@@ -311,11 +303,7 @@ def _pool_name(replica: str) -> str:
 
 
 def _time(text: str) -> datetime.datetime | None:
-    """Returns the time that --since names.
-
-    Raises:
-        SettingsError: When it is neither a duration nor a time.
-    """
+    """Returns the time that --since names; refuses what is neither a duration nor a time."""
     if not text:
         return None
     if found := re.fullmatch(r"(\d+)([smhd])", text):

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from shardline.pipelines.cli.options import json_option, show_json
+from shardline.pipelines.cli.options import json_option, show
 from shardline.trainer.errors import SettingsError
 
 _WORKERS = "1,2,4,8,16,32"
@@ -65,17 +65,15 @@ def scaling(
         }
         for count in _counts(workers)
     ]
-    if as_json:
-        show_json({"rows": rows})
-        return
     wanted = "".join(f"{f'batch for {share:.0%}':>16}" for share in _WANTED)
-    click.echo(f"{'workers':>7}{'step':>12}{'exchange':>12}{'examples/s':>14}{'efficiency':>12}{wanted}")
-    for row in rows:
-        batches = "".join(f"{row['batch_for'][f'{share:g}']:>16,.0f}" for share in _WANTED)
-        click.echo(
-            f"{row['workers']:>7}{row['step_ms']:>9,.1f} ms{row['exchange_ms']:>9,.1f} ms"
-            f"{row['examples_per_second']:>14,.0f}{row['efficiency']:>12.2f}{batches}"
-        )
+    head = f"{'workers':>7}{'step':>12}{'exchange':>12}{'examples/s':>14}{'efficiency':>12}{wanted}"
+    lines = (
+        f"{row['workers']:>7}{row['step_ms']:>9,.1f} ms{row['exchange_ms']:>9,.1f} ms"
+        f"{row['examples_per_second']:>14,.0f}{row['efficiency']:>12.2f}"
+        + "".join(f"{batch:>16,.0f}" for batch in row["batch_for"].values())
+        for row in rows
+    )
+    show(as_json, {"rows": rows}, head, *lines)
 
 
 def _counts(text: str) -> list[int]:

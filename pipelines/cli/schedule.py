@@ -16,6 +16,8 @@ from shardline.pipelines.cli.options import (
     dry_run_option,
     environment_options,
     json_option,
+    path_option,
+    show,
     show_json,
     show_table,
 )
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from shardline.pipelines.remote.schedules.plan import Plan
     from shardline.pipelines.remote.schedules.steps import Existing, Step
 
-_FILE = Path("settings/schedules.toml")
 #: The number of next times that a plan shows.
 _NEXT = 5
 
@@ -37,11 +38,8 @@ def schedule() -> None:
 
 
 def _declared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    file = click.Path(path_type=Path)
-    option = click.option(
-        "--file", type=file, default=_FILE, show_default=True, help="File that declares the schedules."
-    )
-    return click.argument("names", nargs=-1)(option(command))
+    file = path_option("--file", "settings/schedules.toml", "File that declares the schedules.")
+    return click.argument("names", nargs=-1)(file(command))
 
 
 @schedule.command()
@@ -56,14 +54,13 @@ def plan(names: tuple[str, ...], file: Path, check: bool, as_json: bool, environ
     """
     now = datetime.datetime.now(datetime.UTC)
     plans, _, others = _plans(environment, file, names, now)
-    if as_json:
-        show_json({"schedules": [_plan_content(item, now) for item in plans], "not_declared": others})
-    else:
-        for item in plans:
-            click.echo("\n".join([*_plan_lines(item, now), ""]))
-        if others:
-            click.echo(f"not in {file}, and left alone: {', '.join(others)}")
-        click.echo(_summary(plans) or f"{file} declares no schedules")
+    show(
+        as_json,
+        {"schedules": [_plan_content(item, now) for item in plans], "not_declared": others},
+        *(line for item in plans for line in (*_plan_lines(item, now), "")),
+        *([f"not in {file}, and left alone: {', '.join(others)}"] if others else []),
+        _summary(plans) or f"{file} declares no schedules",
+    )
     if check and any(item.steps for item in plans):
         sys.exit(EXIT_FAILED)
 
@@ -211,11 +208,7 @@ def _plans(
 
 
 def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
-    """Returns the schedules that are called `name`.
-
-    Raises:
-        SettingsError: When there is none and one is required.
-    """
+    """Returns the schedules that are called `name`; refuses where there is none and one is required."""
     from shardline.pipelines.remote.schedules.apply import list_schedules
 
     known = list_schedules(environment.platform)
@@ -251,13 +244,9 @@ def _do(
     for step in steps:
         call(environment.platform, name, step)
     done, otherwise = words
-    if as_json:
-        show_json({"name": name, "changed": [str(step.request["name"]) for step in steps]})
-    elif not steps:
-        click.echo(f"{name} {otherwise}: nothing to do")
-    else:
-        count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
-        click.echo(f"{name} {done}{count}")
+    count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
+    text = f"{name} {done}{count}" if steps else f"{name} {otherwise}: nothing to do"
+    show(as_json, {"name": name, "changed": [str(step.request["name"]) for step in steps]}, text)
 
 
 def _show_requests(steps: Iterable[Step]) -> None:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardline.pipelines import image as images
-from shardline.pipelines.cli.options import dry_run_option, json_option, registry_options, show_json
+from shardline.pipelines.cli.options import (
+    PATH,
+    dry_run_option,
+    json_option,
+    path_option,
+    registry_options,
+    show,
+    show_json,
+)
 from shardline.pipelines.image import VARIANTS, Image
 
 if TYPE_CHECKING:
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("pipeline", type=click.Path(path_type=Path))
+@click.argument("pipeline", type=PATH)
 @click.option("--tag", "tags", multiple=True, help="A tag of the version; an existing one is moved.")
 @dry_run_option
 @json_option
@@ -44,16 +52,12 @@ def upload(
         show_json(registry.upload_requests(address, name, pipeline, tags))
         return
     done = registry.upload(address, name, pipeline, tags)
-    if as_json:
-        show_json({**dataclasses.asdict(done), "url": done.url})
-        return
-    click.echo(f"{'uploaded' if done.is_new else 'is there already:'} {done.url}")
+    lines = [f"{'uploaded' if done.is_new else 'is there already:'} {done.url}"]
     for tag in dict.fromkeys(tags):
         before = done.moved.get(tag)
-        if before is None:
-            click.echo(f"tag {tag} points at it already")
-        else:
-            click.echo(f"tag {tag} points at it now{f', and not at {before}' if before else ''}")
+        how = "already" if before is None else f"now{f', and not at {before}' if before else ''}"
+        lines.append(f"tag {tag} points at it {how}")
+    show(as_json, {**dataclasses.asdict(done), "url": done.url}, *lines)
 
 
 @click.group()
@@ -82,13 +86,7 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
             help="control is without TensorFlow and called NAME-control.",
         ),
         click.option("--tag", "tags", multiple=True, help="Instead of the settings' own; repeatable."),
-        click.option(
-            "--settings",
-            type=click.Path(path_type=Path),
-            default=Path("settings/local.toml"),
-            show_default=True,
-            help="Settings file whose image this is.",
-        ),
+        path_option("--settings", "settings/local.toml", "Settings file whose image this is."),
     ):
         with_image = option(with_image)
     return with_image
@@ -106,10 +104,8 @@ def build(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None
         _show_commands([images.build_command(images.find_tool(needed=False), image, revision)])
         return
     images.build(images.find_tool(), image, revision)
-    if as_json:
-        show_json({**_facts(image), "revision": revision})
-    else:
-        click.echo(f"built {', '.join(image.names)} from revision {revision or 'unknown'}")
+    words = f"built {', '.join(image.names)} from revision {revision or 'unknown'}"
+    show(as_json, {**_facts(image), "revision": revision}, words)
 
 
 @image.command()
@@ -120,12 +116,9 @@ def push(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
         _show_commands(images.push_commands(images.find_tool(needed=False), image))
         return
     pinned, revision = images.push(images.find_tool(), image, allow_dirty=allow_dirty)
-    if as_json:
-        digest = pinned.partition("@")[2]
-        show_json({**_facts(image), "revision": revision, "pinned": pinned, "digest": digest})
-        return
-    click.echo(f"pushed {', '.join(image.names)}")
-    click.echo(f'pin it in the settings: image = "{pinned}"')
+    content = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
+    pin = f'pin it in the settings: image = "{pinned}"'
+    show(as_json, content, f"pushed {', '.join(image.names)}", pin)
 
 
 def _show_commands(commands: list[list[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -12,15 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-import psutil
-
-from shardline.pipelines.local import processes
-from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.record import version_of
-from shardline.pipelines.local.supervisor import run_job
-from shardline.trainer import progress
-from shardline.trainer.errors import ShardlineError
 
 Level = Literal["ok", "warning", "error"]
 
@@ -88,6 +80,14 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
         yield _toy_job()
 
 
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _python() -> Diagnosis:
     here = sys.version.split()[0]
     low, high = _PYTHON
@@ -128,6 +128,8 @@ def _cores() -> Diagnosis:
 
 
 def _memory() -> Diagnosis:
+    import psutil
+
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
     return _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
@@ -156,6 +158,8 @@ def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str
 
 
 def _ports() -> Diagnosis:
+    from shardline.pipelines.local import processes
+
     try:
         with processes.reserve(_REPLICAS):
             return ok("ports", "loopback ports can be taken")
@@ -165,6 +169,11 @@ def _ports() -> Diagnosis:
 
 
 def _toy_job() -> Diagnosis:
+    from shardline.pipelines.local.job import CustomJob
+    from shardline.pipelines.local.supervisor import run_job
+    from shardline.trainer import progress
+    from shardline.trainer.errors import ShardlineError
+
     command = (sys.executable, "-m", "shardline.trainer.handshake")
     job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
     began = time.monotonic()

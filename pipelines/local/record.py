@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import importlib.metadata
 import os
 import platform
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from shardline.components.run_record import JOB_FILE, RUNNING, RunRecord, observe
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
+from shardline.pipelines.local.doctor import version_of
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import Scalar
@@ -92,14 +92,6 @@ def _make_unique(runs: Path, name: str) -> Path:
             directory.mkdir()
             return directory
     raise AssertionError("numbers never end")
-
-
-def version_of(package: str) -> str | None:
-    """Returns the version of an installed package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 class History:

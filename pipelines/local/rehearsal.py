@@ -101,7 +101,7 @@ class Rehearsal:
         self._replicas = replicas
         for injection in self._injections:
             if injection.action == "slow":
-                self._pause(injection)
+                self._turn(injection, True)
             elif injection.seconds is not None:
                 self._scheduler.enter(injection.seconds, 0, self._inject, (injection,))
 
@@ -146,14 +146,10 @@ class Rehearsal:
         if self._replicas.get(replica.name) is replica:  # else it has ended in time
             replica.kill()
 
-    def _pause(self, injection: Injection) -> None:
-        """Lets a slow replica stand still for the rest of a turn."""
+    def _turn(self, injection: Injection, still: bool) -> None:
+        """Lets a slow replica stand still for the rest of a turn, then run for its share."""
         if replica := self._replicas.get(injection.replica):
-            replica.pause()
-        self._scheduler.enter(_TURN_S * (1 - 1 / injection.factor), 0, self._resume, (injection,))
-
-    def _resume(self, injection: Injection) -> None:
-        """Lets a slow replica run for its share of a turn."""
-        if replica := self._replicas.get(injection.replica):
-            replica.resume()
-        self._scheduler.enter(_TURN_S / injection.factor, 0, self._pause, (injection,))
+            (replica.pause if still else replica.resume)()
+        share = 1 / injection.factor
+        seconds = _TURN_S * (1 - share if still else share)
+        self._scheduler.enter(seconds, 0, self._turn, (injection, not still))

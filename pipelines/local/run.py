@@ -257,13 +257,9 @@ def run_pipeline(
     _check_injections(injections, spec)
     localized = localize(spec, checked, created=summary.timestamp(now))
     values = localize_value(checked, created=summary.timestamp(now))
+    name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
     book = record.RunDirectory(
-        runs_dir,
-        content,
-        now,
-        pipeline=spec["pipelineInfo"]["name"],
-        yaml=str(path.absolute()),
-        parameters=defaults(spec) | checked,
+        runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
     command = _write_inputs(book.directory, localized, values)
     run = Execution(book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections)

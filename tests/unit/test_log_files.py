@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from shardline.components.run_record import read_log
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.local.log_files import read_log
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 
