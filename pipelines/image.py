@@ -40,15 +40,10 @@ class Image:
 
     @classmethod
     def of(cls, reference: str, *, tags: Sequence[str] = (), variant: str = "cpu") -> Image:
-        """Returns the image that a reference names.
+        """Returns the image that a reference names; its own tag is used where no other is given.
 
         The variant without TensorFlow is an image of its own, NAME-control: under the name of the full one
         it would break every pipeline.
-
-        Args:
-            reference: Name of the image in the settings, with a tag, a digest, both or none.
-            tags: Tags to use instead of the reference's own.
-            variant: One of VARIANTS.
 
         Raises:
             SettingsError: When there is no tag.
@@ -69,19 +64,14 @@ class Image:
 
 
 def find_tool(*, needed: bool = True) -> str:
-    """Returns the program that builds images on this machine.
-
-    Args:
-        needed: Whether it must be there; otherwise docker is returned where there is none.
+    """Returns the program that builds images on this machine; docker where there is none and none is needed.
 
     Raises:
         SettingsError: When there is none.
     """
-    for tool in _TOOLS:
-        if shutil.which(tool):
-            return tool
-    if not needed:
-        return _TOOLS[0]
+    installed = [tool for tool in _TOOLS if shutil.which(tool)]
+    if installed or not needed:
+        return (installed or _TOOLS)[0]
     raise SettingsError(
         f"neither {' nor '.join(_TOOLS)} is installed here; install one, or let Cloud Build do it: "
         "gcloud builds submit --config cloudbuild.yaml"
@@ -91,11 +81,8 @@ def find_tool(*, needed: bool = True) -> str:
 def source_revision(*, allow_dirty: bool) -> str:
     """Returns the git revision of the working directory, with "-dirty" where it holds anything else.
 
-    Args:
-        allow_dirty: Whether files may differ from the revision, or be unknown to it.
-
     Raises:
-        SettingsError: When they differ and may not, or there is no revision.
+        SettingsError: When files differ and may not, or there is no revision.
     """
     try:
         revision = _git("rev-parse", "HEAD")
@@ -120,9 +107,7 @@ def build_command(tool: str, image: Image, revision: str) -> list[str]:
     # The lock files are for one platform, which is also the platform's.
     command = [tool, "build", "--file", _DOCKERFILE, "--platform", "linux/amd64"]
     command += ["--build-arg", f"VARIANT={image.variant}", "--build-arg", f"REVISION={revision}"]
-    for name in image.names:
-        command += ["--tag", name]
-    return [*command, "."]
+    return [*command, *(part for name in image.names for part in ("--tag", name)), "."]
 
 
 def push_commands(tool: str, image: Image) -> list[list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,15 +40,7 @@ _MIN_ACCURACY = GateSettings.min_accuracy
     "--also", "formats", multiple=True, metavar="FORMAT", help="Convert to this format, too: onnx, tflite."
 )
 def validate(
-    model: Path,
-    dataset: Path,
-    out: Path,
-    file: Path | None,
-    texts: tuple[str, ...],
-    min_accuracy: float | None,
-    champion: str,
-    first_run: str | None,
-    formats: tuple[str, ...],
+    model: Path, dataset: Path, out: Path, champion: str, formats: tuple[str, ...], **rules: Any
 ) -> None:
     """Export MODEL.keras, evaluate the export on DATASET's test split, and write a report, all to OUT.
 
@@ -65,7 +57,7 @@ def validate(
 
     Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be evaluated.
     """  # noqa: D301  # click wants the character itself
-    gate = _gate(file, texts, min_accuracy, first_run)
+    gate = _gate(**rules)
     from shardline.trainer import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()

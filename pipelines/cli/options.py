@@ -55,11 +55,7 @@ def environment_options(
     """Gives a command the options that name the project and region, and passes it `environment`.
 
     With --json or --dry-run standard output holds the command's result only; progress goes to standard
-    error.
-
-    Args:
-        command: The command's function.
-        needed: Fields of the environment that the command requires.
+    error. Fields of the environment that are `needed` must be given.
     """
 
     @functools.wraps(command)

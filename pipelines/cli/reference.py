@@ -37,13 +37,13 @@ _AS_IT_IS = "\b\n"
 def reference() -> str:
     """Returns the page with all commands and their options in Markdown."""
     contexts = commands()
-    index = [(_linked(context), context.command.get_short_help_str(200)) for context in contexts]
-    index.append(
-        (
-            "[`python -m shardline.trainer.task`](#options-of-the-trainer)",
-            "The program that every replica runs.",
-        )
-    )
+    links = [
+        (f"[`{path}`](#{path.replace(' ', '-')})", context.command.get_short_help_str(200))
+        for context in contexts
+        for path in [context.command_path]
+    ]
+    trainer = "[`python -m shardline.trainer.task`](#options-of-the-trainer)"
+    index = [*links, (trainer, "The program that every replica runs.")]
     sections = "\n".join(_section(context) for context in contexts)
     return f"{_HEAD}{_table(('command', ''), index)}\n{sections}\n{_trainer()}"
 
@@ -64,21 +64,15 @@ def _below(context: click.Context) -> Iterator[click.Context]:
             yield from _below(click.Context(child, info_name=name, parent=context))
 
 
-def _linked(context: click.Context) -> str:
-    path = context.command_path
-    return f"[`{path}`](#{path.replace(' ', '-')})"
-
-
 def _section(context: click.Context) -> str:
     usage = " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
-    options = [_option(param, context) for param in context.command.params if isinstance(param, click.Option)]
+    options = [
+        (f"`{record[0]}`", record[1])
+        for param in context.command.params
+        if isinstance(param, click.Option) and (record := param.get_help_record(context))
+    ]
     parts = [f"## {context.command_path}", f"    {usage}", *_paragraphs(context.command.help or "")]
     return "\n\n".join(parts) + "\n" + (f"\n{_table(('option', ''), options)}" if options else "")
-
-
-def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
-    names, text = option.get_help_record(context) or ("", "")
-    return f"`{names}`", text
 
 
 def _paragraphs(text: str) -> Iterator[str]:

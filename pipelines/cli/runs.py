@@ -205,15 +205,7 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
 
 
 def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
-    """Reads a compiled pipeline from a file, or from the registry.
-
-    Returns:
-        The pipeline spec (IR), and its address in the registry with its digest; "" for a file.
-
-    Raises:
-        PipelineError: When there is no such pipeline.
-        PlatformError: When the registry refuses or is not reached.
-    """
+    """Reads a compiled pipeline (IR) from a file, or from the registry with its address and digest there."""
     from shardline.pipelines.remote.upload import download, is_registry_url
     from shardline.pipelines.spec import load_pipeline, parse_pipeline
 

@@ -64,12 +64,7 @@ _MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "goog
 
 
 def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
-    """Yields what is found, one thing after the other.
-
-    Args:
-        runs_dir: Where runs are kept.
-        toy: Whether to run a job of two replicas, which takes some seconds.
-    """
+    """Yields what is found; the toy, a job of two replicas, takes some seconds."""
     yield _python()
     yield from _versions()
     yield _cores()
@@ -136,7 +131,9 @@ def _memory() -> Diagnosis:
 
 
 def _disk(runs_dir: Path) -> Iterator[Diagnosis]:
-    places = {"run directory": _existing(runs_dir.absolute()), "TMPDIR": Path(tempfile.gettempdir())}
+    runs = runs_dir.absolute()
+    existing = next(place for place in (runs, *runs.parents) if place.is_dir())
+    places = {"run directory": existing, "TMPDIR": Path(tempfile.gettempdir())}
     for what, place in places.items():
         if not os.access(place, os.W_OK):
             yield error("disk", f"{what}: {place} cannot be written", "choose another directory")
@@ -144,10 +141,6 @@ def _disk(runs_dir: Path) -> Iterator[Diagnosis]:
         free = shutil.disk_usage(place).free
         found = f"{what}: {free / _GIB:.1f} GiB free in {place}"
         yield _judge("disk", found, free, _DISK, "make room, or choose another directory")
-
-
-def _existing(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.is_dir())
 
 
 def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str) -> Diagnosis:

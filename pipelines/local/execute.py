@@ -37,17 +37,21 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -> None:
-    """Runs the pipeline.
+    """Runs the pipeline in a localized YAML file with the parameters in a JSON file.
 
-    Args:
-        pipeline: Path of the localized YAML.
-        parameters: Path of a JSON object: the pipeline parameters.
-        root: Directory for the outputs of the tasks.
-        scratch: Directory for temporary files; removed at the end, as the parent does, whoever is left.
-        parent: Process id of the process that started this one.
+    Outputs of tasks are below `root`. The directory `scratch` is for temporary files, and removed at the end,
+    as `parent`, the process that started this one, does too: whoever is left.
     """
+
+    def end(signum: int, _frame: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_IGN)
+        processes.stop_descendants()
+        shutil.rmtree(scratch, ignore_errors=True)
+        # Not SystemExit: kfp would wait for its threads, which may start the next task meanwhile.
+        os._exit(128 + signum)
+
     guardian.die_with(int(parent), signal.SIGTERM)
-    signal.signal(signal.SIGTERM, _ending(scratch))
+    signal.signal(signal.SIGTERM, end)
     # Lightweight components leave their source behind among the temporary files.
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ[EXECUTOR_VARIABLE] = str(os.getpid())
@@ -106,17 +110,6 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
             f"kfp.local could not evaluate a condition and skipped its tasks: {skipped.reasons[0]}; "
             "conditions on booleans and numbers can be evaluated, free text cannot"
         )
-
-
-def _ending(scratch: str) -> Any:
-    def end(signum: int, _frame: FrameType | None) -> None:
-        signal.signal(signum, signal.SIG_IGN)
-        processes.stop_descendants()
-        shutil.rmtree(scratch, ignore_errors=True)
-        # Not SystemExit: kfp would wait for its threads, which may start the next task meanwhile.
-        os._exit(128 + signum)
-
-    return end
 
 
 if __name__ == "__main__":

@@ -73,14 +73,7 @@ class CustomJob:
     def with_roles(
         cls, command: Sequence[str], replicas: int, *, ps: int = 0, evaluator: bool = False, **settings: Any
     ) -> CustomJob:
-        """Returns a job whose replicas all run the same command.
-
-        Args:
-            command: Program and arguments.
-            replicas: Replicas that train: one chief, the rest workers.
-            ps: Parameter servers.
-            evaluator: Whether there is an evaluator.
-            **settings: Further fields of the job.
+        """Returns a job whose replicas all run the same command: a chief, and further ones that train.
 
         Raises:
             PipelineError: When no replica trains, or parameter servers have no workers to serve.
@@ -102,11 +95,7 @@ class CustomJob:
 
 
 def parse_payload(payload: str, executor_input: str) -> CustomJob:
-    """Reads the launcher's --payload as the launcher itself does.
-
-    Args:
-        payload: JSON with display_name and job_spec, all placeholders resolved.
-        executor_input: JSON of the task's ExecutorInput; replaces the marker that `localize` has left.
+    """Reads the launcher's --payload as the launcher does, with the ExecutorInput where `localize` says.
 
     Raises:
         PipelineError: When the payload is not JSON or describes no job that can run here.
@@ -170,12 +159,7 @@ LOCAL_PROJECT = "local-project"
 
 @dataclass(frozen=True)
 class ReplicaId:
-    """The place of one replica in its job.
-
-    Attributes:
-        pool: Index of its worker pool.
-        index: Its number within the pool.
-    """
+    """The place of one replica in its job: the index of its worker pool, and its own within the pool."""
 
     pool: int
     index: int
@@ -204,13 +188,7 @@ def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], jo
     CLUSTER_SPEC is always there, because KFP's executor decides by it who writes a task's outputs.
     TF_CONFIG is there when the job has more than one replica; it never lists evaluators, not even to
     themselves. The AIP_* directories are there, for all replicas, when the job has a
-    base_output_directory.
-
-    Args:
-        job: The job.
-        replica: One of `replicas(job)`.
-        addresses: "host:port" of each of `replicas(job)`, in that order.
-        job_id: Identifier of the job.
+    base_output_directory. `addresses` has the "host:port" of each of `replicas(job)`, in that order.
     """
     members = replicas(job)
     by_pool: dict[str, list[str]] = {}

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 
 import psutil
@@ -24,12 +25,10 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ProcessFailedError(RunError):
-    """A process that was started here failed.
+    """A process that was started here failed in a step, the topic.
 
-    Attributes:
-        topic: The step that failed.
-        exit_code: What the program as a whole should end with: EXIT_BAD_INPUT when the process said
-            that the mistake is the user's, else EXIT_FAILED.
+    The exit code is what the program as a whole should end with: EXIT_BAD_INPUT when the process said that
+    the mistake is the user's, else EXIT_FAILED.
     """
 
     def __init__(self, message: str, *, topic: str, exit_code: int = EXIT_FAILED) -> None:
@@ -51,18 +50,8 @@ class Stopped(SystemExit):
         self.signal_name = signal.Signals(signum).name
 
 
-def stop_on_signals() -> contextlib.AbstractContextManager[None]:
-    """Makes SIGINT, SIGTERM and SIGHUP raise `Stopped` while the context lasts (main thread only)."""
-
-    def stop(signum: int, _frame: FrameType | None) -> None:
-        raise Stopped(signum)
-
-    return _on_stop_signals(stop)
-
-
-def undisturbed() -> contextlib.AbstractContextManager[None]:
-    """Ignores further stop signals while a bounded clean-up runs (main thread only)."""
-    return _on_stop_signals(signal.SIG_IGN)
+def _stop(signum: int, _frame: FrameType | None) -> None:
+    raise Stopped(signum)
 
 
 @contextlib.contextmanager
@@ -76,6 +65,12 @@ def _on_stop_signals(handler: Callable[[int, FrameType | None], None] | signal.H
     finally:
         for signum, before in previous.items():
             signal.signal(signum, before)
+
+
+#: Makes SIGINT, SIGTERM and SIGHUP raise `Stopped` while the context lasts (main thread only).
+stop_on_signals = partial(_on_stop_signals, _stop)
+#: Ignores further stop signals while a bounded clean-up runs (main thread only).
+undisturbed = partial(_on_stop_signals, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -96,10 +91,7 @@ def adopted_orphans() -> Iterator[None]:
 def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] | None = None) -> None:
     """Stops the descendants of this process: SIGTERM, `grace` seconds, then SIGKILL until none is left.
 
-    Args:
-        grace: Seconds between the two signals.
-        with_variable: Name and value of the environment variable that marks those to be stopped; all
-            of them unless given.
+    An environment variable, by name and value, marks those to be stopped; all of them unless given.
     """
     remaining = _descendants(with_variable)
     _signal_all(remaining, signal.SIGTERM)

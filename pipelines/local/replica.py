@@ -31,12 +31,8 @@ _KILL_S = 2.0
 def launches(job: CustomJob, addresses: Sequence[str], gcs_root: Path | None) -> dict[str, Launch]:
     """Returns how each replica is started, by name, the chief first.
 
-    An environment is this process's, the pool's, and the platform's own on top.
-
-    Args:
-        job: The job.
-        addresses: "host:port" of each of its replicas.
-        gcs_root: Stands in for /gcs/, unless this process's environment names another.
+    An environment is this process's, the pool's, and the platform's own on top. `gcs_root` stands in for
+    /gcs/, unless this process's environment names another.
 
     Raises:
         PipelineError: When there is no such command on this machine.

@@ -57,12 +57,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a replica is started with.
-
-    Attributes:
-        command: Program and arguments.
-        env: The whole environment.
-    """
+    """Command of a replica with the whole of its environment."""
 
     command: Sequence[str]
     env: Mapping[str, str]
@@ -82,11 +77,7 @@ def recognize(command: Sequence[str]) -> Program | None:
 
 @contextlib.contextmanager
 def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
-    """Has a fork server load TensorFlow, and serve while the context lasts.
-
-    Args:
-        env: Its environment.
-        modules: Further modules that it loads.
+    """Has a fork server load TensorFlow and further modules, and serve while the context lasts.
 
     Yields:
         The path of its socket; "" where nothing may be forked on this machine.
@@ -144,11 +135,8 @@ def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
 def spawn(server: str, launch: Launch, output: int, control: int) -> int:
     """Starts a guarded command in a session of its own and returns the guardian's process id.
 
-    Args:
-        server: Path of the fork server's socket, or "".
-        launch: Command and environment.
-        output: Descriptor of its standard output and standard error.
-        control: Descriptor of the guardian's control socket.
+    `output` is the descriptor of its standard output and standard error, `control` that of the guardian's
+    socket; `server` is the path of the fork server's socket, or "".
     """
     if server and (program := recognize(launch.command)):
         with contextlib.suppress(OSError, ValueError):

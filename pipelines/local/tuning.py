@@ -75,13 +75,8 @@ def run_trial(
 ) -> None:
     """Runs a trial and records its outcome in it; raises only when a signal stops this process.
 
-    Args:
-        trial: The trial, with its parameters.
-        job: The job that every trial runs.
-        metric: Name of the metric.
-        log_directory: Directory for the log files and the chief's measurements.
-        should_stop: Whether a trial that has measured these values should be stopped.
-        run: `run_job` with the options that all trials have in common.
+    `job` is what every trial runs, `should_stop` whether one that has measured these values should be
+    stopped, `run` is `run_job` with the options that all trials have in common.
     """
     topic = f"trial {trial.id}"
     log_directory.mkdir(parents=True, exist_ok=True)
@@ -219,14 +214,7 @@ def _grid(space: Mapping[str, Any]) -> Iterator[Values]:
 def run_trials(
     payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine, gcs_root: Path
 ) -> list[Trial]:
-    """Runs the trials of a tuning job.
-
-    Args:
-        payload: The request for the job, as the launcher sends it.
-        executor_input: JSON of the task's ExecutorInput.
-        logs: Directory for the logs of the trials, each in its own.
-        show_line: As for `run_job`.
-        gcs_root: As for `run_job`.
+    """Runs the trials of a tuning job, which `payload` asks for; each has a directory of its own in `logs`.
 
     Raises:
         RunError: When more trials have failed than max_failed_trial_count allows.
