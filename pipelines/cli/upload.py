@@ -74,6 +74,7 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
 
         command(image=Image.of(environments.load(settings).image, tags=tags, variant=variant), **values)
 
+    wrapped: Callable[..., None] = with_image
     for option in (
         json_option,
         click.option("--dry-run", is_flag=True, help="Print the commands as JSON and run none."),
@@ -88,8 +89,8 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--tag", "tags", multiple=True, help="Instead of the settings' own; repeatable."),
         path_option("--settings", "settings/local.toml", "Settings file whose image this is."),
     ):
-        with_image = option(with_image)
-    return with_image
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @image.command()
