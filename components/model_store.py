@@ -152,9 +152,7 @@ def clear(out: Path) -> None:
     """Makes `out` and removes an earlier validation from it, the verdict first.
 
     A verdict must never stand beside a model that it was not reached on, however this process ends.
-
-    Raises:
-        SettingsError: When `out` is a file or cannot be written to.
+    Raises SettingsError when `out` is a file or cannot be written to.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -276,11 +274,7 @@ def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
 
 
 def rollback(champion: Path, version: str = "") -> Version:
-    """Makes an earlier version the champion again; nothing is removed or copied.
-
-    Args:
-        champion: Directory of the champion.
-        version: The version to return to; "" for the one that the present champion replaced.
+    """Makes an earlier version, "" for the one before, the champion again; nothing is removed or copied.
 
     Raises:
         ModelError: When there is no champion or no such version, or a record is damaged.

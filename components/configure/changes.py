@@ -155,7 +155,9 @@ def look(
     say(_TOPIC, f"training: {reason}")
     # Weights to start from are not looked at: a model that began with older ones must not come from a cache.
     known = content.known_by and not force and not training.train_options.get("initial_model")
-    return found(True, _key(state) if known else _unique(), reason, state.to_text())
+    return found(
+        True, _key(state) if known else _unique(), reason, json.dumps(asdict(state), ensure_ascii=False)
+    )
 
 
 def _compare(history: Path, state: State, force: bool) -> tuple[Run | None, str]:

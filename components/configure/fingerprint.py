@@ -114,15 +114,11 @@ class Fingerprint:
 
 
 def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
-    """Returns the fingerprint of the source that the settings name.
+    """Returns the fingerprint of the source that the settings name; `deep` reads its files.
 
     Files are known by name, size and time of change, or in a bucket by the object's generation: neither by
     where their directory is. A plug-in is known by the text that its method `fingerprint()` returns, and not
     at all without one. The digits, and datasets of TFDS without data_dir, change with their package only.
-
-    Args:
-        settings: Settings whose source, data_dir, labels and features are used.
-        deep: Whether files are read, and known by their content.
 
     Raises:
         SourceError: There is no such source, or it cannot be read.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import champion_directory, current, read_part
@@ -32,15 +32,6 @@ class State:
     data: Mapping[str, str]
     settings: Mapping[str, Any]
     code: Mapping[str, str]
-
-    def to_text(self) -> str:
-        """Returns JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-    @classmethod
-    def of_text(cls, text: str) -> Self:
-        """Returns what `to_text` gave."""
-        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +123,7 @@ def remember(
         verdict=str(blessing["reason"]),
         metrics=evaluation["metrics"],
         champion=published.version if published else "",
-        state=State.of_text(state),
+        state=State(**json.loads(state)),
     )
     write_run(champion_directory(history_uri), run)
     say("changes", f"remembered in {history_uri}: the next run trains if data, settings or code change")

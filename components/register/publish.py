@@ -177,20 +177,6 @@ def share_traffic(present: Mapping[str, int], percent: int) -> dict[str, int]:
     return {NEW_MODEL: percent, **{model: share for model, share in shares.items() if share}}
 
 
-def read_traffic(endpoint: str) -> dict[str, int]:
-    """Returns the traffic of each model deployed to an endpoint, in percent, 0 included.
-
-    Args:
-        endpoint: projects/P/locations/L/endpoints/ID.
-
-    Raises:
-        PlatformError: When the API refuses or is not reached.
-    """
-    method = Platform.of(endpoint).endpoints.get_endpoint
-    found = ask(f"read the traffic of {endpoint}", method, {"name": endpoint})
-    return {model.id: found.traffic_split.get(model.id, 0) for model in found.deployed_models}
-
-
 def plan_traffic(endpoint: str, model: str, percent: int) -> dict[str, str]:
     """Reads an endpoint's traffic and plans how it is shared with a new model.
 
@@ -205,7 +191,9 @@ def plan_traffic(endpoint: str, model: str, percent: int) -> dict[str, str]:
     if not model:
         say("deploy", "nothing was uploaded: no traffic is assigned")
         return {}
-    present = read_traffic(endpoint)
+    method = Platform.of(endpoint).endpoints.get_endpoint
+    found = ask(f"read the traffic of {endpoint}", method, {"name": endpoint})
+    present = {deployed.id: found.traffic_split.get(deployed.id, 0) for deployed in found.deployed_models}
     shared = share_traffic(present, percent)
     if not shared:
         say("deploy", f"the new model gets no traffic of {endpoint}, which stays as it is")

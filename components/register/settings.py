@@ -16,7 +16,6 @@ from shardline.components.vertex.forms import (
     MODEL,
     check_labels,
     check_pasted_text,
-    regional_uri,
 )
 from shardline.trainer.errors import SettingsError
 
@@ -78,11 +77,6 @@ class Deploy(ServingMachines):
             raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
         if self.display_name and self.traffic_percent != 100:
             raise SettingsError("traffic_percent: the only model of a new endpoint gets all; give endpoint")
-
-    @property
-    def endpoint_uri(self) -> str:
-        """The endpoint as the URI of an artifact, or "" where a new one is made."""
-        return regional_uri(ENDPOINT, self.endpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +144,3 @@ class ModelUpload:
                     f"letter and ends with one or a digit, got {alias!r}"
                 )
         check_labels(self.labels)
-
-    @property
-    def parent_uri(self) -> str:
-        """The parent model as the URI of an artifact, or "" where there is none."""
-        return regional_uri(MODEL, self.parent_model)

@@ -14,6 +14,7 @@ from kfp import dsl
 from shardline.components.register.component import traffic_split
 from shardline.components.register.publish import NEW_MODEL
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.vertex.forms import ENDPOINT, MODEL, Form, regional_uri
 from shardline.components.vertex.job import ENCRYPTION_KEY
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
@@ -27,7 +28,7 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
     """
     parent = {}
     if upload.parent_model:
-        parent["parent_model"] = _import(VertexModel, upload.parent_uri, upload.parent_model)
+        parent["parent_model"] = _import(VertexModel, MODEL, upload.parent_model)
     return ModelUploadOp(
         location=LOCATION,
         display_name=upload.display_name,
@@ -50,7 +51,7 @@ def deploy_tasks(
     """
     model = uploaded.outputs["model"]
     if deploy.endpoint:
-        endpoint = _import(VertexEndpoint, deploy.endpoint_uri, deploy.endpoint)
+        endpoint = _import(VertexEndpoint, ENDPOINT, deploy.endpoint)
         shared = component(traffic_split)(endpoint=endpoint, model=model, percent=deploy.traffic_percent)
         traffic = shared.set_caching_options(False).output
     else:
@@ -102,8 +103,10 @@ def batch_prediction_task(
     ).set_caching_options(False)
 
 
-def _import(artifact_class: type[dsl.Artifact], uri: str, resource_name: str) -> Any:
+def _import(artifact_class: type[dsl.Artifact], form: Form, resource_name: str) -> Any:
     imported = dsl.importer(
-        artifact_uri=uri, artifact_class=artifact_class, metadata={"resourceName": resource_name}
+        artifact_uri=regional_uri(form, resource_name),
+        artifact_class=artifact_class,
+        metadata={"resourceName": resource_name},
     )
     return imported.output

@@ -144,11 +144,7 @@ CAUSES = (
         "check that the path exists and is readable from where the task runs; gs:// paths need the service "
         "account's access to the bucket",
     ),
-    Cause(
-        r"[Aa]ddress already in use",
-        "a port was taken",
-        "start the run again",
-    ),
+    Cause(r"[Aa]ddress already in use", "a port was taken", "start the run again"),
     Cause(
         r"DEADLINE_EXCEEDED|[Tt]imed out|its timeout of [\d.]+ s has passed",
         "something took longer than its timeout",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -188,18 +188,16 @@ def platform_errors(doing: str) -> Iterator[None]:
         raise refusal(doing, error) from error
 
 
+@dataclass
 class _Attempts:
     """The attempts at one call: decides whether there is another, and says so."""
 
-    def __init__(
-        self, doing: str, credentials: Any, *, repeatable: bool = True, watching: bool = False
-    ) -> None:
-        self.failed = 0
-        self._doing = doing
-        self._credentials = credentials
-        self._repeatable = repeatable
-        self._watching = watching
-        self._begin = time.monotonic()
+    doing: str
+    credentials: Any
+    repeatable: bool = True
+    watching: bool = False
+    failed: int = 0
+    begin: float = field(default_factory=time.monotonic)
 
     def retry(self) -> Retry:
         from google.api_core.retry import Retry
@@ -207,7 +205,7 @@ class _Attempts:
         return Retry(
             predicate=self._may_pass,
             initial=0.5,
-            maximum=60.0 if self._watching else 8.0,
+            maximum=60.0 if self.watching else 8.0,
             timeout=_WATCHING_S + _ATTEMPT_S,
             on_error=self._say,
         )
@@ -215,22 +213,22 @@ class _Attempts:
     def _may_pass(self, error: Exception) -> bool:
         kind = kind_of(error)
         patience_s = _UNREACHED_S if kind is Kind.UNREACHED else _PATIENCE_S
-        if self._watching:
+        if self.watching:
             patience_s = _WATCHING_S
-        if kind is Kind.EXPIRED and self._credentials is not None:
+        if kind is Kind.EXPIRED and self.credentials is not None:
             # gRPC renews a token by the clock only, and not when the platform refuses it.
-            self._credentials.token, self._credentials = None, None
+            self.credentials.token, self.credentials = None, None
         else:
-            passing = kind is Kind.BUSY or (self._repeatable and kind in (Kind.LOST, Kind.UNREACHED))
-            if not passing or time.monotonic() - self._begin > patience_s:
+            passing = kind is Kind.BUSY or (self.repeatable and kind in (Kind.LOST, Kind.UNREACHED))
+            if not passing or time.monotonic() - self.begin > patience_s:
                 return False
         self.failed += 1
         return True
 
     def _say(self, error: Exception) -> None:
         # A service that is not reached is given up before anybody has read the line.
-        if self._watching or kind_of(error) is not Kind.UNREACHED:
-            progress.say("vertex", f"cannot {self._doing} yet ({in_short(error)}); trying again")
+        if self.watching or kind_of(error) is not Kind.UNREACHED:
+            progress.say("vertex", f"cannot {self.doing} yet ({in_short(error)}); trying again")
 
 
 @dataclass(frozen=True)

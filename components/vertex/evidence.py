@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from shardline.components.run_record import FAILED, RUNNING, RunRecord, results
 from shardline.components.vertex.causes import Failure, explain
@@ -57,7 +57,9 @@ def failure_of(platform: Platform, run: Run) -> Failure:
     task = run.failed_task
     if task is None:
         return Failure(error=run.error)
-    message = _telling([*_job_errors(platform, task), task.error])
+    messages = [*_job_errors(platform, task), task.error]
+    # The one that names an exit code, else the first.
+    message = next(filter(_STATUS.search, messages), "") or next(filter(None, messages), "")
     replica, status = _REPLICA.search(message), _STATUS.search(message)
     pool = replica[1] if replica else ""
     lines: list[LogLine] = []
@@ -91,11 +93,6 @@ def _job_errors(platform: Platform, task: Task) -> list[str]:
         if _STATUS.search(messages[-1]):
             break
     return messages
-
-
-def _telling(messages: Sequence[str]) -> str:
-    """Returns the message that names an exit code, else the first."""
-    return next((text for text in messages if _STATUS.search(text)), next(filter(None, messages), ""))
 
 
 def read_log(

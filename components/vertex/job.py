@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from shardline.components.vertex import forms
@@ -30,6 +30,8 @@ _PASTED = {
     "persistent_resource_id": forms.PERSISTENT_RESOURCE,
     "base_output_directory": forms.BUCKET_PATH,
 }
+#: Fields that are no arguments of GCPC's, or that the pipeline gives itself.
+_OURS = ("cluster", "display_name", "num_retries", "backoff_duration", "labels")
 #: Placeholders that differ from run to run.
 _NAMES_OF_THE_RUN = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 SEVEN_DAYS_S = 604_800.0
@@ -72,7 +74,10 @@ class CustomJobSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check_texts()
+        for name, form in _PASTED.items():
+            check_pasted_text(name, getattr(self, name), form)
+        _check_deep("reserved_ip_ranges", list(self.reserved_ip_ranges))
+        _check_deep("psc_interface_config", self.psc_interface_config)
         check_labels(self.labels)
         self._check_scheduling()
         self._check_connections()
@@ -87,29 +92,14 @@ class CustomJobSettings:
         """The job as keyword arguments of GCPC, without its name, worker pools and labels."""
         restart = self.restart_job_on_worker_restart
         return {
-            "timeout": self.timeout,
+            **{item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OURS},
             # A replica that trains in step cannot go on without a peer: all start again and resume.
             "restart_job_on_worker_restart": self.cluster.is_synchronous if restart is None else restart,
-            "strategy": self.strategy,
-            "max_wait_duration": self.max_wait_duration,
-            "service_account": self.service_account,
             # The two exclude each other, and the pipeline's own network would come in beside.
             "network": "" if self.psc_interface_config and self.network == NETWORK else self.network,
             "reserved_ip_ranges": list(self.reserved_ip_ranges),
             "psc_interface_config": dict(self.psc_interface_config),
-            "encryption_spec_key_name": self.encryption_spec_key_name,
-            "tensorboard": self.tensorboard,
-            "base_output_directory": self.base_output_directory,
-            "persistent_resource_id": self.persistent_resource_id,
-            "enable_web_access": self.enable_web_access,
         }
-
-    def _check_texts(self) -> None:
-        for name, form in _PASTED.items():
-            check_pasted_text(name, getattr(self, name), form)
-        for name in self.reserved_ip_ranges:
-            check_text("reserved_ip_ranges", name)
-        _check_deep("psc_interface_config", self.psc_interface_config)
 
     def _check_scheduling(self) -> None:
         if self.strategy not in STRATEGIES:

@@ -7,7 +7,7 @@ A `WorkerPool` is a WorkerPoolSpec of the CustomJob API (worker_pool_specs) with
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -298,12 +298,11 @@ def _read(name: str, node: Any, path: str) -> Iterator[tuple[str, Any]]:
         place = f"{name}.{key}"
         if (found := _PATHS.get(f"{path}{key}")) is None:
             yield from _read(place, value, f"{path}{key}.")
-        elif found == "env":
-            yield found, dict(_variable(place, item) for item in _list(place, value))
-        elif found == "nfs_mounts":
-            yield found, tuple(_mount(place, item) for item in _list(place, value))
-        elif found == "reservation_affinity_values":
-            yield found, tuple(_text(place, item) for item in _list(place, value))
+        elif found in _ITEMS:
+            if not isinstance(value, list):
+                raise SettingsError(f"{place} must be a JSON array, got {value!r}")
+            items = tuple(_ITEMS[found](place, item) for item in value)
+            yield found, dict(items) if found == "env" else items
         else:
             yield found, (_whole if WorkerPool.__annotations__[found] == "int" else _text)(place, value)
 
@@ -343,7 +342,9 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise SettingsError(f"{name} must be a JSON array, got {value!r}")
-    return value
+#: Reads an item of each field that is a list.
+_ITEMS: dict[str, Callable[[str, Any], Any]] = {
+    "env": _variable,
+    "nfs_mounts": _mount,
+    "reservation_affinity_values": _text,
+}

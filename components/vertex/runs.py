@@ -186,7 +186,10 @@ def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Run
 
 def run_of(job: PipelineJob, platform: Platform) -> Run:
     """Returns the run that the API describes."""
+    from google.protobuf.json_format import MessageToDict
+
     job_id = job.name.rpartition("/")[2]
+    config = MessageToDict(type(job.runtime_config).pb(job.runtime_config))
     return Run(
         name=job.name,
         pipeline=job.display_name,
@@ -197,16 +200,9 @@ def run_of(job: PipelineJob, platform: Platform) -> Run:
         schedule=job.schedule_name,
         link=f"https://console.cloud.google.com/vertex-ai/locations/{platform.location}/pipelines/runs/"
         f"{job_id}?project={platform.project}",
-        parameters=_parameters(job),
+        parameters=restore_integers(config.get("parameterValues", {})),
         tasks=_tasks(job.job_detail.task_details, job_id),
     )
-
-
-def _parameters(job: PipelineJob) -> dict[str, Any]:
-    from google.protobuf.json_format import MessageToDict
-
-    config = job.runtime_config
-    return restore_integers(MessageToDict(type(config).pb(config)).get("parameterValues", {}))
 
 
 def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Task, ...]:

@@ -76,11 +76,9 @@ def refuse_errors(
 
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
-    """Reads a file for a check.
+    """Reads a file for a check; `given` are the parameters of the run, if they are known.
 
-    Args:
-        path: A pipeline as YAML or JSON, alone or in a PipelineJob; or settings (TOML), which are compiled.
-        given: Parameters of the run, if they are known.
+    It is a pipeline as YAML or JSON, alone or in a PipelineJob; or settings (TOML), which are compiled.
 
     Raises:
         PipelineError: When the file cannot be read, is too large, or is not a pipeline.

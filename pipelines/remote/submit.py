@@ -85,12 +85,7 @@ def wait(platform: Platform, run: str) -> Run:
 
 
 def judge(run: Run) -> None:
-    """Returns when a run that has ended succeeded.
-
-    Raises:
-        RunError: When it failed.
-        CancelledRunError: When it was cancelled.
-    """
+    """Returns when a run that has ended succeeded; raises RunError or CancelledRunError when it did not."""
     if run.state == SUCCEEDED:
         return
     if run.state == CANCELLED:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from shardline.components.text import timestamp
+from shardline.components.vertex.payload import at
 from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.schedules.declared import Declared
 from shardline.pipelines.remote.schedules.steps import (
@@ -76,13 +77,9 @@ class Action(StrEnum):
     @property
     def done(self) -> str:
         """The action once it has been done."""
-        names = {
-            "CREATE": "created",
-            "UPDATE": "changed in place",
-            "REPLACE": "replaced",
-            "RETIRE": "cleaned up",
-        }
-        return names.get(self.name, self.value)
+        names = {Action.CREATE: "created", Action.UPDATE: "changed in place"}
+        names |= {Action.REPLACE: "replaced", Action.RETIRE: "cleaned up"}
+        return names.get(self, self.value)
 
 
 @dataclass(frozen=True)
@@ -96,14 +93,11 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What has to be done about one declared schedule.
+    """What has to be done about one declared schedule; no steps where there is nothing to do.
 
     Attributes:
-        declared: The schedule.
-        action: What happens to it.
         existing: Schedules of its name on the platform; the first is kept, or is the one that is replaced.
         differences: Where the first is not as it is declared.
-        steps: What is done, in order; none where there is nothing to do.
         paused: Whether it is paused then.
     """
 
@@ -287,30 +281,23 @@ def request_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> 
         compare(f"parameters.{name}", [values.get(name, _UNSET) for values in parameters], _json)
     templates = [_labels(request).get(TEMPLATE_LABEL, "") for request in both]
     compare("pipeline", templates, lambda digest: digest[:12] or "unknown")
-    for what, place in _PARTS.items():
-        compare(what, [_at(request["pipelineJob"], place) for request in both])
+    for what, (*tables, key) in _PARTS.items():
+        compare(what, [str(at(request["pipelineJob"], *tables).get(key) or "") for request in both])
     compare("labels", [_own_labels(request) for request in both], _json)
     return differences or [Difference("request", "something else", "as declared")]
 
 
 def _parameters(request: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(request["pipelineJob"].get("runtimeConfig", {}).get("parameterValues", {}))
+    return at(request["pipelineJob"], "runtimeConfig", "parameterValues")
 
 
 def _labels(request: Mapping[str, Any]) -> dict[str, str]:
-    return dict(request["pipelineJob"].get("labels", {}))
+    return at(request["pipelineJob"], "labels")
 
 
 def _own_labels(request: Mapping[str, Any]) -> dict[str, str]:
     ours = (TEMPLATE_LABEL, REQUEST_LABEL)
     return {name: value for name, value in _labels(request).items() if name not in ours}
-
-
-def _at(job: Mapping[str, Any], place: tuple[str, ...]) -> str:
-    node: Any = job
-    for key in place:
-        node = node.get(key, {})
-    return str(node or "")
 
 
 def _json(value: Any) -> str:
