@@ -231,11 +231,6 @@ def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
     and replacing champion.json is the commit point. After a crash or an error before that point the previous
     champion is untouched, and publishing again makes a new version.
 
-    Args:
-        exported: Output directory of a validation that ended with a blessing.
-        champion: Directory of the champion, made if it is not there.
-        accuracy: Accuracy on the test split, 0..1.
-
     Raises:
         ModelError: When `exported` is not a complete validation, its model is not blessed, or the
             present champion is damaged.

@@ -36,19 +36,14 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Result of a run.
+    """Result of a run that reached its end (RFC 3339, UTC); docs/reports.md has the file.
 
     Attributes:
         run: Name of the run's job.
         outcome: "trained" or "unchanged".
-        finished: Time of its end, RFC 3339, UTC.
-        reason: Why it trained or did not.
-        blessed: The verdict on its model.
-        verdict: The verdict in one sentence.
-        metrics: Metrics of the model on the test split, by name.
+        verdict: The verdict on its model in one sentence.
         champion: Version of the champion that the model has become; "" where it has not.
         same_as: Of an unchanged run, the run whose result still holds.
-        state: Data, settings and code that the result follows from.
     """
 
     run: str
@@ -88,8 +83,7 @@ def read_latest(history: Path) -> Run | None:
 def write_run(history: Path, run: Run) -> None:
     """Writes the result of a run; a run that trained is the one that the next is compared with.
 
-    Raises:
-        RunError: When writing fails; the run before is still the last one then.
+    When writing fails, which raises RunError, the run before is still the last one.
     """
     try:
         files.write_json(history / RUNS / f"{run.run}.json", asdict(run))

@@ -1,7 +1,7 @@
 """Rules of a check, what they demand, and what they find.
 
 A function looks at one kind of part of a pipeline and yields the code of a rule with what it found. It may
-hold several rules; each stands in its docstring:
+hold several rules; each stands in its docstring, and rules in a row may share what is below them:
 
     SL103 error: What is demanded.
         Fix: What to do about a finding.
@@ -71,20 +71,21 @@ C = TypeVar("C", bound=Check)
 RULES: dict[str, Rule] = {}
 #: The functions that look for what is wrong, by the class of the parts that they look at.
 _CHECKS: list[tuple[type[Any], Check]] = []
-_RULE = re.compile(
-    r"^(SL\d{3}) (error|warning): (.+?)\n    Fix: (.+?)\n    Source: (.+?)(?=\n\S|\Z)",
-    re.DOTALL | re.MULTILINE,
-)
+_FLAGS = re.DOTALL | re.MULTILINE
+_RULES = re.compile(r"^(SL\d{3} .+?)\n    Fix: (.+?)\n    Source: (.+?)(?=\n\S|\Z)", _FLAGS)
+_RULE = re.compile(r"^(SL\d{3}) (error|warning): (.+?)(?=\nSL|\Z)", _FLAGS)
 
 
 def rules(*subjects: type[Subject]) -> Callable[[C], C]:
     """Registers a function and the rules in its docstring, for the parts of some classes."""
 
     def register(check: C) -> C:
-        for code, severity, *texts in _RULE.findall(inspect.getdoc(check) or ""):
-            if code in RULES:
-                raise ValueError(f"two rules are called {code}")
-            RULES[code] = Rule(code, Severity(severity), *(" ".join(text.split()) for text in texts))
+        for head, *below in _RULES.findall(inspect.getdoc(check) or ""):
+            for code, severity, demand in _RULE.findall(head):
+                if code in RULES:
+                    raise ValueError(f"two rules are called {code}")
+                texts = (" ".join(text.split()) for text in (demand, *below))
+                RULES[code] = Rule(code, Severity(severity), *texts)
         _CHECKS.extend((subject, check) for subject in subjects)
         return check
 

@@ -14,17 +14,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A schedule, as the Vertex AI API has it.
+    """A schedule, with the names of the Vertex AI API; settings/schedules.toml.example explains the fields.
 
-    Attributes:
-        cron: "TZ=Europe/Vienna 0 6 * * 1".
-        max_concurrent_run_count: How many runs may be being started at the same time.
-        max_concurrent_active_run_count: How many runs may be running at the same time; None for no limit.
-        allow_queueing: Whether a run that finds too many others waits; else it is skipped.
-        max_run_count: After how many runs the schedule ends; None for never.
-        start_time: Before it no run is started; None for at once.
-        end_time: After it no run is started; None for never.
-        display_name: Its name.
+    None stands for no limit, at once, or never; the cron expression is as in "TZ=Europe/Vienna 0 6 * * 1".
     """
 
     cron: str

@@ -56,9 +56,7 @@ _Check = Callable[[Environment, Rest], Iterator[Diagnosis]]
 def examine(environment: Environment, settings: Settings | None = None) -> Iterator[Diagnosis]:
     """Yields what is found, one thing after the other.
 
-    Args:
-        environment: Where runs will be.
-        settings: What the pipeline is compiled with, for its image and machines; None leaves them out.
+    Without the settings that the pipeline is compiled with, its image and machines are left out.
     """
     try:
         rest, account = connect()

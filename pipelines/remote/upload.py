@@ -17,8 +17,8 @@ from shardline.trainer.errors import PipelineError, PlatformError, SettingsError
 T = TypeVar("T")
 
 _URL = re.compile(
-    r"(?P<host>https://(?P<location>[a-z0-9-]+)-kfp\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+))"
-    r"/(?P<package>[^/]+)/(?P<version>sha256:[0-9a-f]{64}|[\w.-]+)"
+    r"(?P<host>https://[a-z0-9-]+-kfp\.pkg\.dev/[^/]+/[^/]+)/(?P<package>[^/]+)"
+    r"/(?P<version>sha256:[0-9a-f]{64}|[\w.-]+)"
 )
 #: As Artifact Registry has it; kfp checks no tag before it sends it.
 _TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
@@ -96,9 +96,6 @@ def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uplo
 
 def download(url: str) -> tuple[bytes, str]:
     """Returns a pipeline's YAML from the registry, and the address of exactly that version.
-
-    Args:
-        url: https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/PACKAGE/TAG, or .../sha256:...
 
     Raises:
         PipelineError: When the address has another form.

@@ -104,14 +104,12 @@ def secrets(part: Parameter | Task | Pool | Executor) -> Found:
         Source: docs.cloud.google.com, secret-manager/docs/best-practices; parameters are shown in the
             console.
     SL812 error: A constant that a task is given holds no secret.
+    SL814 error: A container's environment, command and source hold no secret.
         Fix: read it from Secret Manager at run time, take it out, and revoke it
         Source: docs.cloud.google.com, secret-manager/docs/best-practices.
     SL813 error: A replica's environment variables hold no secret.
         Fix: read it from Secret Manager at run time, take it out, and revoke it
         Source: docs.cloud.google.com, secret-manager/docs/best-practices: not in environment variables.
-    SL814 error: A container's environment, command and source hold no secret.
-        Fix: read it from Secret Manager at run time, take it out, and revoke it
-        Source: docs.cloud.google.com, secret-manager/docs/best-practices.
     """
     match part:
         case Parameter():

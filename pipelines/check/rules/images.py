@@ -44,21 +44,14 @@ def images(part: Executor | Pool) -> Found:
         Fix: set container_spec.image_uri
         Source: google.cloud.aiplatform_v1.types.ContainerSpec: image_uri is required.
     SL403 warning: A task's image is named with a tag or a digest, not with "latest".
-        Fix: add a tag that is never reused, or better a digest
-        Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
     SL404 warning: A replica's image is named with a tag or a digest, not with "latest".
         Fix: add a tag that is never reused, or better a digest
         Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
     SL405 error: A task's image is not a prebuilt TensorFlow image past its end of availability.
-        Fix: build an image of your own with the TensorFlow that you need
-        Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
     SL406 error: A replica's image is not a prebuilt TensorFlow image past its end of availability.
         Fix: build an image of your own with the TensorFlow that you need
         Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
     SL407 warning: A task installs no packages when it starts.
-        Fix: put the packages into the image, and set install_kfp_package=False
-        Source: docs.cloud.google.com, general/vpc-service-controls: "no live installation is required during
-            a pipeline run" as the practice for production.
     SL408 warning: A replica installs no packages when it starts.
         Fix: put the packages into the image, and set install_kfp_package=False
         Source: docs.cloud.google.com, general/vpc-service-controls: "no live installation is required during

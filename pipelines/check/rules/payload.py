@@ -25,8 +25,6 @@ def arguments(part: Executor | Pool) -> Found:
     """Arguments of tasks and replicas.
 
     SL310 error: Each argument of a container, a component's source among them, has less than 128 KiB.
-        Fix: move the source into the image and import it
-        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
     SL311 error: Each argument of a replica has less than 128 KiB.
         Fix: move the source into the image and import it
         Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.

@@ -57,10 +57,9 @@ class Declared(Schedule):
 
 
 def load_schedules(path: Path) -> dict[str, Declared]:
-    """Reads a file of schedules; settings/schedules.toml.example shows all of its keys.
+    """Reads a file of schedules, by name; settings/schedules.toml.example shows all of its keys.
 
-    Returns:
-        Schedules by name; a pipeline that is a file is an absolute path, or relative as `path` is.
+    A pipeline that is a file becomes an absolute path, or relative as `path` is.
 
     Raises:
         SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
