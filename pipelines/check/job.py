@@ -21,13 +21,7 @@ from shardline.components.vertex.payload import (
     list_at,
     without_empty,
 )
-from shardline.pipelines.check.pipeline import (
-    PARAMETER,
-    Pipeline,
-    Task,
-    as_text,
-    without_unknown,
-)
+from shardline.pipelines.check.pipeline import PARAMETER, Pipeline, Task, as_text, without_unknown
 
 _LAUNCHERS = "google_cloud_pipeline_components.container."
 _TYPES = ("CustomJob", "HyperparameterTuningJob")
