@@ -223,13 +223,8 @@ def tasks(log: Iterable[str]) -> list[str]:
 def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
     """Yields what tasks have printed, each line after its task's name, or what a replica has printed.
 
-    What KFP writes of a task's input is left out; the files have it.
-
-    Args:
-        directory: The run directory.
-        task: Only of this task; "" for all.
-        replica: "worker-0": the whole log of this replica of a custom job.
-        follow: Whether to wait for more until the run has ended.
+    What KFP writes of a task's input is left out; the files have it. A replica is one of a custom job, as in
+    "worker-0"; with `follow`, waits for more until the run has ended.
 
     Raises:
         SettingsError: When there is no such task or replica.

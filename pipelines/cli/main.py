@@ -31,14 +31,6 @@ from shardline.trainer.errors import PipelineError, ShardlineError
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
 
-class _Failure(click.ClickException):
-    """A user's mistake or a failed run, as click shows it."""
-
-    def __init__(self, error: ShardlineError) -> None:
-        super().__init__(" ".join(str(error).split()))
-        self.exit_code = error.exit_code  # type: ignore[misc]  # click reads it from the instance
-
-
 class _Group(click.Group):
     """Ends a command that raises an error of ours with one line and the error's exit code, no traceback."""
 
@@ -46,7 +38,9 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except ShardlineError as error:
-            raise _Failure(error) from None
+            failure = click.ClickException(" ".join(str(error).split()))
+            failure.exit_code = error.exit_code  # type: ignore[misc]  # click reads it from the instance
+            raise failure from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

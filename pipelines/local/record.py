@@ -37,14 +37,7 @@ class RunDirectory:
     def __init__(
         self, runs: Path, content: bytes, now: datetime.datetime, *, pipeline: str, **facts: Any
     ) -> None:
-        """Makes the directory, named by the time, and puts an exact copy of the pipeline into it.
-
-        Args:
-            runs: Where to make it.
-            content: The compiled YAML.
-            now: Time, without fractions of a second.
-            pipeline: Name of the pipeline.
-            **facts: Further fields of the record.
+        """Makes the directory in `runs`, named by the time, and puts an exact copy of the pipeline into it.
 
         Raises:
             SettingsError: When the directory cannot be written.
@@ -95,12 +88,7 @@ def _make_unique(runs: Path, name: str) -> Path:
 
 
 class History:
-    """The starts and ends of every replica, in seconds since the job began.
-
-    Args:
-        display_name: Name of the job.
-        names: Names of its replicas.
-    """
+    """The starts and ends of every replica of a job, in seconds since the job began."""
 
     def __init__(self, display_name: str, names: Sequence[str]) -> None:
         self._display_name = display_name

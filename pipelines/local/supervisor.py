@@ -46,9 +46,7 @@ class RestartLimits:
 class Restarts:
     """Decides after each failure what restarts, and counts.
 
-    Args:
-        limits: Restarts that are allowed.
-        whole_job: Whether a replica never restarts alone (restart_job_on_worker_restart).
+    With `whole_job` a replica never restarts alone (restart_job_on_worker_restart).
     """
 
     def __init__(self, limits: RestartLimits, *, whole_job: bool) -> None:
