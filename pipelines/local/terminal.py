@@ -18,14 +18,9 @@ _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 
 @contextlib.contextmanager
 def open_terminal(stream: TextIO | None = None, *, facts: bool = True) -> Iterator[Terminal]:
-    """Opens the view of a command in the foreground.
+    """Opens the view of a command in the foreground: bars and colours on a TTY, plain lines elsewhere.
 
-    Args:
-        stream: Where to show; standard output unless given.
-        facts: Whether to show facts as they arrive (not where a table at the end shows them).
-
-    Yields:
-        The view: bars and colours on a TTY, plain lines elsewhere.
+    It shows on standard output unless a stream is given; facts not where a table at the end shows them.
     """
     stream = stream or sys.stdout
     terminal = (_Bars if stream.isatty() else Terminal)(stream, facts)
