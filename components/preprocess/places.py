@@ -154,12 +154,7 @@ class ImageLocator:
         self._stack.close()
 
     def locate(self, image: Any, name: str) -> Location:
-        """Returns where the image of the example `name` is.
-
-        Raises:
-            BadRecordError: An array has not the shape of an image.
-            SourceError: The image is of another type, or a file of many images cannot be read.
-        """
+        """Returns where the image of the example `name` is; an array must have the shape of an image."""
         kind = type(image)
         if kind is Span:
             file, offset, length = image

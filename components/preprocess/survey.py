@@ -94,9 +94,8 @@ class Survey:
 def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
     """Reads a source once. Images that are files, or in files, are not read, unless their content is the key.
 
-    Raises:
-        SourceError: The source has no examples or fewer than two classes, or an example is not usable: a
-            key twice, a label out of range.
+    A source without examples or with fewer than two classes, and an example that is not one (a key twice, a
+    label out of range), is a SourceError.
     """
     class_names = _check_class_names(source.class_names)
     features = tuple(getattr(source, "features", ()))

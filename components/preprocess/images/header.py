@@ -40,12 +40,9 @@ _GREY_ALPHA, _PNG_GREY = 4, 0
 
 
 class Header(NamedTuple):
-    """Header of a JPEG or PNG.
+    """Header of a JPEG or PNG, with its size in pixels as stored (before an EXIF rotation).
 
     Attributes:
-        encoding: "jpeg" or "png".
-        height: Height in pixels, as stored (before an EXIF rotation).
-        width: Width likewise.
         channels: 1 for grey (any alpha channel is not counted), 3 for all others.
         orientation: EXIF's 1..8; 1 is upright.
         standard: Whether every decoder reads it; if not, a JPEG of 12 bits, lossless or arithmetically coded.

@@ -68,13 +68,11 @@ class Sample:
 
 
 def render_card(directory: Path, manifest: Manifest) -> str:
-    """Renders the card of a finished dataset: an HTML page without network or script, always the same.
+    """Renders the card of a finished dataset: an HTML page without network or script.
 
     The numbers are the manifest's. Sample images, and image sizes where they differ, come from the first
-    records of every shard, which are a random sample: shards are written in the order of hashes.
-
-    Raises:
-        DatasetError: A shard cannot be read.
+    records of every shard, which are a random sample: shards are written in the order of hashes. The same
+    dataset gives the same page; a shard that cannot be read is a DatasetError.
     """
     rows = _class_rows(manifest)
     by_size = sorted(rows, key=lambda row: (-row.total, row.name))
