@@ -15,20 +15,16 @@ from shardline.trainer.settings import TrainSettings
 
 
 @keras.saving.register_keras_serializable("shardline")
-class ScaledWarmup(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types
-    """A learning rate times a factor, reached linearly over the first updates.
+class ScaledWarmup(LearningRateSchedule):  # type: ignore[misc]  # keras has no types
+    """A learning rate, or schedule, times a factor, reached linearly over the first updates.
 
     Goyal et al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), section 2: k times the batch takes k
     times the learning rate, after a gradual warm-up.
     """
 
     def __init__(
-        self,
-        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
-        factor: float = 1.0,
-        warmup_steps: int = 0,
+        self, learning_rate: float | LearningRateSchedule, factor: float = 1.0, warmup_steps: int = 0
     ):
-        """Multiplies a number or schedule by a factor, reached after `warmup_steps` updates."""
         super().__init__()
         self.learning_rate = learning_rate
         self.factor = factor
@@ -103,19 +99,12 @@ def finalize(model: keras.Model) -> bool:
     return True
 
 
-# BatchNormalization stays frozen, with the statistics that it was trained on: new ones of small batches
-# would undo what the loaded weights know. https://keras.io/guides/transfer_learning/
-_STAY_FROZEN = (keras.layers.BatchNormalization,)
-
-
 class FrozenLayers:
     """Layers that a model function has frozen, and that are to be trained from some epoch on."""
 
     def __init__(self, model: keras.Model):
         """Finds them; a model without frozen layers that have weights is refused."""
-        self._model = model
-        layers = list(all_layers(model))
-        self._layers = [layer for layer in layers if not layer.trainable]
+        self._layers = [layer for layer in all_layers(model) if not layer.trainable]
         if not any(layer.weights or not layer.built for layer in self._layers):
             raise SettingsError(
                 "unfreeze_at_epoch is set, but the model has no frozen layers: give weights, or set "
@@ -133,19 +122,22 @@ class FrozenLayers:
                 layer.trainable = False
 
     def unfreeze(self) -> None:
-        """Makes the layers trainable, all but BatchNormalization."""
+        """Makes the layers trainable, all but BatchNormalization.
+
+        That stays frozen, with the statistics that it was trained on: new ones of small batches would undo
+        what the loaded weights know. https://keras.io/guides/transfer_learning/
+        """
         for layer in self._layers:
             layer.trainable = True
         for layer in self._layers:
-            if isinstance(layer, _STAY_FROZEN):
+            if isinstance(layer, keras.layers.BatchNormalization):
                 layer.trainable = False
 
 
 class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Unfreezes layers at the start of an epoch. For every replica."""
+    """Unfreezes layers at the start of an epoch, from 1, and calls `changed`. For every replica."""
 
     def __init__(self, frozen: FrozenLayers, epoch: int, learning_rate: float, changed: Callable[[], None]):
-        """Unfreezes at the start of an epoch, from 1, and calls `changed`; a learning rate of 0 keeps it."""
         super().__init__()
         self._frozen: FrozenLayers | None = frozen
         self._epoch = epoch

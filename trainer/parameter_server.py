@@ -111,9 +111,7 @@ class Workers:
     def run(self, step: Step, batches: Iterable[Any]) -> Iterator[Outcome]:
         """Hands out a step for each batch and yields the outcomes, in the order of the batches.
 
-        Raises:
-            RunError: When a parameter server or all workers are gone.
-            tf.errors.OpError: When a step itself fails.
+        A RunError says that a parameter server or all workers are gone; a step's own error is TensorFlow's.
         """
         ahead = _AHEAD * len(self._workers)
         pending = 0
@@ -173,14 +171,13 @@ class Workers:
 
 
 class CoordinatorLoop:
-    """Trains one model asynchronously. For the chief alone: all others only serve it."""
+    """Trains one model asynchronously. For the chief alone: all others only serve it.
+
+    `batches` are undecoded, one for each step, with the batch as first dimension of every tensor; `decode`
+    makes of one what `model.train_step` takes, on the worker. Gradient accumulation is refused.
+    """
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
-        """Traces the step of a model that is built inside the strategy's scope.
-
-        `batches` are undecoded, one for each step, with the batch as first dimension of every tensor;
-        `decode` makes of one what `model.train_step` takes, on the worker. Gradient accumulation is refused.
-        """
         for optimizer in optimizers(model):
             if optimizer.gradient_accumulation_steps:
                 raise SettingsError(
@@ -188,6 +185,7 @@ class CoordinatorLoop:
                     "for replicas that step together; use larger batches or multi_worker_mirrored"
                 )
         self.evaluate: Callable[[], Logs] = dict
+        self.reset_metrics = model.reset_metrics
         self._model = model
         self._workers = workers
         self._spec = batches.element_spec
@@ -214,10 +212,6 @@ class CoordinatorLoop:
         _add_to_metrics(self._model, outcomes())
         return Stretch(self._waited, diverged[0] if diverged else None)
 
-    def reset_metrics(self) -> None:
-        """Sets the metrics back to nothing."""
-        self._model.reset_metrics()
-
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset."""
         return _read_metrics(self._model)
@@ -231,10 +225,9 @@ class CoordinatorLoop:
 
 
 class CoordinatorEvaluation:
-    """Evaluates one split on the workers, every example once."""
+    """Evaluates one split, of which `batches` are one pass, on the workers; else as `CoordinatorLoop`."""
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
-        """Wraps the model; arguments as for `CoordinatorLoop`, `batches` being one pass over the split."""
         self._model = model
         self._workers = workers
         self._batches = batches
@@ -264,16 +257,26 @@ def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:
 
 
 def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
-    """Serves until the chief has ended, well or badly; it has to come up within the timeout (seconds).
+    """Serves until the chief, who has to come up within the timeout (seconds), no longer listens.
 
-    TensorFlow's server would never end, and outlive its job. The chief listens on its port for as long as it
-    trains, which is how its end is noticed wherever it runs.
+    TensorFlow's server would never end, and outlive its job.
     """
     chief, name = cluster.hosts[0], cluster.name
     if cluster.role == "ps":
         # Weights are served from memory; TensorFlow would take all of the GPU's that a worker may need.
         tf.config.set_visible_devices([], "GPU")
-    server = _start(cluster)
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(cluster.tasks),
+            job_name=cluster.task_type,
+            task_index=cluster.task_index,
+            protocol="grpc",
+        )
+    except tf.errors.OpError as error:
+        raise RunError(
+            f"{name} cannot listen on {cluster.addresses[name]}: "
+            f"{str(error).splitlines()[0]}; is another process using the port?"
+        ) from error
     if not _within(startup_timeout, lambda: answers(chief, _CONNECT_S)):
         raise RunError(
             f"{name} has waited {startup_timeout:g} s for the chief at {chief}, which does not answer; look "
@@ -284,21 +287,6 @@ def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
         time.sleep(_PROBE_S)
     progress.say("train", f"{name} ends, as the chief has")
     del server
-
-
-def _start(cluster: Cluster) -> tf.distribute.Server:
-    try:
-        return tf.distribute.Server(
-            tf.train.ClusterSpec(cluster.tasks),
-            job_name=cluster.task_type,
-            task_index=cluster.task_index,
-            protocol="grpc",
-        )
-    except tf.errors.OpError as error:
-        raise RunError(
-            f"{cluster.name} cannot listen on {cluster.addresses[cluster.name]}: "
-            f"{str(error).splitlines()[0]}; is another process using the port?"
-        ) from error
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -40,7 +40,10 @@ def load_model(path: Path) -> keras.Model:
     """
     if not path.is_file():
         raise ModelError(f"no model file {path}; train one with 'shardline train DATASET OUT'")
-    _import_model_module(path.with_name(SETTINGS_FILE))
+    settings = path.with_name(SETTINGS_FILE)
+    if settings.is_file():
+        model = _read_entry(settings, "model", "train the model again")
+        plugins.load(import_string(model), "model", ModelError)
     try:
         return keras.models.load_model(path, safe_mode=True)
     except Exception as error:  # Keras raises many kinds: of zip files, of HDF5, of deserialisation
@@ -52,14 +55,14 @@ def load_model(path: Path) -> keras.Model:
         raise ModelError(f"cannot load {path}: {str(error).splitlines()[0]}") from error
 
 
-def _import_model_module(settings: Path) -> None:
-    if not settings.is_file():
-        return
+def _read_entry(file: Path, name: str, advice: str) -> str:
     try:
-        model = json.loads(settings.read_text(encoding="utf-8"))["model"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"cannot read {settings}: {error!r}; train the model again") from None
-    plugins.load(import_string(model), "model", ModelError)
+        value = json.loads(file.read_text(encoding="utf-8"))[name]
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}, not text")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot read {file}: {error!r}; {advice}") from None
+    return value
 
 
 _CHAMPION_FILE = "champion.json"
@@ -72,8 +75,7 @@ def warm_start(model: keras.Model, path: str) -> None:
     champion.json names the one in force.
 
     Raises:
-        ModelError: When there is no such file, it cannot be loaded, or its weights are not those of the
-            model in number, name and shape; the message names the first that differs.
+        ModelError: As `load_model`; or the first weight that differs in name or shape.
     """
     file = _model_file(files.local_path(path))
     source = load_model(file)
@@ -95,10 +97,7 @@ def _model_file(path: Path) -> Path:
     champion = path / _CHAMPION_FILE
     if not champion.is_file():
         return path / MODEL_FILE
-    try:
-        version = Path(json.loads(champion.read_text(encoding="utf-8"))["path"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"cannot read {champion}: {error!r}; register a model again") from None
+    version = Path(_read_entry(champion, "path", "register a model again"))
     if version.is_absolute() or ".." in version.parts:
         raise ModelError(f"{champion} names a version outside its directory: {version}")
     return path / version / MODEL_FILE

@@ -43,13 +43,15 @@ def build(
     """Calls a model function with a dataset's facts and keyword arguments; checks what it returns.
 
     Whether a model fits the examples after a transformation (`transformed`) shows only when it is built.
-
-    Raises:
-        ModelError: When the function does not take these arguments, fails, or returns something else than a
-            compiled model that fits the dataset.
     """
     function = model_function(model)
-    _check_arguments(model, function, dataset, arguments)
+    signature = inspect.signature(function)
+    try:
+        signature.bind(dataset, **arguments)
+    except TypeError as error:
+        raise ModelError(
+            f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
+        ) from None
     try:
         built = function(dataset, **arguments)
     except ShardlineError:
@@ -76,18 +78,6 @@ def create_variables(model: keras.Model, data: Any) -> None:
         raise ModelError(
             f"the model cannot be built on batches of {describe_structure(data)}: {plugins.describe(error)}"
         ) from error
-
-
-def _check_arguments(
-    model: str, function: ModelFunction, dataset: DatasetInfo, arguments: Mapping[str, Any]
-) -> None:
-    signature = inspect.signature(function)
-    try:
-        signature.bind(dataset, **arguments)
-    except TypeError as error:
-        raise ModelError(
-            f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
-        ) from None
 
 
 def _describe(error: Exception, function: ModelFunction) -> str:

@@ -1,7 +1,4 @@
-"""Head of a model: whether it fits a dataset, and whether its outputs are probabilities or logits.
-
-It is tried on two made-up examples.
-"""
+"""Head of a model: whether it fits a dataset, and whether its outputs are probabilities or logits."""
 
 from __future__ import annotations
 
@@ -29,14 +26,6 @@ def probe_inputs(dataset: DatasetInfo) -> Inputs:
     }
 
 
-def describe_inputs(dataset: DatasetInfo) -> str:
-    """Returns what the examples look like in words: "images, uint8 (28, 28, 1)"."""
-    if not dataset.is_table:
-        return f"images, uint8 {dataset.input_shape}"
-    columns = (f"{name} {column.dtype}" for name, column in dataset.inputs.items())
-    return f"columns, {', '.join(columns)}"
-
-
 Head = Literal["probabilities", "logits"]
 
 # Wide enough for a softmax computed in float16, far narrower than any accident.
@@ -49,12 +38,8 @@ def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:
     They are logits, and the export adds the softmax, when the loss that the model was compiled with has
     `from_logits=True` and the outputs are not probabilities already (Keras finds its way back to the logits
     of a softmax layer, so that combination trains correctly). In every other case they must be probabilities:
-    on the made-up examples each row has to be non-negative and to sum to 1. Outputs that are not finite are
-    let through here, because the evaluation counts them.
-
-    Raises:
-        ModelError: When the model does not take the dataset's images or columns, does not give one number per
-            class, or gives numbers that are neither probabilities nor declared to be logits.
+    on two made-up examples each row has to be non-negative and to sum to 1. Outputs that are not finite are
+    let through here, because the evaluation counts them. All else is a ModelError.
     """
     outputs = _outputs_on_probe(model, dataset)
     sums = outputs.sum(axis=1)
@@ -78,9 +63,12 @@ def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> npt.NDArray[n
     try:
         outputs = model(probe_inputs(dataset), training=False)
     except Exception as error:  # The model's own code runs here and may raise anything.
-        raise ModelError(
-            f"the model does not take this dataset's {describe_inputs(dataset)}: {_in_short(error)}"
-        ) from error
+        columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
+        inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
+        # Keras adds colours, and the arguments of every layer's call.
+        text = re.sub(r"\x1b\[\d+m", "", str(error)).partition("Arguments received by")[0]
+        reason = " ".join(text.split()) or type(error).__name__
+        raise ModelError(f"the model does not take this dataset's {inputs}: {reason}") from error
     shape = getattr(outputs, "shape", None)
     if shape is None or tuple(shape) != (2, dataset.num_classes):
         found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(outputs).__name__
@@ -126,9 +114,3 @@ def _loss_wants_logits(model: keras.Model) -> bool:
         loss = loss[0]
     # A loss given by name or as a bare function has Keras' default, from_logits=False.
     return isinstance(loss, keras.losses.Loss) and bool(loss.get_config().get("from_logits", False))
-
-
-def _in_short(error: Exception) -> str:
-    """Returns an error's text in one line; Keras adds colours, and the arguments of every layer's call."""
-    text = re.sub(r"\x1b\[\d+m", "", str(error)).partition("Arguments received by")[0]
-    return " ".join(text.split()) or type(error).__name__

@@ -73,7 +73,6 @@ def classify(
     return model
 
 
-#: A function of keras.applications, such as keras.applications.ResNet50.
 Application = Callable[..., keras.Model]
 
 _SHOWN_NAMES = 8
@@ -84,10 +83,9 @@ _SMALLEST_RESNET, _SMALLEST_DIGIT = 32, 4
 
 def find_application(name: str) -> Application:
     """Returns a function of keras.applications by its name; a ModelError names those that are like it."""
-    there = {key: value for key, value in vars(keras.applications).items() if inspect.isfunction(value)}
+    there: dict[str, Application] = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     if name in there:
-        found: Application = there[name]
-        return found
+        return there[name]
     by_lower_case = {key.lower(): key for key in there}
     like = difflib.get_close_matches(name.lower(), by_lower_case, n=_SHOWN_NAMES, cutoff=0.0)
     raise ModelError(
