@@ -1,9 +1,8 @@
 """Evaluator: a process beside the training that evaluates every checkpoint and keeps the best model.
 
-Chief and evaluator talk through files beside the checkpoints, the only thing that both can see:
-`evaluations/{steps}.json` is the result of a checkpoint, `evaluations/chief` changes for as long as the chief
-lives, and `evaluations/last.json` names the checkpoint after which there will be no other. Clocks of two
-machines are never compared.
+Chief and evaluator talk through files in `evaluations`, beside the checkpoints, all that both can see:
+`{steps}.json` is the result of a checkpoint, `chief` changes for as long as the chief lives, and `last.json`
+names the last checkpoint. Clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -30,19 +29,15 @@ from shardline.trainer.step import Logs
 
 BEST_FILE = "best.keras"
 
-# Seconds between two signs of life, and between two looks at the directory.
-_BEAT_S = 5.0
-_POLL_S = 1.0
-
-# Seconds without a sign of life after which the chief has ended; far more than one takes on its way.
-_GONE_S = 60.0
+# Seconds between two signs of life; between two looks at the directory; and without a sign of life, far more
+# than one takes on its way, after which the chief has ended.
+_BEAT_S, _POLL_S, _GONE_S = 5.0, 1.0, 60.0
 
 
 class Evaluations:
-    """Directory of results, beside the checkpoints."""
+    """Directory of results, which need not exist, beside the checkpoints."""
 
     def __init__(self, checkpoints: Path):
-        """Names the directory, which need not exist, by that of the checkpoints."""
         self._directory = checkpoints / "evaluations"
         self._beat = self._directory / "chief"
         self._last = self._directory / "last.json"
@@ -78,7 +73,16 @@ class Evaluations:
             if steps > first_step:
                 self._path(steps).unlink()
         over = threading.Event()
-        thread = threading.Thread(target=self._show_life, args=(over,), name="alive", daemon=True)
+
+        def show_life() -> None:
+            while True:
+                # A full disk must not end the run here; a checkpoint will say so.
+                with contextlib.suppress(OSError):
+                    files.write_text(self._beat, f"{time.time_ns()}\n")
+                if over.wait(_BEAT_S):
+                    return
+
+        thread = threading.Thread(target=show_life, name="alive", daemon=True)
         thread.start()
         try:
             yield
@@ -105,20 +109,12 @@ class Evaluations:
     def _path(self, steps: int) -> Path:
         return self._directory / f"{steps}.json"
 
-    def _show_life(self, over: threading.Event) -> None:
-        while True:
-            # A full disk must not end the run here; a checkpoint will say so.
-            with contextlib.suppress(OSError):
-                files.write_text(self._beat, f"{time.time_ns()}\n")
-            if over.wait(_BEAT_S):
-                return
-
 
 class Evaluator:
-    """Evaluates checkpoints as they appear.
+    """Evaluates checkpoints as they appear, each restored into a built model as a whole.
 
-    The whole of a checkpoint's model is restored, the moving statistics of BatchNormalization included, so
-    that a result is what the model saved at that step would give.
+    The best model by `metric` is written into `directory`, results into TensorBoard's run "evaluator" in
+    `logs`. A metric that the model does not have, or of unknown direction, is a SettingsError.
     """
 
     def __init__(
@@ -132,11 +128,6 @@ class Evaluator:
         logs: Path,
         metric: str,
     ):
-        """Prepares to evaluate checkpoints with a built model, whose weights will be replaced.
-
-        The best model by `metric` is written into `directory`, results into TensorBoard's run "evaluator" in
-        `logs`. A metric that the model does not have, or of unknown direction, is a SettingsError.
-        """
         self._model = model
         self._evaluate = evaluate
         self._checkpoints = checkpoints
@@ -150,10 +141,9 @@ class Evaluator:
         self._skipped: set[int] = set()
 
     def run(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:
-        """Evaluates until the chief has said that a checkpoint is the last, or has gone.
+        """Evaluates until the chief has said that a checkpoint is the last, or is `gone` seconds silent.
 
-        The chief has to show itself within `startup_timeout` seconds (0 for no limit), and is taken for gone
-        after `gone` seconds without a sign of life.
+        It has to show itself within `startup_timeout` seconds (0 for no limit).
         """
         life, seen, alive = self._evaluations.life(), False, time.monotonic()
         while True:
@@ -199,8 +189,8 @@ class Evaluator:
         self._writer.flush()
         self._keep_best(metrics[self._metric])
         self._evaluations.write(position, metrics)
-        text = f"step {position.steps:,}, epoch {position.epoch}: {metrics_text(metrics)}"
-        progress.say("evaluate", text)
+        at = f"step {position.steps:,}, epoch {position.epoch}"
+        progress.say("evaluate", f"{at}: {metrics_text(metrics)}")
 
     def _keep_best(self, value: float) -> None:
         """Saves the model where none that was evaluated before, by an earlier process too, was better."""
@@ -221,10 +211,8 @@ class Evaluator:
 @contextlib.contextmanager
 def watched(run: Run, position: Position) -> Iterator[None]:
     """Lets the evaluator of a run, where there is one, know that its chief lives; for every process."""
-    if not (run.settings.evaluator and run.cluster.is_chief):
-        yield
-        return
-    with Evaluations(run.dirs.checkpoints).chief_alive(position.steps):
+    alive = Evaluations(run.dirs.checkpoints).chief_alive(position.steps)
+    with alive if run.settings.evaluator and run.cluster.is_chief else contextlib.nullcontext():
         yield
 
 

@@ -11,15 +11,9 @@ import os
 from shardline.trainer import progress
 from shardline.trainer.errors import RunError
 
-_TOPIC = "handshake"
-
 
 def main() -> None:
-    """Adds up a one of every replica, with the cluster that TF_CONFIG describes.
-
-    Raises:
-        RunError: When the sum is wrong.
-    """
+    """Adds up a one of every replica, with the cluster that TF_CONFIG describes."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -36,5 +30,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with progress.errors_end_the_process(_TOPIC):
+    with progress.errors_end_the_process("handshake"):
         main()

@@ -32,13 +32,8 @@ class Measurements:
 
     def add(self, metric: str, value: float, step: int) -> None:
         """Reports the finite value of a metric at a training step."""
-        report = {
-            "timestamp": time.time(),
-            "trial": self._trial,
-            metric: str(value),
-            "global_step": str(step),
-            "checkpoint_path": "",
-        }
+        report = {"timestamp": time.time(), "trial": self._trial, metric: str(value)}
+        report |= {"global_step": str(step), "checkpoint_path": ""}
         self._lines.append(json.dumps(report, sort_keys=True))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # In place: whether the agent would find a file that has taken the name of another is said nowhere.

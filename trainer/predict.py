@@ -25,15 +25,8 @@ def predict(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Runs a model.keras over a split, `batch_size` examples per device and step over all local devices.
 
-    `cpu_devices` are logical devices into which the CPU is divided; 0 leaves it whole.
-
-    Returns:
-        Labels, int64 (examples,), and the model's outputs, float32 (examples, classes), in the order of the
-        shards.
-
-    Raises:
-        DatasetError: When the dataset or the split is missing.
-        ModelError: When the model cannot be loaded.
+    The CPU is divided into `cpu_devices` logical ones; 0 leaves it whole. Returns labels, int64 (examples,),
+    and the model's outputs, float32 (examples, classes), in the order of the shards.
     """
     tensorflow_internals.import_tensorflow()
     import numpy as np
@@ -69,13 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cpu-devices", type=int, default=0, help="logical devices to divide the CPU into")
     options = parser.parse_args(arguments)
     with progress.errors_end_the_process("predict"):
-        labels, outputs = predict(
-            options.model,
-            options.dataset,
-            options.split,
-            batch_size=options.batch_size,
-            cpu_devices=options.cpu_devices,
-        )
+        given = {name: value for name, value in vars(options).items() if name != "output"}
+        labels, outputs = predict(**given)
         names = manifests.load(options.dataset).class_names
         text = io.StringIO()
         writer = csv.writer(text)

@@ -82,11 +82,9 @@ Inputs: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
 
 def parse_batch(serialized: tf.Tensor, inputs: Mapping[str, Feature]) -> tuple[Inputs, tf.Tensor]:
-    """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and labels.
+    """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and labels, int64 (batch,).
 
-    Returns:
-        Images, uint8 (batch, height, width, channels), or for a table a dict of columns (batch,) of their
-        dtypes; and labels, int64 (batch,).
+    Inputs are uint8 (batch, height, width, channels), or for a table a dict of columns (batch,).
     """
     stored = {
         name: tf.io.FixedLenFeature([], "string" if name == "image" else feature.dtype)
@@ -101,11 +99,8 @@ def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
     """Decodes a batch of stored images to uint8 (batch, height, width, channels)."""
     if image.encoding == "raw":
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8), (-1, *image.shape))
-    return tf.map_fn(
-        lambda one: decode_stored(one, image),
-        stored,
-        fn_output_signature=tf.TensorSpec(image.shape, tf.uint8),
-    )
+    pixels = tf.TensorSpec(image.shape, tf.uint8)
+    return tf.map_fn(lambda one: decode_stored(one, image), stored, fn_output_signature=pixels)
 
 
 def decode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
@@ -143,9 +138,8 @@ def _fit(pixels: tf.Tensor, image: Feature) -> tf.Tensor:
     assert height is not None  # no model is made for images that differ in size
     assert width is not None
     size = tf.shape(pixels)
-    at = place(
-        size[0], size[1], (height, width), image.resize or "crop", minimum=tf.minimum, maximum=tf.maximum
-    )
+    mode, target = image.resize or "crop", (height, width)
+    at = place(size[0], size[1], target, mode, minimum=tf.minimum, maximum=tf.maximum)
     used = pixels[at.top : at.top + at.height, at.left : at.left + at.width]
     fitted = tf.image.resize(used, [at.fitted_height, at.fitted_width], method="bilinear", antialias=True)
     fitted = tf.cast(tf.clip_by_value(tf.round(fitted), 0.0, 255.0), tf.uint8)

@@ -46,15 +46,9 @@ def place(
     """Places an image of height x width pixels, ints or scalar int32 tensors, in a target (height, width).
 
     The used part is centred. Its sides and corner are rounded down to multiples of the reduction, which
-    moves nothing by as much as a pixel of the target, and lets a JPEG be shrunk while it is decoded.
-
-    Args:
-        height: Height of the image.
-        width: Width of the image.
-        target: Height and width of the target.
-        mode: "crop" (the target is covered), "pad" (the whole image fits into it) or "stretch".
-        minimum: Smaller of two such numbers: `min` or `tf.minimum`.
-        maximum: Larger of two such numbers.
+    moves nothing by as much as a pixel of the target, and lets a JPEG be shrunk while it is decoded. The mode
+    is "crop" (the target is covered), "pad" (the whole image fits into it) or "stretch"; `minimum` and
+    `maximum` compare two such numbers, as `min` or `tf.minimum` does.
     """
     used, fitted = [height, width], list(target)
     if mode == "crop":

@@ -52,8 +52,8 @@ Place = dict[str, tf.Tensor]
 #: Gives the examples of a shard: serialized, or their positions in memory.
 Read = Callable[[Place], tf.data.Dataset]
 
-# Held for shuffling, over all shards of the split: records, and their bytes. Shards are dealt at random by
-# preprocessing, so that a window over each of them is enough.
+# Held for shuffling, over all shards: records, and bytes. Preprocessing deals shards at random, so that a
+# window over each of them is enough.
 _SHUFFLE_RECORDS = 16_384
 _SHUFFLE_BYTES = 256 << 20
 
@@ -63,8 +63,7 @@ _AHEAD_RECORDS = 1024
 _READ_BYTES = 16 << 20
 _SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
 
-# Batches of the next epoch that are read while an epoch is trained; before the first of them all that is held
-# for shuffling has been read.
+# Batches of the next epoch that are read, after all that is held for shuffling, while an epoch is trained.
 _AHEAD_BATCHES = 2
 
 # Bytes of a record from which on it is worth to hand it from thread to thread.
@@ -72,8 +71,7 @@ _LARGE_RECORD = 4096
 # Shards that are opened at the same time.
 _OPENED = 32
 
-# AutoGraph would take longer to convert these functions than TensorFlow takes to trace them, and none of them
-# branches on a tensor.
+# AutoGraph would take longer to convert these functions, which branch on no tensor, than tracing them takes.
 _as_is = tf.autograph.experimental.do_not_convert
 
 # More than there are records in a shard, epochs in a run, or shards in a split.
@@ -126,8 +124,7 @@ class Feed:
         """Returns the distributed dataset over epochs first_epoch..epochs-1, again and again.
 
         Elements are what a replica trains on in one step, as `decode` returns it. Of the first epoch `start`
-        examples are left out because they are trained already; `worker` is this process's number among those
-        that train.
+        examples, trained already, are left out; `worker` is this process's number among those that train.
         """
 
         def batches_of(workers: int, worker: int) -> tf.data.Dataset:
@@ -150,33 +147,28 @@ class Feed:
 
         With a plan of one replica an element is a step. Arguments as for `distribute`.
         """
-        shards = self._shards(1, 0)
-        read = self._read_records
+        shards, read = self._shards(1, 0), self._read_records
         batches = self._batches(1, 0, shards, read, range(first_epoch, epochs), start)
         return untuned(batches.prefetch(_AHEAD_BATCHES))
 
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
         """Returns what one of `workers` input workers reads: its replicas' batches, step by step."""
         shards = self._shards(workers, worker)
-        memory = (
-            load(shards.files, self.manifest.compression, self.manifest.inputs) if self.in_memory else None
-        )
-        read = self._read_positions if memory else self._read_records
+        memory, read = None, self._read_records
+        if self.in_memory:
+            memory = load(shards.files, self.manifest.compression, self.manifest.inputs)
+            read = self._read_positions
         batches = self._batches(workers, worker, shards, read, epochs, start)
-        decoded = batches.map(
-            _as_is(lambda raw: self.decode(raw, memory)), num_parallel_calls=tf.data.AUTOTUNE
-        )
+        decode = _as_is(lambda raw: self.decode(raw, memory))
+        decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         return untuned(decoded.prefetch(_AHEAD_BATCHES))
 
     def decode(self, raw: Raw, memory: Memory | None = None) -> Data:
-        """Decodes, checks, augments and weights a batch. Can be traced inside a tf.function.
+        """Decodes, checks, augments and weights a batch, whose positions, if it has them, are in `memory`.
 
-        `memory` is where the batch's positions lead, if it has positions.
-
-        Returns:
-            (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,
-            channels), or for a table a dict of its columns, each (batch,); y is int64 (batch,), each in
-            0..num_classes-1; sample_weight is float32 (batch,). With a transformation, what it returns.
+        Returns (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,
+        channels), or for a table a dict of its columns, each (batch,); y is int64 (batch,), each in
+        0..num_classes-1; sample_weight is float32 (batch,). With a transformation, what it returns.
         """
         if memory is None:
             x, y = parse_batch(raw["example"], self.manifest.inputs)
@@ -292,11 +284,7 @@ class Feed:
 
 
 def shard_paths(directory: Path, split: Split) -> list[str]:
-    """Returns the paths of a split's shards.
-
-    Raises:
-        DatasetError: When a shard is missing or its size is not the manifest's.
-    """
+    """Returns the paths of a split's shards; a missing one, or one of another size, is a DatasetError."""
     for shard in split.shards:
         path = directory / shard.file
         size = path.stat().st_size if path.is_file() else None

@@ -52,11 +52,7 @@ class WorkerShards:
 
 
 def choose_policy(policy: str, shards: int, workers: int) -> ShardPolicy:
-    """Resolves the policy "auto" for a number of shards and of processes that read them.
-
-    Raises:
-        DatasetError: When whole shards are asked for and cannot be dealt out evenly.
-    """
+    """Resolves the policy "auto" for a number of shards and of processes that read them."""
     if policy == "off":
         return ShardPolicy("off", "as asked for: every worker reads all shards in its own order")
     divides = shards % workers == 0
@@ -118,9 +114,9 @@ class EpochPlan:
     def steps(self) -> int:
         """Steps that are left in the epoch.
 
-        The last one may be smaller, but never leaves a replica without an example: a rest of fewer
-        examples than replicas joins the step before it. Where there is no step before it, because the
-        epoch goes on with more replicas than it began with, the rest is left out.
+        The last may be smaller, but never leaves a replica without an example: a rest of fewer examples than
+        replicas joins the step before it. Where there is none before it, because the epoch goes on with more
+        replicas than it began with, the rest is left out.
         """
         left = self.records - self.start
         return max(0, (left + self.global_batch_size - self.replicas) // self.global_batch_size)

@@ -51,12 +51,7 @@ Augmentation = Callable[[Any, tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
 
 def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
-    """Returns the augmentation that `pkg.module:function` names, traced on an example of the dataset.
-
-    Raises:
-        SettingsError: When there is no such function, it fails, or it returns something else than an example
-            of the same shape and dtype.
-    """
+    """Returns the augmentation that `pkg.module:function` names, tried by tracing it on an example."""
     function = _load(reference, "augmentation")
     columns = {name: tf.TensorSpec((), feature.dtype) for name, feature in dataset.inputs.items()}
     x = columns if dataset.is_table else tf.TensorSpec(dataset.input_shape, tf.uint8)
