@@ -155,9 +155,8 @@ def _overwrite_with_average(optimizer: keras.Optimizer) -> None:
         return
 
     def overwrite() -> None:
-        for variable, average in zip(
-            optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True
-        ):
+        variables, averages = optimizer._trainable_variables, optimizer._model_variables_moving_average
+        for variable, average in zip(variables, averages, strict=True):
             variable.value.assign(average.value)
 
     due = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
@@ -186,10 +185,7 @@ def weigh_output_losses(model: keras.Model) -> None:
 
     Keras weighs them by the static size of the batch, which is not known where the last batch of a split may
     be smaller, and then averages over batches (keras/src/trainers/compile_utils.py, `CompileLoss.call`;
-    keras-team/keras#19363 has mended the loss of the whole only).
-
-    Args:
-        model: Compiled and built.
+    keras-team/keras#19363 has mended the loss of the whole only). The model is compiled and built.
     """
     losses = model._compile_loss
     if losses is None or not losses.metrics:

@@ -24,12 +24,8 @@ def load(
     Args:
         reference: `pkg.module:name`.
         kind: What the object is for ("model", "source"), used in messages.
-        error: Type of the error to raise.
+        error: Type of the error when there is none (its message says what there is) or importing fails.
         known: Other forms that `kind` accepts ("mnist_cnn", "images:DIR"), named in messages.
-
-    Raises:
-        ShardlineError: Of type `error`: the reference is malformed, the module or name does not exist (the
-            message says what does), or importing the module fails.
     """
     module_name, _, name = reference.partition(":")
     forms = f"; known: {', '.join(known)}" if known else ""
@@ -38,13 +34,12 @@ def load(
     _make_working_directory_importable()
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as missing:
-        if missing.name and f"{module_name}.".startswith(f"{missing.name}."):
-            raise error(
-                f"unknown {kind} {reference!r}: no module {missing.name!r}{_neighbours(missing.name)}{forms}"
-            ) from None
-        raise error(f"{kind} {reference!r}: importing {module_name} failed: {describe(missing)}") from missing
     except Exception as failure:
+        missing = isinstance(failure, ModuleNotFoundError) and failure.name
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise error(
+                f"unknown {kind} {reference!r}: no module {missing!r}{_neighbours(missing)}{forms}"
+            ) from None
         raise error(f"{kind} {reference!r}: importing {module_name} failed: {describe(failure)}") from failure
     try:
         return getattr(module, name)

@@ -144,11 +144,7 @@ _INTERVAL_SECONDS = 2.0
 class Meter:
     """Reports records, bytes, rates and what is left about every two seconds; nothing of a shorter pass.
 
-    Args:
-        verb: What happens to the records, in the past tense.
-        total: Number of records; 0 where it is not known.
-        rejected: Number of examples left out so far.
-        topic: Topic of the reports.
+    The verb says what happens to the records, in the past tense; a total of 0 is not known.
     """
 
     def __init__(self, verb: str, total: int, *, rejected: int = 0, topic: str = "preprocess") -> None:

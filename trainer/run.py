@@ -73,12 +73,8 @@ class Run:
 
     def plan(self, split: str, start: int = 0) -> EpochPlan:
         """Returns the steps of one pass over a split, from example `start` on."""
-        return EpochPlan(
-            records=self.manifest.splits[split].records,
-            replicas=self.replicas,
-            per_replica_batch_size=self.settings.per_replica_batch_size,
-            start=start,
-        )
+        records, batch_size = self.manifest.splits[split].records, self.settings.per_replica_batch_size
+        return EpochPlan(records, self.replicas, batch_size, start)
 
     def feed(self, split: str) -> Feed:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
@@ -125,12 +121,7 @@ class Run:
 
 
 def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, evaluator: bool) -> None:
-    """Refuses a dataset that cannot be shared out to some number of workers, or that the evaluator lacks.
-
-    Raises:
-        DatasetError: When there is no training split, or its shards cannot be dealt out as asked for.
-        SettingsError: When a split has fewer examples than a step needs.
-    """
+    """Refuses a dataset that cannot be shared out to some number of workers, or that the evaluator lacks."""
     if "train" not in manifest.splits:
         raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
     choose_policy(settings.shard_policy, len(manifest.splits["train"].shards), workers)

@@ -1,9 +1,8 @@
 """Step: the inner loop of synchronous training, and the evaluation of a split.
 
 Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this loop
-calls it through `strategy.run`, some steps at a time. Everything that reads a metric is a collective and
-happens on every replica at the same step; only what is done with the numbers differs. As in Keras' `fit`
-AutoGraph converts nothing, which would take longer than tracing a small model.
+calls it through `strategy.run`, some steps at a time. Everything that reads a metric is a collective, at the
+same step on every replica. As in `fit`, AutoGraph converts nothing: that takes longer than tracing.
 """
 
 from __future__ import annotations
@@ -68,18 +67,11 @@ class Loop:
         jit_compile: bool = False,
         deterministic: bool = False,
     ):
-        """Traces the step.
+        """Traces the step of a model compiled and built inside the strategy's scope.
 
-        Args:
-            model: Compiled and built inside the strategy's scope.
-            strategy: The strategy.
-            batches: Distributed batches as `model.train_step` takes them.
-            summation: Sums the gradients of all replicas.
-            averaging_steps: Steps that each replica takes by itself until weights are averaged; 0 sums the
-                gradients of every step.
-            jit_compile: Whether XLA compiles the step.
-            deterministic: Whether TensorFlow has been asked for determinism; it then refuses to tell the
-                time inside a function, and the wait for input is not known.
+        `batches` are distributed, as `model.train_step` takes them. After `averaging_steps` by itself each
+        replica averages its weights with the others'; 0 sums the gradients of every step. TensorFlow, asked
+        to be `deterministic`, refuses to tell the time in a function: the wait for input is not known then.
         """
         self.evaluate: Callable[[], Logs] = dict
         self._model = model
@@ -159,10 +151,9 @@ class Evaluation:
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
     ):
-        """Wraps a model that is built inside the strategy's scope.
+        """Takes batches, distributed, that have every example once in `steps` elements, again and again.
 
-        `batches`, a distributed dataset, has every example once in `steps` elements, again and again: one
-        iterator serves all evaluations, since making one costs more than a small split.
+        One iterator serves all evaluations, since making one costs more than a small split.
         """
         self._metrics = Metrics(model)
         self._batches = batches
@@ -195,7 +186,6 @@ class Metrics:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Wraps a model that is built."""
         self._result = tf.function(model.get_metrics_result, autograph=False)
         #: Sets the metrics back to nothing.
         self.reset: Callable[[], None] = tf.function(model.reset_metrics, autograph=False)
@@ -212,6 +202,5 @@ def _examples(data: Any) -> tf.Tensor:
 
 def _tensors(strategy: tf.distribute.Strategy, data: Any) -> list[tf.Tensor]:
     """Returns the tensors of all local replicas in one distributed element."""
-    return [
-        tensor for value in tf.nest.flatten(data) for tensor in strategy.experimental_local_results(value)
-    ]
+    local = strategy.experimental_local_results
+    return [tensor for value in tf.nest.flatten(data) for tensor in local(value)]

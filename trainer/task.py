@@ -59,17 +59,12 @@ def parser() -> argparse.ArgumentParser:
         if field.name in _GROUPS:
             group = parser.add_argument_group(_GROUPS[field.name])
         flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
-        required = field.default is MISSING and field.default_factory is MISSING
         default = field.default_factory() if field.default_factory is not MISSING else field.default
+        required = default is MISSING
         text = hints[field.name].__metadata__[0].replace("%", "%%")
         shown = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
-        group.add_argument(
-            flag,
-            dest=field.name,
-            required=required,
-            help=text + shown,
-            **{"default": None if required else default, **_reading(field.name, default)},
-        )
+        options = {"default": None if required else default, **_reading(field.name, default)}
+        group.add_argument(flag, dest=field.name, required=required, help=text + shown, **options)
     return parser
 
 
@@ -99,18 +94,12 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def run(settings: TrainSettings) -> dict[str, float]:
-    """Takes part in a training run as the environment says (TF_CONFIG, AIP_*), and returns the last metrics.
-
-    A replica that does not train (parameter server, evaluator) has none. After SIGTERM a RestartError says
-    that a checkpoint has been saved.
-    """
+    """Takes part in a training run as `train.train` does, in a process made ready for it."""
     # Before TensorFlow starts threads: they must not take the signal.
     with Preemption(settings.grace_period) as preemption:
         tensorflow_internals.keep_freed_memory()
         tensorflow_internals.import_tensorflow()
-        from shardline.trainer.train import (
-            train,  # TensorFlow, so only once the settings are known to be good
-        )
+        from shardline.trainer.train import train  # only once the settings are known to be good
 
         return train(settings, os.environ, preemption)
 

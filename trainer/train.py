@@ -46,12 +46,8 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
     """Takes part in a training run, in the role that the environment (TF_CONFIG, AIP_*) gives.
 
-    Returns:
-        The metrics of the last epoch, the same on every replica that trains; nothing on any other.
-
-    Raises:
-        ShardlineError: For every mistake in settings, cluster, dataset or model.
-        RestartError: After SIGTERM, when a checkpoint has been saved.
+    Returns the metrics of the last epoch, the same on every replica that trains; nothing on any other. After
+    SIGTERM, when a checkpoint has been saved, a RestartError.
     """
     cluster = read_cluster(environ)
     if has_evaluator(environ):
