@@ -37,16 +37,10 @@ Row = dict[str, str]
 
 @dataclass
 class Counters:
-    """Counters of a run since this process began to train.
+    """Counters of a run since this process began to train, after `first_step` steps of earlier ones.
 
-    Attributes:
-        replicas: Replicas that share the work.
-        total_steps: Steps of the whole run, if nothing ends it early.
-        first_step: Steps done before this process began.
-        steps: Steps done, those before this process included.
-        examples: Examples trained since this process began, over all replicas.
-        seconds: Time spent on them.
-        waited: Part of it that this process spent waiting for input.
+    Examples, over all replicas, and seconds are this process's own; `waited` is the part of the seconds spent
+    waiting for input. Steps, and `total_steps` if nothing ends the run early, are those of the whole run.
     """
 
     replicas: int

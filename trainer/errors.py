@@ -1,18 +1,10 @@
 """The tree of errors that Shardline raises on purpose.
 
     ShardlineError
-    ├── SettingsError    a setting, flag or parameter is missing, mistyped or out of range
-    ├── SourceError      the raw data: an unknown source, an unreadable or unusable example
-    │   └── BadRecordError   one example of it, which may be left out if the user says so
-    ├── DatasetError     a dataset directory: no manifest, damaged shard, empty split
-    ├── ModelError       a model function or a model file
-    ├── ClusterError     TF_CONFIG, hosts, replicas
-    ├── PipelineError    a compiled pipeline (YAML) and the parameters given to it
-    ├── RunError         something that was started correctly and then failed (exit code 1)
-    │   └── DivergedError    a loss that is not finite: the same again, if it is tried again (exit code 2)
-    ├── PlatformError    Vertex AI or another service refused, failed or was not reached (exit code 3)
-    ├── CancelledRunError    a run on the platform was cancelled, which is no success (exit code 4)
-    └── RestartError     a run that was asked to stop and goes on when it is started again (exit code 75)
+    ├── SettingsError, DatasetError, ModelError, ClusterError, PipelineError
+    ├── SourceError, with BadRecordError below it
+    ├── RunError (exit code 1), with DivergedError (2) below it
+    └── PlatformError (3), CancelledRunError (4), RestartError (75)
 
 Every message says what was wrong, what was found, and what to do, in one line.
 """

@@ -29,8 +29,11 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.exchange import replica_merger
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.errors import DivergedError, RestartError
+from shardline.trainer.parameter_server import CoordinatorLoop
 from shardline.trainer.run import Run
-from shardline.trainer.step import Engine, Logs, Stretch
+from shardline.trainer.step import Logs, Loop, Stretch
+
+Engine = Loop | CoordinatorLoop
 
 # Length of a stretch: looking up, which makes all replicas meet, then costs nothing; and it is short enough
 # for a person, and for a machine that is about to be taken away.
@@ -42,29 +45,19 @@ _GROWTH = 8
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of all processes after a stretch.
+    """Agreement of all processes after a stretch: one was asked to stop, and what the chief's clock says.
 
-    Attributes:
-        stop: Whether one of them has been asked to stop.
-        time_is_up: Whether the chief's clock says that the run's time is up.
-        save: Whether the chief's clock says that a checkpoint is due.
-        steps: Steps of the next stretch, if nothing is in the way.
-        diverged: By process, the step (from 1) since which its loss is not finite; 0 where it is.
+    By process, `diverged` is the step (from 1) since which its loss is not finite; 0 where it is.
     """
 
     stop: bool
     time_is_up: bool
     save: bool
-    steps: int
     diverged: tuple[int, ...]
 
 
 class Training:
-    """Trains one model from a position to the end of its run.
-
-    Attributes:
-        position: How far training has come.
-    """
+    """Trains one model from a position, which it moves on, to the end of its run."""
 
     def __init__(
         self,
@@ -79,7 +72,6 @@ class Training:
         preemption: Preemption,
         counters: Counters,
     ):
-        """Takes everything that takes part; training begins at `position`."""
         self.position = position
         self._run = run
         self._model = model
@@ -95,11 +87,7 @@ class Training:
         self._ended = ""
 
     def run(self) -> Logs:
-        """Trains until the epochs, a limit or a callback ends the run; returns the last metrics.
-
-        A loss that is not finite is a DivergedError. When a process was asked to stop, a checkpoint is saved
-        and a RestartError raised.
-        """
+        """Trains until the epochs, a limit or a callback ends the run; returns the last metrics."""
         logs: Logs = {}
         self._look_at_limits()
         while not self._ended:
@@ -207,7 +195,7 @@ class Training:
             ]
         )
         self._stretch = int(steps)
-        return Agreement(stop > 0, time_is_up > 0, save > 0, int(steps), tuple(int(step) for step in bad))
+        return Agreement(stop > 0, time_is_up > 0, save > 0, tuple(int(step) for step in bad))
 
     def _check_finite(self, agreed: Agreement, plan: EpochPlan) -> None:
         """Ends the run when the loss of a step was not finite, naming the shards of its batch."""

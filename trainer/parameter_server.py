@@ -6,10 +6,9 @@ the parameter servers. Workers do not wait for each other: how steps interleave 
 that results are reproducible to the bit with one worker only.
 
 Exact nevertheless: every example of an epoch is handed out once, steps are counted by the coordinator, and
-metrics take in every step once: a step has metric variables of its own, which begin with zero and are sent
-back at its end. Not exact, by the nature of the method: updates of one weight by two workers at once; the
-moving statistics of BatchNormalization and the state of dropout, which all workers read and write; and the
-step of a worker that dies, which another one repeats although its update may have arrived.
+metrics take in every step once. Not exact, by the nature of the method: updates of one weight by two workers
+at once; the moving statistics of BatchNormalization and the state of dropout, which all workers read and
+write; and the step of a worker that dies, which another one repeats although its update may have arrived.
 
 Keras' `fit` does not work under ParameterServerStrategy, nor does a variable_partitioner: Keras asks every
 variable for its handle, and a ShardedVariable has none.
@@ -42,10 +41,7 @@ _AHEAD = 2
 
 # Seconds: without any news, until the servers are asked whether they are still there; between two looks at
 # the chief; without an answer, after which it has ended; and for a connection.
-_SILENCE_S = 5.0
-_PROBE_S = 1.0
-_GONE_S = 10.0
-_CONNECT_S = 5.0
+_SILENCE_S, _PROBE_S, _GONE_S, _CONNECT_S = 5.0, 1.0, 10.0, 5.0
 
 Sums: TypeAlias = npt.NDArray[np.float64]
 #: Result of a step: whether its loss is finite, and what it adds to each of the model's metric variables.

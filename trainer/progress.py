@@ -1,16 +1,10 @@
 """Progress: what a run tells the person who watches it.
 
-Every part of Shardline reports through this module, in one of four kinds of event:
-
-* `say(topic, text)`: one line worth reading ("train: chief + 1 worker, global batch 64").
-* `advance(topic, done, total, unit, text)`: how far a long piece of work has come; `Meter` for records.
-* `fact(name, value, text)`: a result that belongs in the table at the end of a run.
-* `fail(topic, error)`: the one line that explains why the process is about to end.
-
-By default an event becomes a plain line on standard output, which is what a log viewer wants. A process
-started by Shardline's own local runner has SHARDLINE_EVENTS=1 in its environment and writes events as
-marked JSON lines instead, which the runner parses (`parse`) out of everything else and shows in its own way
-(a bar on a terminal). A command in the foreground installs its own `sink`.
+Every part of Shardline reports through this module: `say`, `advance` (or a `Meter`), `fact` and `fail`. By
+default an event becomes a plain line on standard output, which is what a log viewer wants. A process started
+by Shardline's own local runner has SHARDLINE_EVENTS=1 in its environment and writes events as marked JSON
+lines, which the runner parses out of everything else and shows in its own way (a bar on a terminal). A
+command in the foreground installs its own `sink`.
 """
 
 from __future__ import annotations

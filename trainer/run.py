@@ -29,12 +29,8 @@ class Run:
     """One run, as one process sees it.
 
     Attributes:
-        settings: The run's settings.
-        cluster: This process's place in the cluster.
         dirs: Directories into which the chief writes.
-        manifest: Manifest of the dataset.
-        strategy: The tf.distribute strategy.
-        strategy_name: Its name in the settings, with "auto" resolved.
+        strategy_name: Strategy's name in the settings, with "auto" resolved.
         replicas: Replicas that share each step; 1 where workers take whole steps each.
         scratch: Directory into which a process other than the chief writes; None on the chief.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,38 +23,18 @@ Logs = dict[str, float]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Result of some steps in a row, on this process.
-
-    Attributes:
-        waited: Seconds that the steps waited for input.
-        diverged: Index among these steps of the first whose loss was not finite; None where all were.
-    """
+    """Seconds that some steps waited for input here, and the first of them whose loss was not finite."""
 
     waited: float = 0.0
     diverged: int | None = None
 
 
-class Engine(Protocol):
-    """Runs steps of one model; every replica must call the same methods at the same step."""
-
-    #: Evaluates the validation split and returns its metrics; none where there is no such split.
-    evaluate: Callable[[], Logs]
-
-    def train(self, sizes: Sequence[int]) -> Stretch:
-        """Trains one step for each of `sizes`, the examples of that step over all replicas."""
-
-    def reset_metrics(self) -> None:
-        """Sets the metrics back to nothing."""
-
-    def read_metrics(self) -> Logs:
-        """Returns the metrics since they were last reset."""
-
-    def retrace(self) -> None:
-        """Traces the step again: the set of trainable weights has changed."""
-
-
 class Loop:
-    """Trains under any strategy whose replicas take each step together."""
+    """Trains under any strategy whose replicas take each step together.
+
+    Every replica must call the same methods at the same step. `evaluate` returns the metrics of the
+    validation split, none where there is no such split.
+    """
 
     def __init__(
         self,

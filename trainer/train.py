@@ -32,13 +32,13 @@ from shardline.trainer.data import pipeline
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.keras_internals import weigh_output_losses
-from shardline.trainer.loop import Training
+from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.optimizers import FrozenLayers, finalize, tune_optimizer
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.run import Run, announce, check_splits
 from shardline.trainer.settings import TrainSettings, output_dirs
-from shardline.trainer.step import Engine, Evaluation, Logs, Loop
+from shardline.trainer.step import Evaluation, Logs, Loop
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 

@@ -17,13 +17,9 @@ IDENTITY_FILE = "run.json"
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of a run, kept as run.json beside its checkpoints.
+    """Identity of a run: its model in the settings, its dataset's fingerprint, and `TrainingState.variables`.
 
-    Attributes:
-        model: Model, as in the settings.
-        dataset: Fingerprint of the dataset.
-        variables: Type and shape of every variable by name, as `TrainingState.variables` has them; empty in
-            a process that has only some of them (the evaluator), where they are not compared.
+    Variables are empty, and not compared, in a process that has only some of them (the evaluator).
     """
 
     model: str

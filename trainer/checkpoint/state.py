@@ -128,13 +128,7 @@ def _decode(value: Any, arrays: Arrays) -> Any:
 
 @dataclass(frozen=True)
 class Position:
-    """Progress of a run.
-
-    Attributes:
-        epoch: Epochs done.
-        examples: Examples of the epoch after those that are trained already, over all replicas.
-        steps: Steps done since the run's very first, over all epochs.
-    """
+    """Progress of a run: epochs done, examples trained of the next over all replicas, and steps in all."""
 
     epoch: int = 0
     examples: int = 0
@@ -145,10 +139,7 @@ class Position:
 class Snapshot:
     """State of a run at one position.
 
-    Attributes:
-        position: Where it was taken.
-        arrays: Values of all variables by name ("model/0003/conv2d/kernel"), and arrays of callbacks.
-        host: Everything else, as JSON.
+    Arrays are all variables by name ("model/0003/conv2d/kernel") and those of callbacks; the rest is JSON.
     """
 
     position: Position

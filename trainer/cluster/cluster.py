@@ -57,7 +57,7 @@ class Cluster:
     @property
     def tasks(self) -> dict[str, list[str]]:
         """The training tasks and parameter servers by type, as TensorFlow wants a cluster."""
-        chiefs = 1 if self.has_chief_task else 0
+        chiefs = int(self.has_chief_task)
         by_type = {"chief": self.hosts[:chiefs], "worker": self.hosts[chiefs:], "ps": self.ps_hosts}
         return {kind: list(hosts) for kind, hosts in by_type.items() if hosts}
 

@@ -20,12 +20,9 @@ from shardline.trainer.cluster.ring import LostPeerError, listen
 from shardline.trainer.errors import ClusterError, RunError
 
 # Seconds for a peer to accept a connection, and between two attempts.
-_PROBE_TIMEOUT = 3.0
-_PROBE_INTERVAL = 0.25
-# Seconds that the chief has to end once all work is done.
-_FAREWELL = 5.0
-# Seconds after which the chief says for whom it waits.
-_PATIENCE = 10.0
+_PROBE_TIMEOUT, _PROBE_INTERVAL = 3.0, 0.25
+# Seconds that the chief has to end once all work is done, and after which it says for whom it waits.
+_FAREWELL, _PATIENCE = 5.0, 10.0
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)

@@ -30,11 +30,9 @@ _PIECE = 1 << 16
 _ALIGN = 16
 # Bytes that the kernel may hold for a connection: enough that neither side waits for the other's turn.
 _BUFFER = 4 << 20
-# Seconds without a byte until it is asked whether the others are still there.
-_PATIENCE_S = 5.0
-
-# Seconds until a connection that cannot be made counts as forbidden.
-_TIMEOUT_S = 15.0
+# Seconds without a byte until it is asked whether the others are still there, and until a connection that
+# cannot be made counts as forbidden.
+_PATIENCE_S, _TIMEOUT_S = 5.0, 15.0
 
 _HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of the array
 _GREETING = struct.Struct("!II")  # at the start of a connection: rank, secret of the receiver
@@ -191,11 +189,10 @@ def _bytes(array: npt.NDArray[Any]) -> memoryview:
 def make_ring(
     cluster: Cluster, total: Callable[[Sequence[float]], list[float]], check: Callable[[], None]
 ) -> Ring | None:
-    """Connects the processes that train in a ring; each must call it at the same point.
+    """Connects the processes that train in a ring, or in none (None) where one cannot reach the next.
 
-    Every process listens on a free port and tells it to the others, with a random secret by which it knows
-    a connection to be theirs. `total` sums numbers over the processes, `check` raises when a peer is gone.
-    Returns None, on every process, where one of them cannot reach the next one.
+    A collective: every process listens on a free port and tells it to the others, with a random secret by
+    which it knows a connection to be theirs. `total` sums numbers over the processes, `check` is the ring's.
     """
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)

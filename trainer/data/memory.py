@@ -24,12 +24,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Memory:
-    """Decoded examples, by their position among those that were loaded.
-
-    Attributes:
-        inputs: uint8 (records, height, width, channels), or for a table a dict of columns.
-        labels: int64 (records,).
-    """
+    """Decoded examples as `Feed.decode` gives a batch, by their position among those that were loaded."""
 
     inputs: Inputs
     labels: tf.Tensor

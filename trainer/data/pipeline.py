@@ -80,15 +80,11 @@ _MANY = 2**32
 
 @dataclass(frozen=True)
 class Feed:
-    """One split of a dataset, ready to be distributed.
+    """One split of a dataset directory, ready to be distributed.
 
     Attributes:
-        directory: The dataset directory.
-        manifest: Its manifest.
-        split: Name of the split.
         plan: Steps and batch sizes of one epoch.
-        shuffle_seed: Seed of the order in each epoch, and of the augmentation; None keeps the order of the
-            shards.
+        shuffle_seed: Seed of each epoch's order and of the augmentation; None keeps the shards' order.
         shard_policy: How data reaches the workers, as `shardline.trainer.data.sharding` explains it.
         augmentation: Applied to each example; None for none.
         class_weights: Weight of each class's examples in the loss; () gives elements without weights.

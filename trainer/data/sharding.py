@@ -32,15 +32,10 @@ class ShardPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerShards:
-    """Shards that one input worker reads.
+    """Shards that one input worker reads, in round-robin order, and the position of each in the split.
 
-    Attributes:
-        policy: "file", "data" or "off".
-        files: Names of the shards to open, in round-robin order.
-        indices: Position of each of them in the split.
-        keep_every: The worker keeps one record in this many ...
-        keep_offset: ... starting with this one.
-        order: Which order of the same records it reads: its index where the policy is off, else 0.
+    It keeps one record in `keep_every`, starting with `keep_offset`, and reads them in an order of its own,
+    its index, where the policy is off, else in order 0.
     """
 
     policy: str
@@ -84,14 +79,7 @@ def worker_shards(files: Sequence[str], workers: int, worker: int, policy: str =
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Steps of one pass over a split, or of the rest of one.
-
-    Attributes:
-        records: Examples in the split.
-        replicas: Replicas that share each step.
-        per_replica_batch_size: Examples of a replica in a full step.
-        start: Examples of the epoch that are trained already.
-    """
+    """Steps of one pass over the records of a split, of which the first `start` are trained already."""
 
     records: int
     replicas: int
