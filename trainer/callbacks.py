@@ -178,9 +178,20 @@ def read_history(directory: Path) -> list[Row]:
 def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that a function makes, called with the keyword `directory` if it has one."""
     make = plugins.load(reference, "callback", SettingsError)
-    arguments = _arguments(reference, make, directory)
+    if not callable(make):
+        raise SettingsError(f"callback {reference!r} is {make!r}, not a function")
+    parameters = inspect.signature(make).parameters
+    required = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "directory"
+    ]
+    if required:
+        raise SettingsError(
+            f"callback {reference!r} requires {', '.join(required)}, but it is given nothing, or directory"
+        )
     try:
-        made = make(**arguments)
+        made = make(**({"directory": directory} if "directory" in parameters else {}))
     except Exception as error:
         raise SettingsError(f"callback {reference!r} failed: {plugins.describe(error)}") from error
     callbacks = list(made) if isinstance(made, (list, tuple)) else [made]
@@ -191,22 +202,6 @@ def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Call
                 f"it returned {type(callback).__name__}"
             )
     return callbacks
-
-
-def _arguments(reference: str, make: Any, directory: Path) -> dict[str, Path]:
-    if not callable(make):
-        raise SettingsError(f"callback {reference!r} is {make!r}, not a function")
-    parameters = inspect.signature(make).parameters.values()
-    required = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "directory"
-    ]
-    if required:
-        raise SettingsError(
-            f"callback {reference!r} requires {', '.join(required)}, but it is given nothing, or directory"
-        )
-    return {"directory": directory} if any(p.name == "directory" for p in parameters) else {}
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

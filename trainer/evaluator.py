@@ -63,10 +63,7 @@ class Evaluations:
 
     @contextlib.contextmanager
     def chief_alive(self, first_step: int) -> Iterator[None]:
-        """Shows that the chief lives while the context lasts.
-
-        What an earlier attempt has left after `first_step`, at which training begins, is removed.
-        """
+        """Shows that the chief lives; removes what an earlier attempt has left after `first_step`."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._last.unlink(missing_ok=True)
         for steps in self.steps():
@@ -219,8 +216,8 @@ def watched(run: Run, position: Position) -> Iterator[None]:
 def wait_for_last(run: Run, position: Position) -> Logs:
     """Tells the evaluator that training has ended, and returns its metrics of the last checkpoint.
 
-    For the chief, whose end ends the job and the evaluator with it; that checkpoint is on disk. The metrics
-    are named "evaluator_loss"; none, with a warning, when the evaluator took too long.
+    For the chief, whose end ends the job and the evaluator with it. The metrics are named "evaluator_loss";
+    none, with a warning, when the evaluator took too long.
     """
     evaluations = Evaluations(run.dirs.checkpoints)
     evaluations.finish(position.steps)

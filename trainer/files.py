@@ -11,13 +11,11 @@ from typing import Any
 #: Names, in the environment, the directory that stands in for /gcs/ on a machine where it is not mounted.
 GCS_ROOT_VARIABLE = "SHARDLINE_GCS_ROOT"
 
-_GCS_PREFIXES = ("gs://", "/gcs/")
-
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
     """Returns the path under which this machine sees a URI: gs://bucket/x is /gcs/bucket/x on Vertex."""
     text = os.fspath(uri)
-    for prefix in _GCS_PREFIXES:
+    for prefix in ("gs://", "/gcs/"):
         if text.startswith(prefix):
             return Path(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs", text.removeprefix(prefix).lstrip("/"))
     return Path(text)

@@ -16,11 +16,10 @@ _MOST_LINES = 100
 
 
 class Measurements:
-    """Writes the file.
+    """Writes the file as cloudml-hypertune 0.1.0.dev6 does, a library of one class last released in 2019.
 
-    It is that of cloudml-hypertune 0.1.0.dev6, a library of one class last released in 2019 whose place this
-    takes: a JSON object per report, all values text but the time, the last 100 of them, written in place.
-    Source: https://github.com/GoogleCloudPlatform/cloudml-hypertune/blob/master/hypertune/hypertune.py
+    It has a JSON object per report, all values text but the time, the last 100 of them, written in place:
+    https://github.com/GoogleCloudPlatform/cloudml-hypertune/blob/master/hypertune/hypertune.py
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:

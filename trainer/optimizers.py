@@ -85,7 +85,6 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
         optimizer.gradient_accumulation_steps = steps
     if scaled or settings.warmup_steps:
         factor = float(replicas) if scaled else 1.0
-        # The constructor's own argument: a plain number has become a variable by now.
         rate = own_learning_rate(optimizer)
         inner = rate if isinstance(rate, LearningRateSchedule) else float(rate.numpy())
         optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
@@ -103,7 +102,6 @@ class FrozenLayers:
     """Layers that a model function has frozen, and that are to be trained from some epoch on."""
 
     def __init__(self, model: keras.Model):
-        """Finds them; a model without frozen layers that have weights is refused."""
         self._layers = [layer for layer in all_layers(model) if not layer.trainable]
         if not any(layer.weights or not layer.built for layer in self._layers):
             raise SettingsError(

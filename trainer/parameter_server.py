@@ -54,13 +54,13 @@ class Workers:
     """Hands out steps and notices who is gone.
 
     The step of a worker that dies is done again by another one, and a worker that is started again at the
-    same address takes steps again. A parameter server that dies ends the run.
+    same address takes steps again. A run ends when a parameter server dies, or when no worker is left for
+    `timeout` seconds.
     """
 
     def __init__(
         self, strategy: tf.distribute.ParameterServerStrategy, cluster: Cluster, timeout: float = 600.0
     ):
-        """Prepares to hand out steps; waits for up to `timeout` seconds when no worker is left."""
         if strategy.num_replicas_in_sync > 1:
             raise SettingsError(
                 f"strategy parameter_server uses one GPU a worker, but workers have "
@@ -82,10 +82,7 @@ class Workers:
     def trace(
         self, model: keras.Model, step: Callable[[Any], Any], decode: Callable[[Any], Any], spec: Any
     ) -> Step:
-        """Returns the model's `train_step` or `test_step` as a function of an undecoded batch, for `run`.
-
-        `decode` makes of such a batch, specified by `spec`, what the step takes; it runs on the worker.
-        """
+        """Returns the model's `train_step` or `test_step` as a function of an undecoded batch, for `run`."""
         variables = model.metrics_variables
         counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
 

@@ -31,14 +31,10 @@ class Event:
     """One thing that happened.
 
     Attributes:
-        kind: "line", "progress", "fact" or "error".
         topic: The step that speaks ("preprocess", "train", "validate", "register"); of a fact, its name.
-        text: What a person reads.
-        done: Units of work done so far (progress only).
-        total: Units of work in all (progress only).
-        unit: Name of the unit, plural ("records", "steps").
+        done, total, unit: Work done so far and in all, in a plural unit (progress only).
         exit_code: Status with which the process ends (errors only).
-        value: What a program reads (facts only).
+        text, value: What a person reads, and a program (facts only).
     """
 
     kind: Literal["line", "progress", "fact", "error"]

@@ -157,9 +157,8 @@ def announce(run: Run) -> None:
     progress.say("train", f"shard policy {policy.name}: {policy.reason}")
     size = run.memory("train")
     if run.feed("train").in_memory and size is not None:
-        progress.say(
-            "train", f"input: each worker keeps its examples decoded in memory, {size / 1e6:,.1f} MB"
-        )
+        kept = f"{size / 1e6:,.1f} MB"
+        progress.say("train", f"input: each worker keeps its examples decoded in memory, {kept}")
     if settings.scale_learning_rate or settings.warmup_steps:
         factor = plan.replicas if settings.scale_learning_rate else 1
         progress.say("train", f"learning rate x {factor}, reached over {settings.warmup_steps} updates")

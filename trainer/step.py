@@ -161,8 +161,8 @@ class Evaluation:
 class Metrics:
     """A model's metrics over all replicas; every replica must call the same methods at the same point.
 
-    Each replica keeps a part of a metric, and outside a function to read or reset any of its variables is an
-    exchange, or a call of all replicas, that takes milliseconds: here they share one.
+    Outside a function to read or reset any variable of a metric is an exchange of milliseconds: here they
+    share one.
     """
 
     def __init__(self, model: keras.Model) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import Cluster, has_evaluator, read_cluster
+from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import manifest as manifests
@@ -70,7 +70,11 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         tf.config.experimental.enable_op_determinism()
     peers = Peers(cluster)
     peers.meet(settings.startup_timeout)
-    with _scratch(cluster) as scratch:
+    with contextlib.ExitStack() as stack:
+        scratch = None  # all but the chief write into a directory of their own, which is removed at the end
+        if not cluster.is_chief:
+            named = tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
+            scratch = Path(stack.enter_context(named))
         strategy = strategies.create(settings, cluster)
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch)
@@ -99,16 +103,6 @@ def _check_strategy(settings: TrainSettings, name: str) -> None:
             "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
             f"this run has {name}"
         )
-
-
-@contextlib.contextmanager
-def _scratch(cluster: Cluster) -> Iterator[Path | None]:
-    """Gives a process other than the chief a directory of its own, removed at the end."""
-    if cluster.is_chief:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-") as directory:
-        yield Path(directory)
 
 
 def _train(run: Run, preemption: Preemption) -> Logs:

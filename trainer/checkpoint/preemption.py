@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from types import TracebackType
 
 from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_RESTART, RestartError
@@ -47,9 +46,7 @@ class Preemption:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Lets SIGTERM do again what it did before."""
         with self._lock:
             self._over.set()

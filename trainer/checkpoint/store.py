@@ -67,8 +67,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of which there are checkpoints, in order."""
-        names = (path.name.removesuffix(_INDEX) for path in self._directory.glob(f"ckpt-*{_INDEX}"))
-        numbers = (name.removeprefix("ckpt-") for name in names)
+        numbers = (path.stem.removeprefix("ckpt-") for path in self._directory.glob(f"ckpt-*{_INDEX}"))
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def read(self, steps: int) -> Snapshot:

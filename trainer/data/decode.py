@@ -119,9 +119,8 @@ def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
     """Decodes an image as clients send it (PNG, JPEG, BMP, a GIF's first frame) to uint8 of the stored size.
 
-    The EXIF orientation of a JPEG is applied. An image that then has the stored size passes untouched. Any
-    other is cropped, padded or stretched as the manifest says (cropped if it says nothing), with antialiased
-    bilinear interpolation, of which only the used part is computed.
+    The EXIF orientation of a JPEG is applied. An image that then has another than the stored size is cropped,
+    padded or stretched as the manifest says (cropped if it says nothing), with antialiased interpolation.
     """
     height, width, channels = image.shape
     pixels = tf.io.decode_image(encoded, channels=channels, expand_animations=False)

@@ -1,8 +1,7 @@
 """Manifest of a dataset directory: what is in it, and what a model function is told about it.
 
 A dataset directory holds `{split}-{i:05d}-of-{n:05d}.tfrecord` files of tf.train.Example and one
-`manifest.json`, which is written last. Readers trust the manifest, never a glob. This module loads
-neither TensorFlow nor Keras, so that the writing side can use it too.
+`manifest.json`, written last, which readers trust, never a glob. Loads neither TensorFlow nor Keras.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ MANIFEST_FILE = "manifest.json"
 FORMAT = "shardline.dataset"
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation", "test")
-
-# Features that no model takes.
-_NO_INPUTS = ("label", "key")
 
 #: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
 Scalar = int | float | str
@@ -131,17 +127,14 @@ class Manifest:
 
     Attributes:
         fingerprint: "sha256:..." over content and settings, and nothing else.
-        source: Source string that the data came from.
         settings: How the source became shards (seed, split, image size, ...).
         class_names: Name of each class; a label is an index into it.
-        features: The feature specification.
         splits: Splits that have examples, by name.
         compression: Compression of the shards as whole files: "" or "gzip".
         records_in: Examples that the source had: those in the splits and those rejected.
         rejected: Number of examples left out, by reason; rejected.jsonl beside the manifest names them.
         converted: Number of images whose stored form is not the source's, by conversion ("exif orientation",
             "cmyk", "alpha", "palette", ...).
-        duplicates: Examples with the same content.
     """
 
     fingerprint: str
@@ -177,7 +170,7 @@ class Manifest:
     @property
     def inputs(self) -> Mapping[str, Feature]:
         """What a model takes, by name: the image alone, else every column; of neither a DatasetError."""
-        columns = {feature.name: feature for feature in self.features if feature.name not in _NO_INPUTS}
+        columns = {feature.name: feature for feature in self.features if feature.name not in ("label", "key")}
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
         return {"image": columns["image"]} if "image" in columns else columns

@@ -69,10 +69,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset without the thread that tunes it while it is read.
+    """Returns a dataset without the thread that tunes it, which sleeps up to a minute between two looks.
 
-    AUTOTUNE then means as many calls as there are cores. The thread sleeps for up to a minute between two
-    looks, and whoever lets go of an iterator waits until it wakes.
+    Whoever lets go of an iterator waits until it wakes. Without it AUTOTUNE means as many calls as cores.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -103,11 +103,10 @@ BALANCED = "balanced"
 
 
 def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
-    """Returns a weight for each class, in the order of the manifest's class names; () for none.
+    """Returns a weight for each class, in the order of the manifest's class names; () for none ("").
 
-    The setting is "" for none; "balanced" for records / (classes x examples of the class) in the training
-    split, so that each class counts as much as any other; or a JSON object of class names and weights of at
-    least 0, where a class that it leaves out has weight 1.
+    "balanced" is records / (classes x examples of the class) in the training split, so that each class counts
+    as much as any other; of a JSON object of class names and weights a class that it leaves out has weight 1.
     """
     if not setting:
         return ()

@@ -21,10 +21,9 @@ _LARGEST = 10.0
 class Standardization(keras.layers.Layer):  # type: ignore[misc]  # keras has no types
     """Subtracts each column's mean and divides by its standard deviation.
 
-    What BatchNormalization does, apart from three things that matter for a table's raw columns: the first
-    batches count in full, so that a short training does not end with statistics of half-way; the variance is
-    taken around the mean, as in float32 the squares of a column such as a year say nothing of it; and both
-    are those of the global batch, so that all replicas agree.
+    Unlike BatchNormalization, as a table's raw columns need it: the first batches count in full, so that a
+    short training does not end with statistics of half-way; the variance is taken around the mean, as in
+    float32 the squares of a column such as a year say nothing of it; and both are the global batch's.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

@@ -28,7 +28,6 @@ class SmoothedCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # keras ha
     """Crossentropy of whole-number labels, smoothed; Keras smooths one-hot labels alone."""
 
     def __init__(self, label_smoothing: float, name: str = "smoothed_crossentropy", **kwargs: Any):
-        """Takes the share of each label, in 0..1, that is spread evenly over all classes."""
         super().__init__(name=name, **kwargs)
         self.label_smoothing = label_smoothing
 
@@ -132,10 +131,8 @@ def _base(name: str, application: Application, shape: tuple[int, ...], weights: 
     try:
         base = create(weights=None)
     except ValueError as error:
-        raise ModelError(
-            f"{name} does not take images of {shape[:2]} pixels: {_one_line(error)}; preprocess with "
-            "image_size"
-        ) from error
+        text = f"{name} does not take images of {shape[:2]} pixels: {_one_line(error)}"
+        raise ModelError(f"{text}; preprocess with image_size") from error
     if weights == "none":
         return base
     path = files.local_path(weights)
