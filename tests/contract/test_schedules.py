@@ -371,7 +371,7 @@ def test_a_name_that_is_not_declared(workplace: FakeVertex) -> None:
 
 def test_near_a_run_it_waits_until_the_old_one_has_fired(workplace: FakeVertex) -> None:
     done("apply")
-    clock = [later(minutes=0).replace(second=50, microsecond=0)]
+    clock = [later(minutes=2).replace(second=50, microsecond=0)]
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
