@@ -34,6 +34,8 @@ _TRAINER = "shardline.trainer.task"
 _SIGNS = ("tensorflow", "keras", "shardline.components.train", "shardline.components.validate")
 #: An NVIDIA driver: whether a process may be forked next to one has not been proven.
 _NVIDIA = Path("/dev/nvidiactl")
+#: Bytes of a directory for temporary files up to which a socket fits into one below it.
+_LONGEST_TMPDIR = 80
 #: Seconds for the server to load TensorFlow and fork.
 _ANSWER_S = 120.0
 #: Seconds that a task has to end its own replicas, once whoever has started it is gone.
@@ -85,8 +87,9 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
     if _NVIDIA.exists():
         yield ""
         return
-    # A short name: a socket's path has 107 bytes at most, and without a server processes start plain.
-    with tempfile.TemporaryDirectory(prefix="") as directory:
+    # A socket's path has 107 bytes at most, and without a server processes start plain.
+    short = None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST_TMPDIR else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="shardline-", dir=short) as directory:
         path = os.path.join(directory, "s")
         try:
             server = _start_server(path, env, modules)
