@@ -18,14 +18,9 @@ Rows = list[tuple[str, str]]
 
 
 def render(template: Path, **values: Any) -> str:
-    """Renders a template that extends page.html.j2.
+    """Renders a template that extends page.html.j2 and may include its neighbours.
 
-    Args:
-        template: The template; it may include its neighbours.
-        values: What it shows. All text is escaped, but for `Markup`.
-
-    Returns:
-        An HTML page. The same arguments give the same page.
+    All text is escaped, but for `Markup`. The same arguments give the same page.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
@@ -54,10 +49,7 @@ _LARGEST_PIXELATED_SIDE = 64
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as a data URI, and its size in pixels.
-
-    `large` says that it is a photograph rather than a thing of a few pixels.
-    """
+    """An image as a data URI and its size in pixels; `large` for a photograph rather than a few pixels."""
 
     uri: str
     width: int

@@ -66,7 +66,7 @@ _REMEDY = "repair it, or remove it to start anew"
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What was exported, the content of export.json.
+    """Description of an export, the content of export.json; None where something was not done or is unknown.
 
     Attributes:
         fingerprint: Fingerprint of the dataset.
@@ -78,11 +78,11 @@ class Export:
         parameters: Number of parameters.
         bytes: Size of the SavedModel in bytes.
         versions: Releases of the packages it was exported with, by name.
-        git_revision: Revision of the code; None where it is unknown.
+        git_revision: Revision of the code.
         settings: Content of the training's settings.json.
-        compared_examples: Number of examples on which the export was compared with the model; None for none.
-        max_difference: Largest difference of a probability on those examples; None for none.
-        formats: By name, what the export was converted into; None for nothing.
+        compared_examples: Number of examples on which the export was compared with the model.
+        max_difference: Largest difference of a probability on those examples.
+        formats: What the export was converted into, by name.
         golden: Requests with their answers, by which a deployment is recognized as this model.
     """
 
@@ -109,10 +109,7 @@ class Export:
 
     @classmethod
     def read(cls, out: Path) -> Export:
-        """Reads export.json; what an older or shorter file does not have gets its default.
-
-        Raises ModelError when it is missing, damaged or no JSON object.
-        """
+        """Reads export.json, with defaults for what it lacks; raises ModelError as `read_part` does."""
         content = read_part(out, EXPORT_FILE)
         known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
         names, inputs = known.pop("class_names", []), known.get("inputs", {})
@@ -227,9 +224,8 @@ def complete_versions(champion: Path) -> list[Version]:
 def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
     """Makes an exported model the champion; the previous version is kept.
 
-    The directory is copied under a new name, file by file, each forced to disk; version.json completes it,
-    and replacing champion.json is the commit point. After a crash or an error before that point the previous
-    champion is untouched, and publishing again makes a new version.
+    Each file is copied into a new directory and forced to disk. After a crash or an error before
+    champion.json is replaced the previous champion is untouched, and publishing again makes a new version.
 
     Raises:
         ModelError: When `exported` is not a complete validation, its model is not blessed, or the

@@ -32,8 +32,7 @@ class Format:
 
     Attributes:
         file: Name of the file in the output directory.
-        extra: Shardline's extra that installs what it needs.
-        modules: Modules that it needs.
+        extra: Shardline's extra that installs `modules`.
         package: Package whose release is recorded.
         convert: Makes the content of the file from the directory of a SavedModel.
         load: Makes a predicting function from that content.
@@ -50,9 +49,7 @@ class Format:
 def check_formats(names: Sequence[str], manifest: Manifest) -> None:
     """Checks formats before any work is done for them.
 
-    Raises:
-        SettingsError: When a format is not known, or what it needs is not installed.
-        ModelError: When models of this dataset cannot be converted.
+    Raises SettingsError when one is unknown or its modules are missing, ModelError when the data are a table.
     """
     for name in names:
         if name not in FORMATS:
@@ -70,21 +67,10 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
 
 
 def convert(name: str, out: Path, manifest: Manifest, samples: Sequence[bytes]) -> dict[str, Any]:
-    """Converts an export, and compares the result with it.
+    """Converts the SavedModel in `out`, compares the result with it, and returns what export.json says of it.
 
-    Args:
-        name: Name of the format.
-        out: Output directory with the SavedModel; the file is written into it.
-        manifest: Manifest of the dataset.
-        samples: Serialized tf.train.Example.
-
-    Returns:
-        The conversion for export.json: "file", "bytes", "converter" (name and release), "signature" (which it
-        was made from: it takes and returns the same), and "max_difference", the largest absolute difference
-        of a probability from the SavedModel's over the samples, None without samples.
-
-    Raises:
-        ModelError: When the converter does not know a part of the model.
+    "max_difference" is the largest absolute difference of a probability over the samples, serialized
+    tf.train.Example; None without samples. Raises ModelError when a part of the model cannot be converted.
     """
     to, saved_model = FORMATS[name], out / model_store.SAVED_MODEL
     try:

@@ -44,7 +44,6 @@ class Batch:
     Attributes:
         images: Encoded images, a string tensor of shape [n]; raw pixels become a PNG. None for a table.
         labels: int64 [n].
-        keys: One per example.
         records: Serialized tf.train.Example, a string tensor of shape [n].
         columns: Every further feature of one value, by name, each [n]; text as str.
     """
@@ -58,16 +57,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of one split of a dataset.
+    """The examples of one split of the dataset in `directory`.
 
-    Attributes:
-        directory: Dataset directory.
-        manifest: Its manifest.
-        name: Name of the split.
-
-    Raises:
-        DatasetError: When the split is missing or empty, or one of its shards is missing or of another
-            size than the manifest says.
+    Raises DatasetError when the split is missing or empty, or a shard is missing or has another size than
+    the manifest says.
     """
 
     directory: Path
@@ -103,9 +96,8 @@ class Examples:
     def batches(self, size: int) -> Iterator[Batch]:
         """Yields every example once, in the order of the shards.
 
-        Raises:
-            DatasetError: When a shard is damaged, a label is no class of the dataset, or the number of
-                examples is not the manifest's.
+        Raises DatasetError when a shard is damaged, or a label or the number of examples does not fit the
+        manifest.
         """
         paths = [str(self.directory / shard.file) for shard in self.split.shards]
         records = tf.data.TFRecordDataset(paths, compression_type=self.manifest.compression.upper())
@@ -147,17 +139,10 @@ class Measured:
 def measure(
     saved_model: Path, examples: Examples, *, batch_size: int = 64, min_slice: int = MIN_SLICE
 ) -> Measured:
-    """Evaluates an exported model on a split of a dataset.
+    """Evaluates an exported model on a split of a dataset; `batch_size` is the number of examples per call.
 
-    Args:
-        saved_model: Directory of the SavedModel.
-        examples: Examples of the split.
-        batch_size: Examples per call.
-        min_slice: Smallest slice that a rule may be judged on.
-
-    Raises:
-        ModelError: When there is no SavedModel with the signatures that Shardline exports.
-        DatasetError: When an example cannot be read or served.
+    Raises ModelError when the SavedModel is missing or lacks a signature that Shardline exports, DatasetError
+    when an example cannot be read or served.
     """
     model = ServedModel(saved_model, len(examples.manifest.class_names))
     outcomes, mistakes = gather(model, examples, batch_size)
@@ -210,16 +195,7 @@ def compare(challenger: Measured, champion: Measured) -> Evaluation:
 
 
 def gather(model: ServedModel, examples: Examples, batch_size: int) -> tuple[Outcomes, tuple[Mistake, ...]]:
-    """Returns a model's answers to all examples, and the wrong predictions that it was surest of.
-
-    Args:
-        model: The exported model.
-        examples: Examples of the split.
-        batch_size: Examples per call.
-
-    Raises:
-        DatasetError: When an example cannot be read or served.
-    """
+    """Returns a model's answers to all examples, and the wrong predictions that it was surest of."""
     names = examples.manifest.class_names
     batches, answers, seen = [], [], 0
     ranked: list[_Ranked] = []

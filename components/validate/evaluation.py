@@ -15,11 +15,9 @@ MIN_SLICE = 10
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric.
+    """One metric, by its name in rules and its label for a person.
 
     Attributes:
-        name: Name in rules and in `Evaluation.metrics`.
-        label: Name for a person.
         text: Writes a value with its unit.
         rising: Whether more is better.
     """
@@ -79,7 +77,6 @@ class ClassScore:
     """How well one class is told from the others.
 
     Attributes:
-        name: Name of the class.
         examples: Number of examples with this label.
         precision: Share of the examples predicted as this class that are of it; 0 if none was predicted.
         recall: Share of the examples of this class that were predicted as it; 0 if there are none.
@@ -95,12 +92,10 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Slice:
-    """Accuracy on the examples with something in common.
+    """Accuracy, 0..1, on the examples with something in common.
 
     Attributes:
         name: What they have in common: "class=healthy", "height=96..128", "camera=left".
-        examples: Number of examples.
-        accuracy: Share of right predictions among them, 0..1.
         decided: Whether there are enough of them for a rule to be judged on.
         interval: 95 % interval of the accuracy; None where it is not decided.
     """
@@ -114,12 +109,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class Bin:
-    """The examples whose highest probability lies between two values.
+    """The examples whose highest probability lies above `lower` and up to `upper`; empty bins are left out.
 
     Attributes:
-        lower: Smallest probability, excluded except in the first bin.
-        upper: Largest probability, included.
-        examples: Number of examples; empty bins are left out.
         confidence: Mean of their highest probabilities.
         accuracy: Share of right predictions among them; a calibrated model's equals its confidence.
     """
@@ -136,7 +128,6 @@ class Curve:
     """One class against all others, at every threshold of its probability; thinned to what an eye can see.
 
     Attributes:
-        name: Name of the class.
         area: Area under the unthinned curve (for precision and recall: average precision), 0..1.
         x: False positive rate of a ROC curve, recall of a precision-recall curve.
         y: True positive rate of a ROC curve, precision of a precision-recall curve.
@@ -153,11 +144,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Lead:
-    """Lead of a model over the champion in one metric, on the same examples.
+    """Lead of a model over the champion in one metric, on the same examples, by paired bootstrap.
 
     Attributes:
         difference: The model's value minus the champion's.
-        interval: 95 % interval of the difference, by paired bootstrap.
+        interval: 95 % interval of the difference.
         p: Share of the paired resamples in which the champion's value is as large or larger.
     """
 
@@ -171,9 +162,7 @@ class Mistake:
     """One wrong prediction.
 
     Attributes:
-        key: Key of the example.
-        true: Name of its class.
-        predicted: Name of the predicted class.
+        true: Name of the example's class.
         probability: Probability of the predicted class; None when an output was not finite.
         image: The encoded image; b"" for a row of a table.
     """
@@ -187,17 +176,14 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything measured of an exported model.
+    """Everything measured of an exported model, with every example of a split used once.
 
     Attributes:
         fingerprint: Fingerprint of the dataset.
-        split: Name of the split.
-        examples: Number of examples, each of which was used once.
         accuracy: Share of right predictions, 0..1.
         log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
         non_finite: Number of examples with an output that is not finite.
-        class_names: Class names in the order of the labels.
-        classes: Scores per class, in that order.
+        class_names: Class names in the order of the labels, which is also that of `classes`.
         confusion: Examples by true class (row) and predicted class (column).
         mistakes: The wrong predictions that the model was surest of, surest first.
         metrics: Values by the names in METRICS; what could not be measured is left out.
@@ -206,10 +192,8 @@ class Evaluation:
         calibration: Reliability by confidence, lowest first.
         roc: ROC curves of the classes; of many classes, of those with the smallest area.
         precision_recall: The same for precision over recall.
-        leads: Leads over that champion by metric, only of the COUNTED ones and, as in `intervals`, of single
-            classes: "recall[class=healthy]".
-        champion: Evaluation of the present champion on the same examples, without mistakes; None where there
-            is none that could be measured.
+        leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
+        champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
     """
 
     fingerprint: str

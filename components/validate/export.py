@@ -65,14 +65,9 @@ def export_model(
     * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
     * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
 
-    Each returns
-
-    * `probabilities`: float32 [n, classes],
-    * `label`: int64 [n], the most probable class,
-    * `label_name`: string [n], its name.
-
-    Decoding is the function that training uses, and is part of the graph. A softmax is added only to a
-    model that returns logits (see `read_head`). The SavedModel needs nothing of Shardline to be loaded.
+    Each returns `probabilities`, float32 [n, classes]; `label`, int64 [n], the most probable class; and
+    `label_name`, string [n]. Decoding is the function that training uses, and is part of the graph. A softmax
+    is added only to a model that returns logits. The SavedModel needs nothing of Shardline to be loaded.
 
     A directory cannot be renamed on a Cloud Storage mount, so completeness is not told by the name of
     saved_model/ but by export.json, which is removed first and written last.
@@ -86,9 +81,6 @@ def export_model(
             and from which the golden set is taken.
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite".
-
-    Returns:
-        What was exported.
 
     Raises:
         ModelError: When the model does not fit the dataset or cannot be served, and nothing was written then;
@@ -128,15 +120,9 @@ def export_model(
 
 
 def take_samples(manifest: Manifest, directory: Path, count: int = SAMPLES) -> tuple[bytes, ...]:
-    """Returns the first serialized tf.train.Example of the test split, then of the others.
+    """Returns the first serialized tf.train.Example of the test split, then of the others, at most `count`.
 
-    Args:
-        manifest: Manifest of the dataset.
-        directory: Dataset directory.
-        count: Number of examples; a smaller dataset gives all it has.
-
-    Raises:
-        DatasetError: When a shard cannot be read.
+    Raises DatasetError when a shard cannot be read.
     """
     splits = [manifest.splits[name] for name in _SPLITS if name in manifest.splits]
     paths = [str(directory / shard.file) for split in splits for shard in split.shards]
@@ -150,13 +136,9 @@ def take_samples(manifest: Manifest, directory: Path, count: int = SAMPLES) -> t
 
 
 def check_operations(concrete: Any) -> None:
-    """Checks that a traced function can run where there is neither our code nor the user's.
+    """Checks that a traced, concrete function can run where there is neither our code nor the user's.
 
-    Args:
-        concrete: A concrete function.
-
-    Raises:
-        ModelError: When it calls Python, or operations of a library that TensorFlow does not bring along.
+    Raises ModelError when it calls Python, or operations of a library that TensorFlow does not bring along.
     """
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name for function in graph.library.function}
@@ -179,21 +161,10 @@ def check_operations(concrete: Any) -> None:
 def largest_difference(
     model: keras.Model, head: Head, manifest: Manifest, loaded: Any, samples: Sequence[bytes]
 ) -> float:
-    """Compares an export with its model, through every signature.
+    """Returns the largest absolute difference of a probability between an export and its model.
 
-    Args:
-        model: The trained model, which reads examples as it did in training.
-        head: Whether the model returns probabilities or logits.
-        manifest: Manifest of its dataset.
-        loaded: The export, as `tf.saved_model.load` returns it.
-        samples: Serialized tf.train.Example.
-
-    Returns:
-        The largest absolute difference between two probabilities, over all signatures, classes and examples.
-        Where one is a number and the other is not, it counts as 1.
-
-    Raises:
-        DatasetError: When an example cannot be decoded.
+    It is taken over all signatures, classes and samples; 1 where only one of two is finite. `loaded` is what
+    `tf.saved_model.load` returns. Raises DatasetError when a sample cannot be decoded.
     """
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -219,12 +190,7 @@ def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -
     """Returns some requests with their answers, by which a deployment is recognized as this model.
 
     Both are what TensorFlow Serving's REST interface takes and returns: POST {"instances": [...]} to
-    /v1/models/NAME:predict, and {"predictions": [...]} comes back.
-
-    Args:
-        manifest: Manifest of the dataset.
-        loaded: The export, as `tf.saved_model.load` returns it.
-        samples: Serialized tf.train.Example, at least one.
+    /v1/models/NAME:predict, and {"predictions": [...]} comes back. There must be at least one sample.
     """
     examples = tf.constant(samples[:GOLDEN])
     inputs, _ = parse_batch(examples, manifest.inputs)

@@ -53,19 +53,14 @@ class Gate:
             raise SettingsError(f"allow_undecided must be true or false, got {self.allow_undecided!r}")
 
     def with_rules(self, texts: Iterable[str]) -> Gate:
-        """Returns this gate with more rules.
-
-        Raises:
-            SettingsError: When one of them cannot be read.
-        """
+        """Returns this gate with more rules; raises SettingsError when one of them cannot be read."""
         return replace(self, rules=(*self.rules, *parse_rules(texts)))
 
     def check(self, manifest: Manifest, champion_uri: str) -> None:
         """Checks that the rules fit the dataset, before any work is done for them.
 
-        Raises:
-            SettingsError: When a rule is about a class or a feature that the dataset does not have, or about
-                a champion where `champion_uri` is "".
+        Raises SettingsError when a rule is about a class or a feature that the dataset does not have, or
+        about a champion where `champion_uri` is "".
         """
         known = ["class"]
         known += [item.name for item in manifest.features if item.name not in _NO_SLICES and not item.shape]
@@ -88,21 +83,13 @@ class Gate:
 
 
 def accuracy_gate(min_accuracy: float) -> Gate:
-    """Returns the gate with one rule, a smallest accuracy, 0..1.
-
-    Raises:
-        SettingsError: When it is not within 0..1.
-    """
+    """Returns the gate with one rule, a smallest accuracy; raises SettingsError if it is not within 0..1."""
     check_min_accuracy(min_accuracy)
     return Gate(parse_rules([f"accuracy >= {min_accuracy!r}"]))
 
 
 def check_min_accuracy(min_accuracy: float) -> None:
-    """Checks a smallest accuracy.
-
-    Raises:
-        SettingsError: When it is not within 0..1.
-    """
+    """Raises SettingsError when a smallest accuracy is not within 0..1."""
     if not 0.0 <= min_accuracy <= 1.0:  # NaN fails this too.
         raise SettingsError(f"min_accuracy must be within 0..1, got {min_accuracy}; 0.95 means 95 %")
 
@@ -149,14 +136,11 @@ class JudgedRule:
         rule: The rule as it was written: "accuracy >= champion - 0.005".
         name: Its left side: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
         left: Value of the left side; None where it could not be measured.
-        operator: ">=", "<=", ">", "<" or "==".
         right: The limit; None where it is a champion's value that could not be measured.
-        verdict: passed, failed, undecided or skipped.
         interval: 95 % interval of the left side; None where there is none.
         champion: The champion's value, where the rule compares with it.
         difference: 95 % interval of the value minus the champion's, by paired bootstrap.
-        p: Share of the paired resamples in which the champion is as good or better; None where the rule
-            does not ask for it.
+        p: As in `Lead`; None where the rule does not ask for it.
         note: What else a person must know (which slice is the worst, why it is undecided), or "".
     """
 
@@ -202,7 +186,6 @@ class Blessing:
 
     Attributes:
         blessed: Whether the model may be published.
-        rules: Every rule with its verdict.
         reason: Reason for the verdict, in one sentence.
         warnings: What a person should know though it decides nothing, a sentence each.
     """
@@ -220,16 +203,11 @@ class Blessing:
 def judge(
     evaluation: Evaluation, gate: Gate, *, no_champion: str = "", warnings: tuple[str, ...] = ()
 ) -> Blessing:
-    """Judges an evaluation.
+    """Returns the verdict on an evaluation.
 
     Besides the gate's own rules two always hold: every output is finite, and the size of a batch does not
-    matter.
-
-    Args:
-        evaluation: Evaluation of the exported model.
-        gate: Rules and policy.
-        no_champion: Why there is no champion in the evaluation; "" where there is one or none is asked for.
-        warnings: Warnings that come before those about unstable predictions.
+    matter. `no_champion` says why there is no champion in the evaluation; "" where there is one or none is
+    asked for. Given `warnings` come before those about unstable predictions.
     """
     wrong = evaluation.non_finite
     finite: Verdict = "failed" if wrong else "passed"

@@ -86,11 +86,7 @@ def score(outcomes: Outcomes, bins: tuple[Bin, ...]) -> dict[str, float]:
     Averages over classes leave out those that are neither among the labels nor among the predictions, as
     scikit-learn does. What needs probabilities is measured on the examples with finite ones, except
     `top5_accuracy`, where the others are wrong; it is left out where there are no more than five classes.
-
-    Args:
-        outcomes: Outcomes of all examples.
-        bins: Their calibration, for the expected calibration error (ECE): the mean distance of accuracy and
-            confidence, 0..1.
+    `bins` give the expected calibration error (ECE), the mean distance of accuracy and confidence, 0..1.
     """
     labels, predicted = outcomes.labels, outcomes.predicted
     found = {"accuracy": float(metrics.accuracy_score(labels, predicted))}
@@ -180,12 +176,7 @@ def worst(curves: tuple[Curve, ...]) -> tuple[Curve, ...]:
 
 
 def slice_outcomes(outcomes: Outcomes, min_slice: int) -> tuple[Slice, ...]:
-    """Returns the accuracy by class and by feature.
-
-    Args:
-        outcomes: Outcomes of all examples.
-        min_slice: Smallest number of examples that a rule may be judged on.
-    """
+    """Returns the accuracy by class and by feature; a slice is decided from `min_slice` examples on."""
     named = [(f"class={name}", outcomes.labels == i) for i, name in enumerate(outcomes.class_names)]
     for feature, column in outcomes.columns.items():
         named += [(f"{feature}={value}", chosen) for value, chosen in _parts(column)]
@@ -201,12 +192,8 @@ def slice_outcomes(outcomes: Outcomes, min_slice: int) -> tuple[Slice, ...]:
 def intervals(labels: _Ints, predicted: _Ints, class_names: tuple[str, ...]) -> dict[str, Interval]:
     """Returns the 95 % interval of every counted metric, and of "recall[class=healthy]" and its like.
 
-    Classes without examples have none. The same arguments give the same intervals.
-
-    Args:
-        labels: True classes, [n], n >= 1.
-        predicted: Predicted classes, [n].
-        class_names: Class names in the order of the labels.
+    Labels and predictions are [n], n >= 1. Classes without examples have no interval. The same arguments give
+    the same intervals.
     """
     cells, counts = _cells(labels, predicted)
     true, said = cells.T
@@ -215,14 +202,7 @@ def intervals(labels: _Ints, predicted: _Ints, class_names: tuple[str, ...]) -> 
 
 
 def leads(labels: _Ints, predicted: _Ints, champion: _Ints, class_names: tuple[str, ...]) -> dict[str, Lead]:
-    """Returns the lead over the champion in each of those metrics.
-
-    Args:
-        labels: True classes, [n], n >= 1.
-        predicted: Predicted classes, [n].
-        champion: The champion's predictions for the same examples, [n].
-        class_names: Class names in the order of the labels.
-    """
+    """Returns the lead over the champion, whose predictions are [n] too, in each metric of `intervals`."""
     classes = len(class_names)
     cells, counts = _cells(labels, predicted, champion)
     true, ours, theirs = cells.T

@@ -28,11 +28,11 @@ _WEAKEST = 5
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What a training left beside its model file.
+    """Settings and history that a training left beside its model file; empty where there is no such file.
 
     Attributes:
-        settings: Content of settings.json; empty where there is none.
-        history: Columns of history.csv, a number per epoch, NaN where there is none; empty without a file.
+        settings: Content of settings.json.
+        history: Columns of history.csv, a number per epoch, NaN where there is none.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -46,11 +46,7 @@ class TrainingRecord:
 
 
 def read_training(model_file: Path) -> TrainingRecord:
-    """Reads settings.json and history.csv beside a model file, both optional.
-
-    Raises:
-        ModelError: When one of the files is there and cannot be read.
-    """
+    """Reads settings.json and history.csv beside a model file; raises ModelError when one cannot be read."""
     return TrainingRecord(
         _read(model_file.with_name(SETTINGS_FILE), _parse_settings),
         _read(model_file.with_name(HISTORY_FILE), _parse_history),
@@ -93,14 +89,7 @@ def describe_tensors(specs: Mapping[str, Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the card.
-
-    Attributes:
-        title: Heading.
-        text: Its sentences.
-        head: Names of the columns of its table.
-        rows: Rows of the table; empty for none.
-    """
+    """One part of the card: heading, sentences, and a table with the names of its columns, if it has rows."""
 
     title: str
     text: str
@@ -110,13 +99,7 @@ class Section:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model card.
-
-    Attributes:
-        title: Name of the model.
-        verdict: Whether it was blessed, and why, in one sentence.
-        sections: Its parts in order.
-    """
+    """A model card; `verdict` says in one sentence whether the model was blessed, and why."""
 
     title: str
     verdict: str
@@ -140,15 +123,7 @@ class ModelCard:
 def make_card(
     manifest: Manifest, export: Export, training: TrainingRecord, evaluation: Evaluation, verdict: str
 ) -> ModelCard:
-    """Returns the card of an exported model; a section without rows is left out.
-
-    Args:
-        manifest: Manifest of the dataset.
-        export: What was exported.
-        training: Settings and history of the training, as far as they are known.
-        evaluation: Evaluation of the export.
-        verdict: Whether it was blessed, and why, in one sentence.
-    """
+    """Returns the card of an exported model; a section without rows is left out."""
     weakest = sorted(evaluation.classes, key=lambda score: (score.f1, score.name))[:_WEAKEST]
     settings = training.settings.get("settings", training.settings)
     sections = (

@@ -63,14 +63,7 @@ _MOST_MARKED_EPOCHS = 30
 
 
 def draw_calibration(bins: Sequence[Bin]) -> str:
-    """Draws a reliability diagram: the accuracy and the share of the examples over the confidence.
-
-    Args:
-        bins: Bins of confidence, lowest first.
-
-    Returns:
-        An <svg> element.
-    """
+    """Draws a reliability diagram: the accuracy and the share of the examples over the confidence."""
     total = sum(one.examples for one in bins)
     confidence, accuracy = [one.confidence for one in bins], [one.accuracy for one in bins]
     with _page_style("calibration"):
@@ -113,12 +106,9 @@ class ConfusedPair(NamedTuple):
 
 
 def most_confused(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> Confusions:
-    """Returns the matrix of the classes with the most mistakes, missed and wrongly given together.
+    """Returns the matrix of the `most` classes with the most mistakes, missed and wrongly given together.
 
-    Args:
-        matrix: Examples by true class (row) and predicted class (column).
-        names: Class names.
-        most: Number of classes to keep, in their order; all others become one.
+    They stay in their order; all others become one. A matrix has a row per true class.
     """
     counts = np.asarray(matrix, dtype=np.int64)
     if len(names) <= most:
@@ -137,13 +127,7 @@ def most_confused(matrix: Sequence[Sequence[int]], names: Sequence[str], most: i
 def confused_pairs(
     matrix: Sequence[Sequence[int]], names: Sequence[str], most: int
 ) -> tuple[ConfusedPair, ...]:
-    """Returns the pairs of classes that are confused most often, the most frequent first.
-
-    Args:
-        matrix: Examples by true class (row) and predicted class (column).
-        names: Class names.
-        most: Number of pairs.
-    """
+    """Returns up to `most` pairs of classes that are confused most often, the most frequent first."""
     counts = np.array(matrix, dtype=np.int64)
     examples = counts.sum(axis=1)
     np.fill_diagonal(counts, 0)
@@ -157,14 +141,7 @@ def confused_pairs(
 
 
 def draw_confusion(confusions: Confusions) -> str:
-    """Draws a confusion matrix; a cell is as strong as its share of the row's examples.
-
-    Args:
-        confusions: At most some 40 classes: every one is named.
-
-    Returns:
-        An <svg> element.
-    """
+    """Draws a confusion matrix of at most some 40 classes; a cell shows its share of the row's examples."""
     counts = np.asarray(confusions.counts, dtype=np.int64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     short = _shorten(confusions.names)
@@ -192,25 +169,17 @@ def draw_confusion(confusions: Confusions) -> str:
 
 
 def draw_roc(curves: Sequence[Curve]) -> str:
-    """Draws ROC curves as an <svg> element, those with the smallest areas by name."""
+    """Draws ROC curves, those with the smallest areas by name."""
     return _draw_curves(curves, "ROC", "false positive rate", "true positive rate", "lower right")
 
 
 def draw_precision_recall(curves: Sequence[Curve]) -> str:
-    """Draws precision over recall as an <svg> element, the classes with the smallest areas by name."""
+    """Draws precision over recall, the classes with the smallest areas by name."""
     return _draw_curves(curves, "Precision over recall", "recall", "precision", "lower left")
 
 
 def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
-    """Draws one metric over the epochs, training and, where there is one, validation.
-
-    Args:
-        name: Name of the metric, a column of `history`; its validation twin is `val_<name>`.
-        history: Columns of numbers, one per epoch.
-
-    Returns:
-        An <svg> element.
-    """
+    """Draws one metric over the epochs, training and, where there is a column `val_<name>`, validation."""
     said = []
     with _page_style(f"curve {name}"):
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
@@ -268,12 +237,7 @@ def _share_axes(figure: Figure, x: str, y: str) -> Any:
 
 
 def _to_svg(figure: Figure, description: str) -> str:
-    """Returns the figure as an element that can stand in a page beside others.
-
-    Args:
-        figure: Figure to draw. The caller's style context must still be open.
-        description: Text for a screen reader.
-    """
+    """Returns the figure as an element that can stand in a page beside others; needs `_page_style` open."""
     text = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     with warnings.catch_warnings():

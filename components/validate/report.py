@@ -45,18 +45,7 @@ def render_report(
     export: Export,
     training: TrainingRecord,
 ) -> str:
-    """Renders the report.
-
-    Args:
-        evaluation: Evaluation of the export.
-        blessing: The verdict on it.
-        manifest: Manifest of the dataset.
-        export: What was exported.
-        training: Settings and history of the training, as far as they are known.
-
-    Returns:
-        An HTML page. The same arguments give the same page.
-    """
+    """Returns the report as an HTML page; the same arguments give the same page."""
     confusions = plots.most_confused(evaluation.confusion, evaluation.class_names, _MOST_DRAWN_CLASSES)
     return render(
         Path(__file__).with_name("report.html.j2"),

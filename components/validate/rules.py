@@ -49,7 +49,6 @@ class Rule:
     Attributes:
         text: The rule as it was written.
         metric: Name of the metric: one of METRICS, or of CLASS_METRICS for a slice.
-        operator: ">=", "<=", ">", "<" or "==".
         limit: The number to compare with, or what is added to the champion's value.
         slice: Name of the slice, "class=healthy"; "" for all examples.
         worst: Whether the worst slice is meant.
@@ -75,20 +74,12 @@ class Rule:
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Reads some rules.
-
-    Raises:
-        SettingsError: When one is no rule, or names an unknown metric; lists the known ones.
-    """
+    """Reads some rules; raises SettingsError as `parse_rule` does."""
     return tuple(map(parse_rule, texts))
 
 
 def parse_rule(text: str) -> Rule:
-    """Reads one rule.
-
-    Raises:
-        SettingsError: As `parse_rules` does.
-    """
+    """Reads one rule; raises SettingsError when it is none, or names an unknown metric."""
     if not (match := _RULE.fullmatch(text)):
         raise SettingsError(
             f"cannot read the rule {text!r}; write it like 'accuracy >= 0.95', "

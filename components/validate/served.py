@@ -33,12 +33,7 @@ _JPEG_QUALITY = 90
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers of a model.
-
-    Attributes:
-        probabilities: float32 [n, classes].
-        labels: int64 [n].
-    """
+    """Answers of a model: probabilities, float32 [n, classes], and labels, int64 [n]."""
 
     probabilities: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
@@ -48,18 +43,12 @@ Serve = Callable[[tf.Tensor], Predictions]
 
 
 class ServedModel:
-    """A SavedModel behind the signatures that Shardline exports."""
+    """A SavedModel behind the signatures that Shardline exports, with `classes` probabilities per example.
+
+    Raises ModelError when there is no SavedModel, or it has another signature.
+    """
 
     def __init__(self, path: Path, classes: int) -> None:
-        """Loads the model.
-
-        Args:
-            path: Directory of the SavedModel.
-            classes: Number of probabilities per example that are expected.
-
-        Raises:
-            ModelError: When there is no SavedModel, or it has another signature.
-        """
         self.path = path
         try:
             # The signatures alone do not keep the variables alive, the loaded object does.
@@ -78,25 +67,17 @@ class ServedModel:
             )
 
     def predict(self, images: tf.Tensor) -> Predictions:
-        """Predicts a batch.
+        """Predicts encoded images, a string tensor of shape [n].
 
-        Args:
-            images: Encoded images, a string tensor of shape [n].
-
-        Raises:
-            tf.errors.InvalidArgumentError: When one of them cannot be decoded.
+        Raises tf.errors.InvalidArgumentError when one of them cannot be decoded.
         """
         return self._answer(DEFAULT, {IMAGES: images})
 
     def predict_examples(self, serialized: tf.Tensor) -> Predictions:
-        """Predicts a batch of examples as a dataset holds them: of images or of tables.
+        """Predicts serialized tf.train.Example, a string tensor of shape [n], of images or of tables.
 
-        Args:
-            serialized: tf.train.Example, a string tensor of shape [n].
-
-        Raises:
-            ModelError: When the model was exported without that signature.
-            tf.errors.InvalidArgumentError: When one of them lacks a column or cannot be decoded.
+        Raises ModelError when the model was exported without that signature, and
+        tf.errors.InvalidArgumentError when an example lacks a column or cannot be decoded.
         """
         return self._answer(EXAMPLE, {EXAMPLES: serialized})
 
@@ -111,17 +92,10 @@ class ServedModel:
 
 
 def measure_costs(model: ServedModel, images: tf.Tensor | None, records: tf.Tensor) -> dict[str, float]:
-    """Measures what a model costs to serve, and how stable its answers are.
+    """Returns what a model costs to serve, and how stable its answers are, by the names in SERVING.
 
-    Args:
-        model: The served model.
-        images: At least one encoded image, a string tensor [n]; None for a table.
-        records: The same examples serialized, for a table.
-
-    Returns:
-        The latencies of `measure_latency`; batch_difference; of images jpeg_flips and shift_flips;
-        peak_memory_mb, the largest resident size that this process has had, TensorFlow included; and size_mb,
-        the size of the SavedModel. Sizes are in MB.
+    `images` is None for a table; `records` are the same examples, at least one. peak_memory_mb is the
+    largest resident size that this process has had, TensorFlow included.
     """
     serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
     return {
@@ -136,13 +110,8 @@ def measure_costs(model: ServedModel, images: tf.Tensor | None, records: tf.Tens
 def measure_latency(serve: Serve, requests: tf.Tensor) -> dict[str, float]:
     """Measures single requests and requests of 32 examples, each after a warm-up, for a second at most.
 
-    Args:
-        serve: Answers some requests.
-        requests: At least one, [n]; they are used in turn, and again when they are not enough.
-
-    Returns:
-        latency_p50_ms and latency_p95_ms of single requests, latency_batch32_p50_ms and
-        latency_batch32_p95_ms of whole batches, and throughput, the examples per second in batches of 32.
+    `requests`, at least one, [n], are used in turn, and again when they are not enough. Throughput is in
+    examples per second, in batches of 32.
     """
     single, batched = _time(serve, requests, 1), _time(serve, requests, _BATCH)
     return {
@@ -156,10 +125,6 @@ def batch_difference(serve: Serve, requests: tf.Tensor) -> float:
     """Returns the largest difference that batch size and order make to a probability, on 32 examples.
 
     Examples with an output that is not finite are left out.
-
-    Args:
-        serve: Answers some requests.
-        requests: At least one, [n].
     """
     some = requests[:REQUESTS]
     together = serve(some).probabilities
@@ -171,14 +136,9 @@ def batch_difference(serve: Serve, requests: tf.Tensor) -> float:
 
 
 def flips(serve: Serve, images: tf.Tensor) -> dict[str, float]:
-    """Returns the share of 32 images whose predicted class a hardly visible change flips.
+    """Returns the share of 32 images whose predicted class a hardly visible change flips, by change.
 
-    Args:
-        serve: Answers some encoded images.
-        images: At least one, a string tensor of shape [n].
-
-    Returns:
-        jpeg_flips for encoding as a JPEG of quality 90, shift_flips for a shift by one pixel.
+    The changes are encoding as a JPEG of quality 90 and a shift by one pixel.
     """
     some = images[:REQUESTS]
     predicted = serve(some).labels

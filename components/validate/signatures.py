@@ -38,13 +38,7 @@ Function = Any
 
 
 def make_signatures(model: keras.Model, manifest: Manifest, head: Head) -> dict[str, Function]:
-    """Returns the signatures of a model by name, as `export.export_model` documents them.
-
-    Args:
-        model: Takes the manifest's images or columns and returns one number per class.
-        manifest: Manifest of the dataset that the model was trained on.
-        head: Whether these numbers are probabilities or logits, which get a softmax.
-    """
+    """Returns the signatures of a model by name, as `export.export_model` documents them."""
 
     def answer(inputs: Inputs) -> Answer:
         probabilities = predict(model, inputs, head)
@@ -83,13 +77,7 @@ def argument_names(inputs: Collection[str]) -> dict[str, str]:
 
 
 def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> dict[str, dict[str, tf.Tensor]]:
-    """Returns the arguments of each signature for a batch of stored examples.
-
-    Args:
-        manifest: Manifest of the dataset.
-        examples: Serialized tf.train.Example, a string tensor of shape [n].
-        inputs: The same examples as the model takes them.
-    """
+    """Returns the arguments of each signature for stored examples, whose `inputs` the model takes."""
     if "image" not in manifest.inputs:
         names = argument_names(manifest.inputs)
         columns = {names[column]: values for column, values in inputs.items()}

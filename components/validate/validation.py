@@ -120,17 +120,9 @@ def validate(
 def challenge(
     challenger: Measured, champion_uri: str, examples: Examples, *, min_slice: int
 ) -> tuple[Evaluation, str]:
-    """Measures the champion as the challenger was measured.
+    """Returns the challenger's evaluation with that of the champion, measured in the same way, and "".
 
-    Args:
-        challenger: Measurement of the new model.
-        champion_uri: Where champions are published: a directory or gs://.
-        examples: The examples that the challenger was measured on.
-        min_slice: Smallest slice that a rule may be judged on.
-
-    Returns:
-        The challenger's evaluation with that of the champion; or, where the champion cannot be measured, the
-        challenger's alone and the reason.
+    Where the champion cannot be measured, it returns the challenger's evaluation alone and the reason.
     """
     try:
         champion = model_store.champion_directory(champion_uri)
@@ -143,12 +135,7 @@ def challenge(
 def find_champion(directory: Path, manifest: Manifest) -> Path:
     """Returns the directory of the champion's SavedModel, if it can be measured on a dataset.
 
-    Args:
-        directory: Where champions are published.
-        manifest: Manifest of the dataset.
-
-    Raises:
-        ModelError: When there is no champion yet, it is damaged, or it is for other classes or other input.
+    Raises ModelError when there is no champion yet, it is damaged, or it is for other classes or other input.
     """
     published = model_store.current(directory)
     if published is None:
