@@ -1,11 +1,9 @@
 """Parameters of a run as three objects: data, training and gate.
 
 The first task of a pipeline (`shardline.components.configure`) makes them of the pipeline's own parameters
-and puts each out as a STRUCT; every later task takes the one that concerns it, and so does whoever uses a
-component alone. A dict that a task puts out keeps its numbers and quotes. One that the pipeline builds of its
-parameters does not: KFP pastes the numbers as text, and a quote breaks the JSON.
-
-`data` is `shardline.components.preprocess.settings.PreprocessSettings`; the other two are here.
+and puts each out as a STRUCT for the later tasks. A dict that a task puts out keeps its numbers and quotes.
+One that the pipeline builds of its parameters does not: KFP pastes the numbers as text, and a quote breaks
+the JSON. `data` is `shardline.components.preprocess.settings.PreprocessSettings`; the other two are here.
 """
 
 from __future__ import annotations
@@ -42,15 +40,10 @@ def field_types(kind: type[Any]) -> dict[str, Any]:
 
 
 def read(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
-    """Reads a dataclass from JSON, with the integers that a STRUCT has made floats.
+    """Returns a dataclass from JSON, with the integers that a STRUCT has made floats.
 
-    Args:
-        kind: The dataclass.
-        values: Its fields by name; those with a default may be missing.
-        name: Name of the object in a message, as in "data"; "" for none.
-
-    Raises:
-        SettingsError: When a key is unknown or missing, or a value is of the wrong type or out of range.
+    `name` is the object's in messages, as in "data"; "" for none. Raises SettingsError when a key is unknown
+    or missing, or a value is of the wrong type or out of range.
     """
     types, prefix = field_types(kind), f"{name}." if name else ""
     if not isinstance(values, Mapping):
@@ -72,11 +65,7 @@ def own_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_types(settings: Any) -> None:
-    """Checks that each field of a dataclass holds what its type says.
-
-    Raises:
-        SettingsError: With the field, what it may hold, and what was found.
-    """
+    """Checks that each field of a dataclass holds what its type says; SettingsError when one does not."""
     for name, kind in field_types(type(settings)).items():
         value = getattr(settings, name)
         if not _fits(value, kind):
@@ -151,12 +140,9 @@ class TrainingSettings:
         model_dir: str = "",
         usual_batch_size: int = TrainSettings.per_replica_batch_size,
     ) -> TrainSettings:
-        """Returns the settings of a training run.
+        """Returns the settings of a training run; without a `model_dir` it is AIP_MODEL_DIR.
 
-        Args:
-            dataset: Dataset directory.
-            model_dir: Directory of the model; "" for AIP_MODEL_DIR.
-            usual_batch_size: Examples per replica and step where per_replica_batch_size is 0.
+        `usual_batch_size` counts examples per replica and step, where per_replica_batch_size is 0.
         """
         options: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -175,12 +161,7 @@ class TrainingSettings:
         )
 
     def with_tuned(self, chosen: Mapping[str, Any]) -> TrainingSettings:
-        """Returns the settings with the parameters of a trial in them.
-
-        Args:
-            chosen: Values by name. A setting of the trainer is one there; everything else goes to the model
-                function.
-        """
+        """Returns the settings with a trial's values; one of no setting goes to the model function."""
         own = {name: value for name, value in chosen.items() if name in TUNABLE}
         others = {name: value for name, value in chosen.items() if name not in TUNABLE}
         options = {name: value for name, value in others.items() if name in TRAINER}
@@ -204,11 +185,7 @@ _OPTIONS = TRAINER - {item.name for item in fields(TrainingSettings)} - {"datase
 
 
 def check_options(names: Collection[str]) -> None:
-    """Checks that all names are options of the trainer that have no parameter of their own.
-
-    Raises:
-        SettingsError: With the first that is none.
-    """
+    """Checks that all are options of the trainer without a parameter of their own; else SettingsError."""
     for name in names:
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=5, cutoff=0.0)

@@ -19,9 +19,7 @@ from shardline.trainer.errors import PipelineError
 def compile_pipeline(settings: Settings, study: str | None = None) -> str:
     """Returns the YAML of a pipeline for one environment.
 
-    Args:
-        settings: The environment.
-        study: What the tuning pipeline searches, as JSON; None for the retraining pipeline.
+    `study` is what the tuning pipeline searches, as JSON; None for the retraining pipeline.
     """
     pipeline = retrain_pipeline(settings) if study is None else tune_pipeline(settings, study)
     with tempfile.TemporaryDirectory() as directory:
@@ -33,11 +31,8 @@ def compile_pipeline(settings: Settings, study: str | None = None) -> str:
 def write(settings: Settings, output: Path, study: str | None = None) -> tuple[bool, list[Finding]]:
     """Compiles into a file; the arguments are as for `compile_pipeline`.
 
-    Returns:
-        Whether its content changed, and the warnings of `shardline check`.
-
-    Raises:
-        PipelineError: When the pipeline has errors that `shardline check` finds.
+    Returns whether its content changed, and the warnings of `shardline check`. Raises PipelineError when it
+    finds errors.
     """
     text = compile_pipeline(settings, study)
     warnings = refuse_errors(parse(text, output).spec)
@@ -49,11 +44,7 @@ def write(settings: Settings, output: Path, study: str | None = None) -> tuple[b
 
 
 def check(settings: Settings, output: Path, study: str | None = None) -> None:
-    """Checks that a compiled file is what the code compiles to; the arguments are as for `write`.
-
-    Raises:
-        PipelineError: When it is missing or differs.
-    """
+    """Checks that a file is what the code compiles to; PipelineError when it is missing or differs."""
     text = compile_pipeline(settings, study)
     if not output.is_file():
         raise PipelineError(f"no compiled pipeline {output}; write it with 'shardline compile'")

@@ -26,13 +26,7 @@ _DIRTY = "-dirty"
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image by its name, with the tags that it gets.
-
-    Attributes:
-        repository: REGISTRY/PROJECT/REPOSITORY/NAME, without tag and digest.
-        tags: One or more.
-        variant: One of VARIANTS.
-    """
+    """An image, REGISTRY/PROJECT/REPOSITORY/NAME, with one or more tags; its variant is in VARIANTS."""
 
     repository: str
     tags: tuple[str, ...]
@@ -43,10 +37,7 @@ class Image:
         """Returns the image that a reference names; its own tag is used where no other is given.
 
         The variant without TensorFlow is an image of its own, NAME-control: under the name of the full one
-        it would break every pipeline.
-
-        Raises:
-            SettingsError: When there is no tag.
+        it would break every pipeline. Raises SettingsError when there is no tag.
         """
         name = reference.partition("@")[0]
         path, slash, last = name.rpartition("/")
@@ -66,8 +57,7 @@ class Image:
 def find_tool(*, needed: bool = True) -> str:
     """Returns the program that builds images on this machine; docker where there is none and none is needed.
 
-    Raises:
-        SettingsError: When there is none.
+    Raises SettingsError when there is none.
     """
     installed = [tool for tool in _TOOLS if shutil.which(tool)]
     if installed or not needed:
@@ -81,8 +71,7 @@ def find_tool(*, needed: bool = True) -> str:
 def source_revision(*, allow_dirty: bool) -> str:
     """Returns the git revision of the working directory, with "-dirty" where it holds anything else.
 
-    Raises:
-        SettingsError: When files differ and may not, or there is no revision.
+    Raises SettingsError when files differ and may not, or there is no revision.
     """
     try:
         revision = _git("rev-parse", "HEAD")
@@ -118,9 +107,7 @@ def push_commands(tool: str, image: Image) -> list[list[str]]:
 def build(tool: str, image: Image, revision: str) -> None:
     """Builds an image from the working directory; the tool's output goes to standard error.
 
-    Raises:
-        SettingsError: When there is no docker/Dockerfile.
-        RunError: When the build fails.
+    Raises SettingsError when there is no docker/Dockerfile, RunError when the build fails.
     """
     if not Path(_DOCKERFILE).is_file():
         raise SettingsError(f"no {_DOCKERFILE} in {Path.cwd()}; run this at the top of a clone of Shardline")
@@ -132,15 +119,10 @@ def build(tool: str, image: Image, revision: str) -> None:
 
 
 def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:
-    """Pushes an image that was built under all of its tags.
+    """Pushes an image under all of its tags; returns REPOSITORY@sha256:... and its source revision.
 
-    Returns:
-        REPOSITORY@sha256:... to pin it by, and the revision that it was built from.
-
-    Raises:
-        SettingsError: When the name has no registry, or the image was built from changed files.
-        PlatformError: When the registry refuses, or does not say what it has got.
-        RunError: When there is no such image.
+    Raises SettingsError when the name has no registry or the image was built from changed files,
+    PlatformError when the registry refuses or does not say what it has got, RunError when there is no image.
     """
     if not has_registry(image.repository):
         raise SettingsError(

@@ -17,17 +17,10 @@ _LARGEST_INTEGER = 2**53
 
 
 def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks parameters against the pipeline's declarations and gives them their declared types.
+    """Returns the given parameters with their declared types: str, int, float, bool, dict or list.
 
-    Args:
-        spec: The pipeline.
-        given: Values by name: as text, as on a command line, or of the declared type already.
-
-    Returns:
-        The given parameters, as str, int, float, bool, dict or list.
-
-    Raises:
-        PipelineError: When a parameter is unknown, mistyped, not one of its literals, or missing.
+    They are given as text, as on a command line, or of the declared type already. Raises PipelineError when
+    one is unknown, mistyped, not one of its literals, or missing.
     """
     known = declared(spec)
     checked = {}

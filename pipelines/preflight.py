@@ -36,7 +36,7 @@ def check_run(
     Args:
         spec: The compiled pipeline (IR).
         given: Values by name: as text, as on a command line, or of the declared type already.
-        schedule: What it is to run on, if it is.
+        schedule: Schedule of the run, if it has one.
         here: Whether it is to run on this machine, which must then have the data.
 
     Returns:
@@ -45,8 +45,7 @@ def check_run(
     Raises:
         PipelineError: When a parameter is unknown, mistyped or missing, or `shardline check` finds an error.
         SettingsError: When a value of one of our own pipelines is out of range.
-        SourceError: When there is no such source.
-        ModelError: When there is no such model.
+        SourceError, ModelError: When there is no such source or model.
     """
     parameters = check_parameters(spec, given)
     values = defaults(spec) | parameters
@@ -60,11 +59,7 @@ def check_run(
 def check_tune(parameters: Mapping[str, Any]) -> None:
     """Checks what the tuning pipeline has beside the parameters of the retraining pipeline.
 
-    Args:
-        parameters: Every parameter of the pipeline, of its declared type.
-
-    Raises:
-        SettingsError: When the study is wrong, or tunes what cannot be tuned.
+    Raises SettingsError when the study is wrong, or tunes what cannot be tuned.
     """
     for name in ("max_trial_count", "trial_epochs"):
         if parameters[name] < 0:
@@ -74,19 +69,10 @@ def check_tune(parameters: Mapping[str, Any]) -> None:
 
 
 def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
-    """Checks the values of the retraining pipeline's parameters.
+    """Checks every parameter of the retraining pipeline; where `here`, the data is to be on this machine.
 
     The steps check them again where they use them; here they are checked before anything has been spent.
-    Loads neither TensorFlow nor the user's own code.
-
-    Args:
-        parameters: Every parameter of the pipeline, of its declared type.
-        here: Whether the run is to find its data on this machine.
-
-    Raises:
-        SettingsError: When a value is out of range.
-        SourceError: When there is no such source.
-        ModelError: When there is no such model.
+    Loads neither TensorFlow nor the user's own code. Raises as `check_run`.
     """
     values = {**parameters, "processes": parameters["preprocess_processes"]}
     data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
@@ -102,13 +88,9 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
 
 
 def load_study(path: Path) -> str:
-    """Reads and checks a study file; settings/tune.toml shows all of its keys.
+    """Returns a study file as JSON, for the parameter "study"; settings/tune.toml shows all of its keys.
 
-    Returns:
-        Its content as JSON, as the pipeline parameter "study" takes it.
-
-    Raises:
-        SettingsError: When the file is missing or no TOML, or says something that makes no study.
+    Raises SettingsError when the file is missing or no TOML, or says something that makes no study.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

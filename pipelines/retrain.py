@@ -20,14 +20,7 @@ from shardline.pipelines.steps import (
 
 
 def retrain_pipeline(settings: Settings) -> Any:
-    """Builds the pipeline for one environment.
-
-    Args:
-        settings: Image and machines, which KFP fixes when it compiles.
-
-    Returns:
-        The pipeline, as `dsl.pipeline` gives it.
-    """
+    """Returns the pipeline for one environment, as `dsl.pipeline` gives it."""
     hidden = () if settings.pools_at_run_time else ("worker_pool_specs",)
     return make_pipeline(
         RETRAIN,

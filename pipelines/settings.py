@@ -34,8 +34,7 @@ class Settings:
     Attributes:
         image: Container image of all components and of the trainer.
         train: The custom job of the training step: its machines, and how the platform runs it.
-        pools_at_run_time: Whether the machines of the training step are a parameter of each run,
-            worker_pool_specs, instead.
+        pools_at_run_time: Whether each run has its own training machines, as parameter worker_pool_specs.
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
         batch_predict: What is predicted with an uploaded model; None predicts nothing.
@@ -72,11 +71,9 @@ _OWN_KEYS = keys_of(Settings, *_TABLES)
 
 
 def load(path: Path) -> Settings:
-    """Reads a settings file; settings/vertex.toml.example shows all of its keys.
+    """Returns the settings of a file; settings/vertex.toml.example shows all of its keys.
 
-    Raises:
-        SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or out
-            of range.
+    Raises SettingsError when it is missing or no TOML, or a key is unknown, missing or wrong.
     """
     content = read_file(path)
     for name in _RUN_TABLES:
@@ -136,20 +133,14 @@ Row = tuple[str, Any, str]
 
 
 def environment_rows(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Row]:
-    """Returns the values that say where on the platform things are done.
-
-    Args:
-        values: As `read_values` gives them.
-        origins: The same.
-    """
+    """Returns the values that say where on the platform things are done, from those of `read_values`."""
     return [(f"{TABLE}.{name}", values.get(name, ""), origins.get(name, DEFAULT)) for name in NAMES]
 
 
 def compile_time_rows(path: Path) -> list[Row]:
     """Returns the values that are fixed when a pipeline is compiled; none for a file without an image.
 
-    Raises:
-        SettingsError: When the file is no settings file.
+    Raises SettingsError when the file is no settings file.
     """
     written = tomllib.loads(path.read_text(encoding="utf-8"))
     if "image" not in written:

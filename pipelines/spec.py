@@ -25,7 +25,7 @@ _MOST_NODES = 2_000_000
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """What a file with a compiled pipeline holds.
+    """File with a compiled pipeline.
 
     Attributes:
         spec: The pipeline spec (IR) with root, components, deploymentSpec and pipelineInfo.
@@ -39,23 +39,15 @@ class PipelineFile:
 
 
 def load_pipeline(path: Path) -> dict[str, Any]:
-    """Reads a compiled pipeline that is to run.
+    """Returns the pipeline spec (IR) of a file that is to run.
 
-    Returns:
-        The pipeline spec (IR).
-
-    Raises:
-        PipelineError: When the file cannot be read, is no compiled pipeline, or none that can run alone.
+    Raises PipelineError when the file cannot be read, is no compiled pipeline, or none that can run alone.
     """
     return parse_pipeline(read_pipeline(path), path)
 
 
 def read_pipeline(path: Path) -> bytes:
-    """Returns the content of a pipeline's file.
-
-    Raises:
-        PipelineError: When it cannot be read, or is too large.
-    """
+    """Returns the content of a pipeline's file; PipelineError when it cannot be read, or is too large."""
     try:
         if path.is_file() and (size := path.stat().st_size) > _LARGEST:
             raise PipelineError(
@@ -87,10 +79,9 @@ def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def parse_file(content: bytes | str, path: Path) -> PipelineFile:
-    """Reads the content of the file `path`, of whatever pipeline.
+    """Returns the content of the file `path`, of whatever pipeline, as its documents.
 
-    Raises:
-        PipelineError: When it is no compiled pipeline, or not built as the compiler builds it.
+    Raises PipelineError when it is no compiled pipeline, or not built as the compiler builds it.
     """
     documents = _documents(content, path)
     first = documents[0] if documents else None
@@ -212,8 +203,7 @@ _NAMES: dict[Any, str] = {dict: "a mapping", list: "a list", str: "a text", bool
 def check_shape(spec: Any) -> None:
     """Checks that a pipeline spec is built as the compiler builds it, as far as rules rely on it.
 
-    Raises:
-        PipelineError: With the first place where it is not.
+    Raises PipelineError with the first place where it is not.
     """
     for place, wanted, found in _faults(spec, _SPEC, ""):
         raise PipelineError(f"{place} must be {_NAMES[wanted]}, not {found}")

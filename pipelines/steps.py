@@ -36,16 +36,9 @@ def make_pipeline(
     """Makes a pipeline whose parameters are those of a function, and the fields of data, training and gate.
 
     Types, defaults and explanations of the fields are those of their dataclasses, unless the function has a
-    parameter of this name.
-
-    Args:
-        name: Name of the pipeline.
-        description: What it is for, in a sentence.
-        function: Adds the tasks; takes the settings, the pipeline that trains and registers, and by name its
-            own parameters and the fields.
-        settings: Image and machines, which KFP fixes when it compiles.
-        hidden: Parameters of the function that the pipeline does not have.
-        defaults: Defaults of parameters that the function leaves open.
+    parameter of this name. `function` adds the tasks; it takes the settings, the pipeline that trains and
+    registers, and by name its own parameters and the fields. `hidden` are parameters of the function that the
+    pipeline does not have; `defaults` are for those that the function leaves open.
     """
     own = [
         parameter.replace(
@@ -104,11 +97,9 @@ def this_run(history_uri: Any) -> dict[str, Any]:
 
 
 def configure_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
-    """Adds the first task, which puts out data, training and gate, and whether there is anything to do.
+    """Adds the first task, `configure` with the parameters `given`, and returns it.
 
-    Args:
-        settings: Machines, which say how many workers will read the dataset.
-        **given: Parameters of `configure`.
+    The settings' machines say how many workers will read the dataset.
     """
     return component_factory(settings)(configure)(
         scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
@@ -134,11 +125,9 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
 
 
 def train_and_register_pipeline(settings: Settings, name: str) -> Any:
-    """Builds the part of a pipeline that begins with a dataset; it gives the exported model.
+    """Builds the part of a pipeline from a dataset to the exported model, which it gives.
 
-    Args:
-        settings: Image and machines.
-        name: Name of the whole pipeline, for labels.
+    `name` is the whole pipeline's, for labels.
     """
     train_model = _training(settings, name)
     export_validate_op = component_factory(settings)(export_validate)

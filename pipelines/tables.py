@@ -38,11 +38,7 @@ def keys_of(kind: type[Any], *leave_out: str) -> dict[str, Field[Any]]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Returns the content of a settings file.
-
-    Raises:
-        SettingsError: When it is missing or no TOML.
-    """
+    """Returns the content of a settings file; SettingsError when it is missing or no TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -61,16 +57,10 @@ def begun_with(words: str) -> Iterator[None]:
 
 
 def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Reads one table of a settings file that is of no concern to the compiler.
+    """Returns a table of a settings file that is of no concern to the compiler; empty where it is missing.
 
-    Args:
-        path: The file; it may hold nothing else.
-        table: Name of the table; a file without it is as one with an empty table.
-        kind: Dataclass whose fields are the table's keys.
-        leave_out: Fields that are no keys.
-
-    Raises:
-        SettingsError: When the file is missing or no TOML, or a key is unknown or mistyped.
+    The table's keys are the fields of the dataclass `kind`, except those in `leave_out`. Raises SettingsError
+    when the file is missing or no TOML, or a key is unknown or mistyped.
     """
     content = read_file(path).get(table, {})
     with begun_with(f"{path}: "):
@@ -79,19 +69,10 @@ def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str,
 
 
 def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display_name") -> dict[str, Any]:
-    """Reads a file that holds one table of each name, [TABLE.NAME], and nothing else.
+    """Returns the tables [TABLE.NAME] of a file that holds nothing else, by their names.
 
-    Args:
-        path: The file.
-        table: What the tables have in common.
-        kind: Dataclass whose fields are the tables' keys; those without a default must be there.
-        name: The field that is the table's own name.
-
-    Returns:
-        The values by the tables' names.
-
-    Raises:
-        SettingsError: When the file is missing or no TOML, or a key is unknown, missing or mistyped.
+    Their keys are the fields of the dataclass `kind`, of which `name` is the table's own name. Raises
+    SettingsError when the file is missing or no TOML, or a key is unknown, missing or mistyped.
     """
     content = read_file(path)
     with begun_with(f"{path}: "):
@@ -112,11 +93,7 @@ def read_one(name: str, kind: Callable[..., T], table: dict[str, Any]) -> T:
 
 
 def check_tables(tables: Mapping[str, Any], prefix: str = "") -> None:
-    """Checks that what stands under these names are tables.
-
-    Raises:
-        SettingsError: When one is not.
-    """
+    """Checks that what stands under these names are tables; SettingsError when one is not."""
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise SettingsError(f"{prefix}{name} must be a table: [{prefix}{name}]")
@@ -127,15 +104,9 @@ def values(
 ) -> dict[str, Any]:
     """Returns the values of a table, each of its key's type.
 
-    Args:
-        table: As TOML gives it.
-        known: Its keys.
-        prefix: The table's own name, for messages.
-        also: Keys that are read elsewhere, for messages.
-        whole: Whether keys without a default must be there.
-
-    Raises:
-        SettingsError: When a key is unknown, missing or mistyped.
+    `prefix` is the table's own name and `also` are keys that are read elsewhere, both for messages. Where
+    `whole`, keys without a default must be there. Raises SettingsError when a key is unknown, missing or
+    mistyped.
     """
     for key in table:
         if key not in known:

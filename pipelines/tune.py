@@ -21,17 +21,9 @@ from shardline.trainer.errors import SettingsError
 
 
 def tune_pipeline(settings: Settings, study_file: str) -> Any:
-    """Builds the pipeline for one environment.
+    """Returns the pipeline for one environment; `study_file` (JSON) is the default of parameter `study`.
 
-    Args:
-        settings: Image and machines: each trial has those of the training step.
-        study_file: Content of a study file as JSON, the default of the parameter `study`.
-
-    Returns:
-        The pipeline, as `dsl.pipeline` gives it.
-
-    Raises:
-        SettingsError: When the machines are a parameter of each run, which the trials' are not.
+    Raises SettingsError when the machines are a parameter of each run, which the trials' are not.
     """
     if settings.pools_at_run_time:
         raise SettingsError(
@@ -102,8 +94,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
 def job_arguments(settings: Settings) -> dict[str, Any]:
     """Returns what is fixed of the tuning job when the pipeline is compiled.
 
-    Raises:
-        SettingsError: When a label is not allowed, or the name would break the launcher's payload.
+    Raises SettingsError when a label is not allowed, or the name would break the launcher's payload.
     """
     arguments = settings.train.arguments
     del arguments["base_output_directory"]  # the run's own, below the pipeline's root

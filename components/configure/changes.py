@@ -78,10 +78,8 @@ def _short(value: Any) -> str:
 def run_time(scheduled: str, created: str) -> datetime:
     """Returns the time that a run is for, in UTC: the scheduled one, which may be in the past.
 
-    Both are RFC 3339; `scheduled` is anything else where no schedule has started the run.
-
-    Raises:
-        SettingsError: When `created` is not a time either.
+    Both are RFC 3339; `scheduled` is anything else where no schedule has started the run. Raises
+    SettingsError when `created` is not a time either.
     """
     for text in (scheduled, created):
         try:
@@ -93,10 +91,7 @@ def run_time(scheduled: str, created: str) -> datetime:
 
 
 def fill_in_date(source: str, time: datetime) -> str:
-    """Returns a source with a date in the place of {date} and {date:FORMAT}, other braces as they are.
-
-    As in images:gs://bucket/{date:%Y/%m/%d}; {date} alone is as in 2026-11-20.
-    """
+    """Returns a source with a date in the place of {date}, as in 2026-11-20, and {date:%Y/%m/%d}."""
     return _DATE.sub(lambda match: time.strftime(match[1] or "%Y-%m-%d"), source)
 
 
@@ -125,11 +120,9 @@ def look(
 ) -> Found:
     """Compares data, settings and code with those of the last run that is remembered.
 
-    The arguments are those of `configure`; `settings` are the parameters that a result depends on.
-
-    Raises:
-        SettingsError: When a setting is out of range, or the history cannot be reached or written.
-        SourceError: When there is no such source, or it cannot be read.
+    The arguments are those of `configure`; `settings` are the parameters that a result depends on. Raises
+    SettingsError when one is out of range or the history cannot be reached or written, SourceError when
+    there is no such source or it cannot be read.
     """
     source = fill_in_date(settings["source"], run_time(scheduled, created))
     if source != settings["source"]:
@@ -190,10 +183,7 @@ def _say_unchanged(history: Path, last: Run, content: Fingerprint, job_name: str
 
 
 def _key(state: State) -> str:
-    """Returns what names a dataset for KFP's cache: its content, and the code that makes it and uses it.
-
-    The model's code too: the training step knows it by name only, and shall not be cached when it changes.
-    """
+    """Returns a dataset's key in KFP's cache: its content, and the code that makes it and trains on it."""
     text = json.dumps([state.data["known_by"], state.data["digest"], state.code], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -44,11 +44,9 @@ _SOURCE_FORMS = ("digits", "tfds", "images", "tfrecord", "table")
 class File(NamedTuple):
     """One file of a source, here or behind a URL.
 
-    Attributes:
-        name: Path relative to the directory that was listed; else the whole path.
-        path: A local path or a URL.
-        size: Size in bytes; -1 where the file system does not say.
-        version: Time of change in nanoseconds, or what a remote file system has in its place; "" for none.
+    `name` is relative to the directory that was listed, else the whole path; `size` is in bytes, -1 where the
+    file system does not say. `version` is the time of change in nanoseconds, or what a remote file system has
+    in its place; "" for none.
     """
 
     name: str
@@ -104,8 +102,8 @@ class Fingerprint:
 
     Attributes:
         known_by: In what way it is known; "" where it is not, and any two contents may differ.
-        digest: Text that is the same for the same content, among those known in the same way.
-        text: Words for a person: "1,234 files, 5.6 MB", or why the content is not known.
+        digest: The same for the same content, among those known in the same way.
+        text: For a person: "1,234 files, 5.6 MB", or why the content is not known.
     """
 
     known_by: str
@@ -119,9 +117,7 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
     Files are known by name, size and time of change, or in a bucket by the object's generation: neither by
     where their directory is. A plug-in is known by the text that its method `fingerprint()` returns, and not
     at all without one. The digits, and datasets of TFDS without data_dir, change with their package only.
-
-    Raises:
-        SourceError: There is no such source, or it cannot be read.
+    Raises SourceError when the source cannot be read.
     """
     form, _, rest = settings.source.partition(":")
     if settings.source == "digits":

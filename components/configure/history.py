@@ -38,12 +38,8 @@ class State:
 class Run:
     """Result of a run that reached its end (RFC 3339, UTC); docs/reports.md has the file.
 
-    Attributes:
-        run: Name of the run's job.
-        outcome: "trained" or "unchanged".
-        verdict: The verdict on its model in one sentence.
-        champion: Version of the champion that the model has become; "" where it has not.
-        same_as: Of an unchanged run, the run whose result still holds.
+    `outcome` is "trained" or "unchanged"; of an unchanged run, `same_as` is the run whose result still holds.
+    `champion` is the version that its model has become, "" where it has not.
     """
 
     run: str
@@ -98,9 +94,7 @@ def remember(
 ) -> None:
     """Writes the result of a run that trained into the history; the arguments are those of `record_run`.
 
-    Raises:
-        ModelError: When `exported` is no complete validation.
-        RunError: When writing fails.
+    Raises ModelError when `exported` is no complete validation, RunError when writing fails.
     """
     if not history_uri:
         return

@@ -25,19 +25,11 @@ _OWN_EXECUTOR_INPUT = "{{$}}"
 def custom_job(
     component: BaseComponent, settings: CustomJobSettings, labels: Mapping[str, str] | None = None
 ) -> Callable[..., dsl.PipelineTask]:
-    """Expands a component into a Vertex AI CustomJob that runs it on every replica of the cluster.
+    """Returns what makes the task of a CustomJob that runs a component on every replica of the cluster.
 
-    Args:
-        component: A lightweight component whose body is one replica's program.
-        settings: The machines, and how the platform runs the job.
-        labels: Labels of the job, beside those of the settings, which win.
-
-    Returns:
-        Makes the task, with the component's own parameters and outputs.
-
-    Raises:
-        SettingsError: When the component has a parameter of the CustomJob's own name, which would be
-            overridden without a word, or its source or a label cannot travel as it is.
+    The task has the component's own parameters and outputs; labels of the settings win over `labels`.
+    Raises SettingsError when the component has a parameter of the CustomJob's own name, which would be
+    overridden without a word, or its source or a label cannot travel as it is.
     """
     clashes = set(component.component_spec.inputs or ()) & set(CustomTrainingJobOp.component_spec.inputs)
     if clashes:
@@ -66,8 +58,7 @@ def custom_job(
 def container_of(component: BaseComponent) -> dict[str, Any]:
     """Returns the container_spec that runs a component on the replicas of a custom job.
 
-    Raises:
-        SettingsError: When the component's source holds something that the platform would replace.
+    Raises SettingsError when the component's source holds something that the platform would replace.
     """
     container = component.component_spec.implementation.container
     parts = {key: [str(part) for part in getattr(container, key) or ()] for key in ("command", "args")}
@@ -105,9 +96,6 @@ def custom_job_at_run_time(
     Returns:
         A pipeline with the training component's parameters, and worker_pool_specs, which
         `check_worker_pools` should have checked in a task at the start of the run.
-
-    Raises:
-        SettingsError: When a label is not allowed.
     """
     plan_op = component(plan_training)
     all_labels = {"component": "train", **(labels or {}), **settings.labels}

@@ -1,8 +1,7 @@
-"""The training component on each replica: the body of `train`, and a program of its own.
+"""Training component on each replica: the body of `train`, and a program of its own.
 
 `python -m shardline.components.train.replica JSON` is a replica where the worker pools are a parameter of the
-run. Its argument is plain text, without a placeholder for the platform to fill in: the paths of dataset and
-model, and the object `training`.
+run: the paths of dataset and model, and the object `training`, without a placeholder of the platform.
 """
 
 from __future__ import annotations
@@ -32,16 +31,10 @@ def run(
     training: Mapping[str, Any],
     tuned: Mapping[str, Any] | None = None,
 ) -> None:
-    """Trains on this replica and describes the model artifact.
+    """Trains on this replica and fills in the metadata of the model artifact.
 
-    Args:
-        dataset: The dataset artifact.
-        model: The model artifact; its metadata is filled in.
-        training: Fields of `TrainingSettings`.
-        tuned: Parameters of a tuning job's trial, by name.
-
-    Raises:
-        SystemExit: With `EXIT_BAD_INPUT` for a mistake of the user, after one line that says which.
+    `training` has the fields of `TrainingSettings`, `tuned` the parameters of a trial by name. A mistake of
+    the user ends the process with `EXIT_BAD_INPUT`, after one line that says which.
     """
     with errors_end_the_process("train"):
         settings = read(TrainingSettings, training, "training").with_tuned(tuned or {})
@@ -62,15 +55,9 @@ def _usual_batch_size(dataset: Path) -> int:
 def program(
     image: str, module: str = "shardline.components.train.replica", **arguments: Any
 ) -> dict[str, Any]:
-    """Returns the container_spec of replicas that train.
+    """Returns the container_spec of replicas that run a module with `arguments` as one JSON object.
 
-    Args:
-        image: Container image.
-        module: The module that each replica runs.
-        **arguments: Values of its first argument, a JSON object.
-
-    Raises:
-        SettingsError: When an argument holds what the platform would replace.
+    Raises SettingsError when an argument holds what the platform would replace.
     """
     text = json.dumps(arguments, ensure_ascii=False)
     check_text("a parameter of the training", text)

@@ -33,16 +33,10 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial of a tuning job.
+    """A trial of a tuning job, numbered from "1"; `state` is in the words of the API, as in SUCCEEDED.
 
-    Attributes:
-        id: Its number as text, from "1".
-        state: In the words of the API: SUCCEEDED, INFEASIBLE, ...
-        parameters: Values by name.
-        value: The study's metric; None where it was not measured.
-        step: Training step at which it was measured.
-        seconds: How long the trial took; None where it is unknown.
-        reason: Why it is infeasible.
+    `value` is the study's metric, measured at training step `step`; None where it was not measured. The trial
+    took `seconds`, None where that is unknown; `reason` says why it is infeasible.
     """
 
     id: str
@@ -55,17 +49,10 @@ class Trial:
 
 
 def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str, Any]) -> Best:
-    """Finds the best trial, shows all of them, and writes them down.
+    """Returns the best trial, shows all of them, and writes trials.json and trials.html into `output`.
 
-    Args:
-        gcp_resources: Output of the tuning job's task that names the job.
-        output: Directory that gets trials.json and trials.html.
-        report: File that gets the table too.
-        training: Fields of `TrainingSettings`, without the parameters that were tuned.
-
-    Raises:
-        PlatformError: When the job cannot be read.
-        RunError: When no trial was measured.
+    `training` has the fields of `TrainingSettings` before tuning. Raises PlatformError when the job cannot be
+    read, RunError when no trial was measured.
     """
     job = read_job(gcp_resources)
     output.mkdir(parents=True, exist_ok=True)
@@ -85,13 +72,9 @@ def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str
 
 
 def read_job(gcp_resources: str) -> dict[str, Any]:
-    """Returns the tuning job that a launcher has created, in the JSON form of the API.
+    """Returns the tuning job that a launcher's output names, in the JSON form of the API.
 
-    Args:
-        gcp_resources: Output of the launcher.
-
-    Raises:
-        PlatformError: When it names no job, or the API does not give it.
+    Raises PlatformError when it names no job, or the API does not give it.
     """
     try:
         uri = str(json.loads(gcp_resources)["resources"][0]["resourceUri"])
@@ -152,15 +135,7 @@ def _seconds(item: Mapping[str, Any]) -> float | None:
 
 
 def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
-    """Returns the best trial, the first of equals.
-
-    Args:
-        trials: All of them.
-        metric: The study's, with metricId and goal.
-
-    Raises:
-        RunError: When none has succeeded.
-    """
+    """Returns the best trial by the study's metric, the first of equals; RunError when none has succeeded."""
     measured = [trial for trial in trials if trial.state == "SUCCEEDED" and trial.value is not None]
     if not measured:
         reasons = "; ".join(dict.fromkeys(trial.reason for trial in trials if trial.reason))

@@ -30,11 +30,8 @@ class Parameter:
     """A parameter of the search.
 
     Attributes:
-        name: A setting of the trainer (learning_rate, per_replica_batch_size, ...), else a keyword argument
-            of the model function.
-        type: One of `TYPES`.
-        min: Least value of a double or integer.
-        max: Greatest value of a double or integer.
+        name: A setting of the trainer (learning_rate, ...), else a keyword argument of the model function.
+        type: One of `TYPES`; a double or integer has `min` and `max`, the others have `values`.
         values: Values of a discrete (numbers in increasing order) or categorical (texts).
         scale: One of `SCALES`; "" for the platform's default.
     """
@@ -104,25 +101,16 @@ class Parameter:
 
 
 def read_parameter(table: Any) -> Parameter:
-    """Reads a [[parameter]] table of a study file.
-
-    Raises:
-        SettingsError: When a key is unknown or missing, or a value is wrong.
-    """
+    """Returns a [[parameter]] table of a study file as a parameter; SettingsError when it is none."""
     if not isinstance(table, Mapping):
         raise SettingsError(f"parameter must be a list of tables: [[parameter]], got {table!r}")
     return read(Parameter, table, "parameter")
 
 
 def read_value(kind: str, text: str) -> float | int | str | bool:
-    """Reads a value that the platform has chosen, from text.
+    """Returns a value that the platform has chosen, from the text of --NAME=TEXT.
 
-    Args:
-        kind: The parameter's type.
-        text: As in --NAME=TEXT.
-
-    Raises:
-        SettingsError: When the text is not the number that it should be.
+    `kind` is the parameter's type. Raises SettingsError when the text is not the number that it should be.
     """
     if kind == "categorical":
         return _BOOLEANS.get(text, text)
@@ -160,13 +148,10 @@ _COUNTS = {"max_trial_count": 1, "parallel_trial_count": 1, "max_failed_trial_co
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What a hyperparameter tuning job searches, and how.
+    """A study: what a hyperparameter tuning job searches, and how.
 
     Attributes:
         metric: Metric of the trainer that is reported after each validation: val_accuracy, val_loss.
-        parameter: Parameters to search, at least one.
-        goal: One of `GOALS`.
-        max_trial_count: Trials in all.
         parallel_trial_count: Trials at the same time; each has the whole cluster of the training step.
         max_failed_trial_count: Failed trials that end the study as failed; 0 leaves it to the platform.
         algorithm: One of `ALGORITHMS`; "" is the platform's Bayesian optimization.
@@ -232,11 +217,7 @@ class Study:
 
 
 def parse_study(text: str) -> dict[str, Any]:
-    """Returns the content of a study file from JSON.
-
-    Raises:
-        SettingsError: When it is no JSON object.
-    """
+    """Returns the content of a study file from JSON; SettingsError when it is no JSON object."""
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -247,14 +228,9 @@ def parse_study(text: str) -> dict[str, Any]:
 
 
 def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study:
-    """Reads a study.
+    """Returns the study of a study file's fields; `max_trial_count` replaces its own, 0 leaves it.
 
-    Args:
-        content: Fields of a study file.
-        max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
-
-    Raises:
-        SettingsError: When a key is unknown or missing, or a value is wrong.
+    Raises SettingsError when a key is unknown or missing, or a value is wrong.
     """
     tables = content.get("parameter", [])
     if not isinstance(tables, list):
@@ -267,14 +243,9 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
 
 
 def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Checks that each parameter can be tuned.
+    """Checks that each parameter of the study can be tuned, beside the trainer's other `options`.
 
-    Args:
-        types: Types of the parameters by name.
-        options: Options of the trainer beside them.
-
-    Raises:
-        SettingsError: When a setting belongs to the component or to the study.
+    Raises SettingsError when a setting belongs to the component or to the study.
     """
     if METRIC_OPTION in (*types, *options):
         raise SettingsError(f"{METRIC_OPTION} is the study's metric; leave it out")

@@ -1,9 +1,8 @@
 """Trials of a tuning job: what their replicas run, planned by one step and run by the job.
 
-`python -m shardline.components.tune.trial JSON --NAME=VALUE ...` is one replica's program. The JSON object
-holds the path of the dataset, the object `training`, and the types of the parameters. The platform adds a
-flag for each parameter to the arguments of every replica. The model goes to AIP_MODEL_DIR, which is another
-directory for each trial.
+`python -m shardline.components.tune.trial JSON --NAME=VALUE ...` is one replica's program. JSON holds the
+dataset's path, the object `training` and the parameters' types; the platform adds a flag for each parameter.
+The model goes to AIP_MODEL_DIR, which is another directory for each trial.
 """
 
 from __future__ import annotations
@@ -46,20 +45,9 @@ def plan(
     labels: Mapping[str, str],
     max_trial_count: int,
 ) -> Plan:
-    """Returns the fields of a tuning job.
+    """Returns the fields of a tuning job; the arguments are those of the component `plan_study`.
 
-    Args:
-        study: A study file as JSON.
-        worker_pool_specs: Machines of one trial, as `read_specs` takes them.
-        image: Container image of replicas that name none.
-        dataset: Dataset directory.
-        training: Fields of `TrainingSettings`.
-        base_output_directory: Gets a directory for each trial.
-        labels: Labels of the job, to which the seed is added.
-        max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
-
-    Raises:
-        SettingsError: When study, pools or training are wrong, or a parameter cannot be tuned.
+    Raises SettingsError when study, pools or training are wrong, or a parameter cannot be tuned.
     """
     searched = read_study(parse_study(study), max_trial_count=max_trial_count)
     settings = read(TrainingSettings, training, "training")
@@ -94,14 +82,9 @@ def main(argument: str, flags: Sequence[str]) -> None:
 
 
 def read_flags(flags: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the parameters of a trial by name.
+    """Returns the parameters of a trial by name, from its flags --NAME=VALUE.
 
-    Args:
-        flags: --NAME=VALUE for each parameter.
-        types: The types of the parameters.
-
-    Raises:
-        SettingsError: When a parameter is unknown or missing, or is not the number that it should be.
+    Raises SettingsError when a parameter is unknown or missing, or is not the number that it should be.
     """
     chosen = {}
     for flag in flags:
