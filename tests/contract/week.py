@@ -72,9 +72,10 @@ history_uri = "gs://staging/history/photos"
 HEAD = """\
 # A working week
 
-What `python -m tests.contract.week` printed: every command ran as it stands here, with the platform's own
-clients, **against a local fake** of Vertex AI, whose pipeline jobs are run by the local runner. Nothing of it
-has run on Vertex AI. Lines that begin with # say what happened besides.
+This page shows a working week at the terminal, as `python -m tests.contract.week` printed it.
+Every command ran as it stands here, with the platform's own clients, **against a local fake** of Vertex AI,
+whose pipeline jobs are run by the local runner. Nothing of it has run on Vertex AI. Lines that begin with #
+say what happened besides.
 """
 
 #: A job's end comes within this many seconds on a busy machine.
