@@ -19,6 +19,9 @@ from tests.helpers.markdown import ROOT, Command, commands, shown_files
 
 pytestmark = pytest.mark.e2e
 
+#: Pages that train what other tests train as well.
+LONG = ("migrating.md", "strategies.md")
+
 #: Verbs that need nothing but this machine. `run` is in other tests, and takes the longest.
 HERE = ("check", "champion", "compile", "dataset", "preprocess", "settings", "train", "validate")
 TYPED = [
@@ -109,7 +112,13 @@ def _old_example(image: bytes, label: int) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
-@pytest.mark.parametrize("page", sorted({c.page.name for c in TYPED}))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.matrix] if page in LONG else [])
+        for page in sorted({c.page.name for c in TYPED})
+    ],
+)
 def test_the_commands_of_a_page_do_what_it_says(workspace: Path, page: str) -> None:
     for command in TYPED:
         if command.page.name == page:

@@ -15,7 +15,7 @@ def one(tmp_path_factory):
     return comparison.read(directory / "chief-0.json")
 
 
-@pytest.fixture(scope="module", params=["tcp", "ring"])
+@pytest.fixture(scope="module", params=["tcp", pytest.param("ring", marks=pytest.mark.matrix)])
 def two(tmp_path_factory, request):
     """The results of each of two processes; that they ended at all says that nobody hangs."""
     directory = tmp_path_factory.mktemp("two")

@@ -36,7 +36,7 @@ def weights(out):
     ("model", "more"),
     [
         ("mnist_cnn", ()),
-        ("tests.helpers.models:scheduled", ()),
+        ("tests.helpers.models:scheduled", ("--communication", "ring")),
         ("tests.helpers.models:several", ("--transform", "tests.helpers.models:several_inputs")),
         ("tests.helpers.models:own_step", ()),
     ],

@@ -19,7 +19,12 @@ def info(tmp_path_factory):
 
 
 # One of each way of preprocessing: caffe, tf, torch, and inside the application itself.
-FAMILIES = ["ResNet50", "MobileNetV2", "DenseNet121", "MobileNetV3Small"]
+FAMILIES = [
+    "ResNet50",
+    "MobileNetV2",
+    pytest.param("DenseNet121", marks=pytest.mark.matrix),
+    "MobileNetV3Small",
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -131,8 +131,10 @@ def _base(name: str, application: Application, shape: tuple[int, ...], weights: 
     try:
         base = create(weights=None)
     except ValueError as error:
-        text = f"{name} does not take images of {shape[:2]} pixels: {_one_line(error)}"
-        raise ModelError(f"{text}; preprocess with image_size") from error
+        reason = _one_line(error)
+        raise ModelError(
+            f"{name} does not take images of {shape[:2]} pixels: {reason}; preprocess with image_size"
+        ) from error
     if weights == "none":
         return base
     path = files.local_path(weights)
