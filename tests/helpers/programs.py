@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -77,7 +78,10 @@ class Popen(subprocess.Popen[str]):
             daemon=True,
         )
         try:
-            self._process.start()
+            with warnings.catch_warnings():
+                # A job that a test runs in this process ends all that it finds, the tracker included.
+                warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
+                self._process.start()
         finally:
             for file in files.values():
                 file.close()
