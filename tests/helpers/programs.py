@@ -20,6 +20,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ PRELOADED = (
     "shardline.pipelines.cli.main",
 )
 _LOADED = "tests.helpers.programs_loaded"
+
+
+def _start(process: Any) -> None:
+    """Starts a process, also after a job in this process has ended the server or its tracker."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
+        try:
+            process.start()
+        except ChildProcessError:  # it has been waited for as well
+            server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+            process.start()
 
 
 class Popen(subprocess.Popen[str]):
@@ -78,10 +91,7 @@ class Popen(subprocess.Popen[str]):
             daemon=True,
         )
         try:
-            with warnings.catch_warnings():
-                # A job that a test runs in this process ends all that it finds, the tracker included.
-                warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
-                self._process.start()
+            _start(self._process)
         finally:
             for file in files.values():
                 file.close()
