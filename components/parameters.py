@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +39,15 @@ def field_types(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
+def check_keys(found: Iterable[str], known: Collection[str], prefix: str = "") -> None:
+    """Refuses a key that is not known, with the nearest one; raises SettingsError."""
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(known)}"
+            raise SettingsError(f"unknown key {prefix}{key}; {hint}")
+
+
 def read(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
     """Returns a dataclass from JSON, with the integers that a STRUCT has made floats.
 
@@ -48,11 +57,7 @@ def read(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
     types, prefix = field_types(kind), f"{name}." if name else ""
     if not isinstance(values, Mapping):
         raise SettingsError(f"{name} must be a JSON object with {', '.join(types)}, got {values!r}")
-    for key in values:
-        if key not in types:
-            near = difflib.get_close_matches(key, types, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(types)}"
-            raise SettingsError(f"unknown key {prefix}{key}; {hint}")
+    check_keys(values, types, prefix)
     for item in fields(kind):  # type: ignore[arg-type]  # a dataclass
         if item.name not in values and item.default is item.default_factory is MISSING:
             raise SettingsError(f"{prefix}{item.name} is missing")

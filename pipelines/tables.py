@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardline.components.parameters import check_keys
 from shardline.components.vertex.pools import NfsMount
 from shardline.trainer.errors import SettingsError
 
@@ -108,11 +108,7 @@ def values(
     `whole`, keys without a default must be there. Raises SettingsError when a key is unknown, missing or
     mistyped.
     """
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, [*known, *also], n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join([*known, *also])}"
-            raise SettingsError(f"unknown key {prefix}{key}; {hint}")
+    check_keys(table, [*known, *also], prefix)
     for key, item in known.items():
         if whole and key not in table and item.default is MISSING and item.default_factory is MISSING:
             raise SettingsError(f"{prefix}{key} is missing")
