@@ -6,13 +6,14 @@ are. tests/trainer/test_internals.py notices when a workaround is no longer need
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.random.seed_generator import global_seed_generator
+from keras.src.random import seed_generator
 
 from shardline.trainer.errors import ModelError
 from shardline.trainer.tensorflow_internals import branch
@@ -55,7 +56,40 @@ def random_state() -> keras.Variable:
 
     To be called in the strategy's scope, where it is created if need be.
     """
-    return global_seed_generator().state
+    return seed_generator.global_seed_generator().state
+
+
+# Odd and large, so that no sum with it is a seed that another replica, layer or step has.
+_NEXT_REPLICA = 0x9E3779B1
+
+
+@contextlib.contextmanager
+def random_by_replica() -> Iterator[None]:
+    """Makes what is traced meanwhile, from outside the replicas, draw other numbers on each of them.
+
+    Keras' generators start alike on all replicas and stay alike (keras/src/random/seed_generator.py), so that
+    all would drop the same units and flip the same images. They stay alike here, too, and a checkpoint holds
+    each once; but what is drawn from them gets the replica's number. The first replica's draws stay as they
+    are. `keras.random` without a seed has a generator by thread, and replicas may have threads of their own:
+    all take this thread's.
+    """
+    draw, find = keras.random.SeedGenerator.next, seed_generator.global_seed_generator
+    shared = seed_generator.global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+
+    def draw_by_replica(self: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
+        seed, context = draw(self, ordered=ordered), tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return seed
+        replica = tf.cast(context.replica_id_in_sync_group, seed.dtype)
+        return seed + tf.stack([replica * _NEXT_REPLICA, tf.zeros((), seed.dtype)])
+
+    keras.random.SeedGenerator.next = draw_by_replica
+    seed_generator.global_seed_generator = lambda: shared or find()
+    try:
+        yield
+    finally:
+        keras.random.SeedGenerator.next = draw
+        seed_generator.global_seed_generator = find
 
 
 def optimizers(model: keras.Model) -> list[keras.Optimizer]:

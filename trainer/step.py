@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Summation
 from shardline.trainer.cluster.exchange import GradientExchange, average, own_gradients
-from shardline.trainer.tensorflow_internals import keep_iterator
+from shardline.trainer.keras_internals import random_by_replica
+from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
 Logs = dict[str, float]
 
@@ -98,7 +99,9 @@ class Loop:
                 data = next(batches)
             with tf.control_dependencies(_tensors(strategy, data)):
                 waited += self._clock() - asked
-            finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
+            seed_by_process(strategy)
+            with random_by_replica():
+                finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
             if self._averaging_steps:
                 due = model.optimizer.iterations % self._averaging_steps == 0
                 tf.cond(due, self._average, lambda: due)
@@ -143,7 +146,8 @@ class Evaluation:
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def run(iterator: Iterator[Any], count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
-                strategy.run(model.test_step, args=(next(iterator),))
+                with random_by_replica():
+                    strategy.run(model.test_step, args=(next(iterator),))
                 return (i + 1,)
 
             tf.while_loop(lambda i: i < count, take, (tf.constant(0),))

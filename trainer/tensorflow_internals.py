@@ -188,6 +188,20 @@ def branch(
     tf.distribute.get_replica_context().merge_call(across, args=(predicate, *args))
 
 
+def seed_by_process(strategy: tf.distribute.Strategy) -> None:
+    """Gives the stateful random ops (tf.random) of the function that is being traced other seeds by process.
+
+    Every process has the same global seed, from which tf.data takes the order of examples: that one stays.
+    The strategy has no public number of its process. The first one's seed stays as it is.
+    """
+    import tensorflow as tf
+
+    seed = tf.compat.v1.get_default_graph().seed
+    if seed is not None and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        replica = strategy.extended._get_replica_id_in_sync_group(0)
+        tf.compat.v1.set_random_seed((seed + replica * 0x9E3779B1) % 2**31)
+
+
 def assign_in_replica(
     strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[tf.Tensor]
 ) -> None:

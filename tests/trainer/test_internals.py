@@ -38,6 +38,10 @@ def test_keras_asks_each_replica_alone_whether_its_gradients_are_finite():
     assert "all_reduce" not in inspect.getsource(keras.optimizers.LossScaleOptimizer)
 
 
+def test_keras_draws_alike_on_all_replicas():
+    assert "replica" not in inspect.getsource(keras.random.SeedGenerator)
+
+
 def test_keras_averages_the_losses_of_outputs_over_batches():
     """Batches of 2 and 1 examples with errors 0, 0 and 3: a mean of 1, and for Keras of 1.5."""
 
