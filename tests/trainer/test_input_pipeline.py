@@ -65,6 +65,27 @@ def test_a_step_has_the_same_examples_on_any_number_of_replicas(dataset, replica
     assert together[:full] == alone[:full]
 
 
+@pytest.mark.parametrize("policy", ["auto", "off"])
+def test_no_two_seeds_and_epochs_have_the_same_order(dataset, policy):
+    """Nor the same order within a shard: records 0, 4, 8, ... of the epoch come from the first one."""
+    orders, shards = set(), set()
+    for seed in (0, 1, 2, 4, 8, 2**32, 2**40):
+        feed = make_feed(dataset, 1, 97, seed, shard_policy=policy)
+        for images, _ in feed.worker_dataset(1, 0, range(3)).as_numpy_iterator():
+            order = [hash(image.tobytes()) for image in images]
+            orders.add(tuple(order))
+            shards.add(tuple(order[::4]))
+    assert len(orders) == len(shards) == 7 * 3
+
+
+@pytest.mark.parametrize("other", [1, 2, 2**31, 2**32])
+def test_every_run_epoch_and_example_has_an_augmentation_of_its_own(dataset, other):
+    augmentation = load_augmentation("tests.helpers.augmentations:brighten", dataset[1].info())
+    feeds = [make_feed(dataset, 1, 97, seed, augmentation=augmentation) for seed in (0, other)]
+    seeds = [raw["seed"] for feed in feeds for raw in feed.raw_dataset(0, 2).as_numpy_iterator()]
+    assert len({tuple(seed) for seed in np.concatenate(seeds)}) == 4 * 97
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_an_epoch_has_every_example_once_and_each_epoch_its_own_order(dataset, replicas, in_memory):

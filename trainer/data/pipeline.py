@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ _OPENED = 32
 # AutoGraph would take longer to convert these functions, which branch on no tensor, than tracing them takes.
 _as_is = tf.autograph.experimental.do_not_convert
 
-# More than there are records in a shard, epochs in a run, or shards in a split.
+# More than there are records in a shard.
 _MANY = 2**32
 
 
@@ -223,7 +224,7 @@ class Feed:
         held = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
         window = max(1, held // count)
         # By shard and epoch, so that the order is the same on any number of workers.
-        seed = (self.shuffle_seed or 0) + shards.order * _MANY + epoch * count
+        seeded = functools.partial(_mixed, self.shuffle_seed or 0, shards.order, epoch)
 
         @_as_is  # type: ignore[untyped-decorator]
         def examples(index: tf.Tensor, place: Place) -> tf.data.Dataset:
@@ -232,7 +233,7 @@ class Feed:
                 found = found.enumerate(start=index * _MANY)
             if self.shuffle_seed is None:
                 return found
-            return found.shuffle(window, seed=seed + index, reshuffle_each_iteration=False)
+            return found.shuffle(window, seed=seeded(index), reshuffle_each_iteration=False)
 
         lengths = [split.shards[index].records for index in shards.indices]
         place = {
@@ -243,7 +244,7 @@ class Feed:
         files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), place))
         files = files.map(_as_is(lambda index, place: (tf.cast(index, tf.int64), place)))
         if shards.policy == "off" and self.shuffle_seed is not None:
-            files = files.shuffle(count, seed=seed, reshuffle_each_iteration=False)
+            files = files.shuffle(count, seed=seeded(count), reshuffle_each_iteration=False)
         # Handing a small record from thread to thread costs more than reading it; for a large one that is
         # nothing, and the shards are opened at the same time, which counts where they are far away.
         large = read == self._read_records and stored > _LARGE_RECORD * split.records
@@ -275,8 +276,16 @@ class Feed:
         name = "example" if examples.dtype == tf.string else "position"
         if not numbers:
             return {name: examples}
-        by_epoch = tf.fill(tf.shape(numbers[0]), (self.shuffle_seed or 0) * _MANY + epoch)
+        by_epoch = tf.fill(tf.shape(numbers[0]), _mixed(self.shuffle_seed or 0, epoch))
         return {name: examples, "seed": tf.stack([by_epoch, numbers[0]], axis=1)}
+
+
+def _mixed(seed: int, *numbers: int | tf.Tensor) -> tf.Tensor:
+    """Returns a seed, a scalar int64, that other numbers do not give; plain sums of them would coincide."""
+    mixed = tf.constant([seed % 2**63, len(numbers)], tf.int64)
+    for number in numbers:
+        mixed = tf.random.experimental.stateless_fold_in(mixed, tf.cast(number, tf.int64))
+    return tf.random.stateless_uniform([], mixed, minval=None, maxval=None, dtype=tf.int64)
 
 
 def shard_paths(directory: Path, split: Split) -> list[str]:
