@@ -13,7 +13,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random import seed_generator
+from keras.src.trainers import compile_utils
 
 from shardline.trainer.errors import ModelError
 from shardline.trainer.tensorflow_internals import branch
@@ -49,6 +51,47 @@ def is_improvement(stopping: keras.callbacks.EarlyStopping, value: float, other:
 def check_direction(stopping: keras.callbacks.EarlyStopping) -> None:
     """Decides now which way a metric improves, as Keras does later; a ValueError when it cannot tell."""
     stopping._set_monitor_op()
+
+
+def compiled_losses(model: keras.Model) -> list[Any]:
+    """Returns the losses given to `compile`, and those that a model holds for a `train_step` of its own."""
+    given = getattr(model, "loss", None)
+    nested = (
+        given.values() if isinstance(given, dict) else given if isinstance(given, list | tuple) else [given]
+    )
+    whole = compile_utils.CompileLoss
+    held = [one for one in vars(model).values() if isinstance(one, keras.Loss) and not isinstance(one, whole)]
+    return list({id(one): one for one in (*nested, *held) if one is not None}.values())
+
+
+def compiled_metrics(model: keras.Model) -> list[Any]:
+    """Returns the metrics of a compiled model as they were given to `compile`: `metrics` has them built."""
+    given = getattr(model, "_compile_metrics", None)
+    if given is None:
+        return []
+    nested = (given._user_metrics, given._user_weighted_metrics)
+    return [one for one in keras.tree.flatten(nested) if one is not None]
+
+
+def loss_of(loss: Any, y_true: Any, y_pred: Any) -> Any:
+    """Computes a loss given to `compile`, a text, a function or an object, as `compute_loss` does."""
+    return compile_utils.get_loss(loss, y_true, y_pred)(y_true, y_pred)
+
+
+def wrapped_function(given: Any) -> Any:
+    """Returns the function behind a loss or metric that only wraps one; anything else as it is."""
+    if isinstance(given, LossFunctionWrapper):
+        return given.fn
+    return given._fn if isinstance(given, keras.metrics.MeanMetricWrapper) else given
+
+
+def is_activated(outputs: Any) -> bool:
+    """Whether outputs come of a softmax or sigmoid of Keras, which remembers the logits behind them.
+
+    By this a loss with from_logits=True finds its way back (keras/src/backend/tensorflow/nn.py,
+    `_get_logits`).
+    """
+    return hasattr(outputs, "_keras_logits")
 
 
 def random_state() -> keras.Variable:

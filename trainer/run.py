@@ -19,6 +19,7 @@ from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, choose_policy
 from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
 from shardline.trainer.errors import DatasetError, SettingsError
+from shardline.trainer.models.interface import Interface
 from shardline.trainer.settings import OutputDirs, TrainSettings
 
 _NAMED_SHARDS = 4
@@ -141,7 +142,7 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
             )
 
 
-def announce(run: Run) -> None:
+def announce(run: Run, interface: Interface) -> None:
     """Says once what will run, with the arithmetic of batches and shards, and records it. For the chief."""
     settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
     updates = settings.gradient_accumulation_steps
@@ -155,6 +156,8 @@ def announce(run: Run) -> None:
         + f"; {plan.steps:,} steps an epoch over {plan.records:,} examples",
     )
     progress.say("train", f"shard policy {policy.name}: {policy.reason}")
+    if interface.labels != "sparse":
+        progress.say("train", f"labels: {interface}")
     size = run.memory("train")
     if run.feed("train").in_memory and size is not None:
         kept = f"{size / 1e6:,.1f} MB"
@@ -171,6 +174,8 @@ def announce(run: Run) -> None:
             "model": settings.model,
             "fingerprint": run.manifest.fingerprint,
             "class_names": run.manifest.class_names,
+            "labels": interface.labels,
+            "head": interface.head,
             "seed": settings.seed,
             "settings": asdict(settings),
             "strategy": run.strategy_name,

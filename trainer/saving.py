@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from itertools import zip_longest
 from pathlib import Path
@@ -29,8 +30,8 @@ def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> 
     temporary.replace(target / MODEL_FILE)
 
 
-def load_model(path: Path) -> keras.Model:
-    """Loads a .keras file in safe mode.
+def load_model(path: Path, *, compiled: bool = False) -> keras.Model:
+    """Loads a .keras file in safe mode, without its loss and metrics; `compiled` with them, if they can be.
 
     Classes that the user registered (`keras.saving.register_keras_serializable`) are found because the
     module of the model function, named in the settings.json beside the file, is imported first.
@@ -44,8 +45,11 @@ def load_model(path: Path) -> keras.Model:
     if settings.is_file():
         model = _read_entry(settings, "model", "train the model again")
         plugins.load(import_string(model), "model", ModelError)
+    if compiled:
+        with contextlib.suppress(Exception):  # losses and metrics of one's own
+            return keras.models.load_model(path, safe_mode=True)
     try:
-        return keras.models.load_model(path, safe_mode=True)
+        return keras.models.load_model(path, safe_mode=True, compile=False)
     except Exception as error:  # Keras raises many kinds: of zip files, of HDF5, of deserialisation
         if "Lambda" in str(error):
             raise ModelError(

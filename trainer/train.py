@@ -34,6 +34,8 @@ from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.keras_internals import weigh_output_losses
 from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models.build import build, create_variables, model_function
+from shardline.trainer.models.export_check import check_export
+from shardline.trainer.models.interface import Interface, read_interface
 from shardline.trainer.optimizers import FrozenLayers, finalize, tune_optimizer
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.run import Run, announce, check_splits
@@ -108,9 +110,10 @@ def _check_strategy(settings: TrainSettings, name: str) -> None:
 def _train(run: Run, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.feed("train")
-    model, frozen = _assemble(run, feed)
+    model, frozen, interface = _assemble(run, feed)
+    feed = replace(feed, labels=interface.labels)
     if chief:
-        announce(run)
+        announce(run, interface)
     counters = Counters(run.replicas)
     own = stateful_callbacks(run, model, counters, frozen, lambda: engine.retrace())
     chosen = [*own, *(chief_callbacks(run, counters) if chief else [])]
@@ -149,7 +152,8 @@ def _train(run: Run, preemption: Preemption) -> Logs:
 def _evaluate(run: Run) -> None:
     """Evaluates the checkpoints of a run until it has ended: the evaluator's part."""
     feed = run.feed("validation")
-    model, _ = _assemble(run, feed, evaluate_only=True)
+    model, _, interface = _assemble(run, feed, evaluate_only=True)
+    feed = replace(feed, labels=interface.labels)
     evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps)
     evaluator.Evaluator(
         model,
@@ -165,29 +169,40 @@ def _evaluate(run: Run) -> None:
 
 def _assemble(
     run: Run, feed: Feed, *, evaluate_only: bool = False
-) -> tuple[keras.Model, FrozenLayers | None]:
-    """Returns a model built in the strategy's scope, and its frozen layers if they are to be trained later.
+) -> tuple[keras.Model, FrozenLayers | None, Interface]:
+    """Returns a model built in the strategy's scope, its frozen layers if any, and its interface.
 
-    The model will take data as the feed has it; `evaluate_only` when its weights will be restored.
+    Frozen layers are those that are to be trained later. The model will take data as the feed has it;
+    `evaluate_only` when its weights will be restored.
     """
     settings = run.settings
     # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
     with run.strategy.scope():
-        info, transformed = run.manifest.info(), bool(settings.transform)
-        model = build(settings.model, info, settings.model_arguments, transformed=transformed)
+        info = run.manifest.info()
+        model = build(settings.model, info, settings.model_arguments)
+        interface = read_interface(
+            model,
+            info,
+            feed.element_spec,
+            transformed=bool(settings.transform),
+            exported=not settings.allow_unexportable,
+        )
         strategies.check_model(run.strategy, model)
         frozen = None
         if not evaluate_only:
             tune_optimizer(model, settings, run.replicas)
             frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
+    if not (evaluate_only or settings.allow_unexportable):
+        check_export(model, info)
+    with run.strategy.scope():
         with frozen.thawed() if frozen else contextlib.nullcontext():
-            create_variables(model, feed.element_spec)
+            create_variables(model, replace(feed, labels=interface.labels).element_spec)
         weigh_output_losses(model)
         if settings.initial_model and not evaluate_only:
             saving.warm_start(model, settings.initial_model)
-    return model, frozen
+    return model, frozen, interface
 
 
 def _checkpoints(run: Run, variables: Mapping[str, str], *, write: bool) -> Checkpoints:
@@ -222,7 +237,9 @@ def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints) -> Positio
 def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engine:
     """Returns what trains the model from a position on and evaluates the validation split."""
     settings, strategy = run.settings, run.strategy
-    validation = run.feed("validation") if "validation" in run.manifest.splits else None
+    validation = None
+    if "validation" in run.manifest.splits:
+        validation = replace(run.feed("validation"), labels=feed.labels)
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)
         raw = feed.raw_dataset(position.epoch, settings.epochs, position.examples)

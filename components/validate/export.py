@@ -23,8 +23,9 @@ from shardline.components.validate import signatures
 from shardline.components.validate.conversions import check_formats, convert
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import DatasetError, ModelError
-from shardline.trainer.models.head import Head, read_head
+from shardline.trainer.errors import DatasetError
+from shardline.trainer.models.export_check import check_operations
+from shardline.trainer.models.head import Head, read_head, to_probabilities
 
 #: Number of examples that an export is compared with its model on.
 SAMPLES = 256
@@ -40,11 +41,6 @@ _PACKAGES = ("shardline", "tensorflow", "keras", "numpy")
 # As `git rev-parse HEAD`, with "-dirty" where files differ from it.
 _DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
-_CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-
-# TensorFlow's own, though not in tf.raw_ops: the inner ones, and XlaCallModule of models from JAX.
-_INNER = ("_", "Xla")
-
 
 def export_model(
     model: keras.Model,
@@ -55,6 +51,7 @@ def export_model(
     samples: Sequence[bytes] = (),
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (),
+    head: Head | None = None,
 ) -> Export:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
 
@@ -73,7 +70,8 @@ def export_model(
     saved_model/ but by export.json, which is removed first and written last.
 
     Args:
-        model: Takes uint8 images of the manifest's shape, or its columns, and returns one number per class.
+        model: Takes uint8 images of the manifest's shape, or its columns, and returns a number per class (one
+            number for two classes).
         manifest: Manifest of the dataset that the model was trained on.
         out: Output directory; made if it is not there. An earlier validation in it is removed.
         model_file: The model.keras that the model was loaded from.
@@ -81,6 +79,7 @@ def export_model(
             and from which the golden set is taken.
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite".
+        head: What the model's outputs are; None to read it off them and the compiled loss.
 
     Raises:
         ModelError: When the model does not fit the dataset or cannot be served, and nothing was written then;
@@ -89,7 +88,7 @@ def export_model(
         SettingsError: When `out` cannot be written to, or what a format needs is not installed.
     """
     check_formats(formats, manifest)
-    head = read_head(model, manifest.info())
+    head = read_head(model, manifest.info(), head)
     functions = signatures.make_signatures(model, manifest, head)
     for function in functions.values():
         check_operations(function.get_concrete_function())
@@ -135,29 +134,6 @@ def take_samples(manifest: Manifest, directory: Path, count: int = SAMPLES) -> t
         ) from None
 
 
-def check_operations(concrete: Any) -> None:
-    """Checks that a traced, concrete function can run where there is neither our code nor the user's.
-
-    Raises ModelError when it calls Python, or operations of a library that TensorFlow does not bring along.
-    """
-    graph = concrete.graph.as_graph_def()
-    functions = {function.signature.name for function in graph.library.function}
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    used = {node.op for node in nodes} - functions
-    if calls := sorted(used.intersection(_CALLS_OF_PYTHON)):
-        raise ModelError(
-            f"the model calls Python while it predicts ({', '.join(calls)}), which a server cannot run; "
-            "replace tf.py_function and tf.numpy_function by operations of TensorFlow or Keras"
-        )
-    if foreign := sorted(
-        name for name in used if not name.startswith(_INNER) and not hasattr(tf.raw_ops, name)
-    ):
-        raise ModelError(
-            f"the model needs operations that are not TensorFlow's own ({', '.join(foreign)}), which a "
-            "server does not have; do without them"
-        )
-
-
 def largest_difference(
     model: keras.Model, head: Head, manifest: Manifest, loaded: Any, samples: Sequence[bytes]
 ) -> float:
@@ -169,7 +145,7 @@ def largest_difference(
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def trained(inputs: Any) -> tf.Tensor:
-        return signatures.predict(model, inputs, head)
+        return to_probabilities(model(inputs, training=False), head)
 
     largest = 0.0
     try:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, encode_stored, parse_batch
 from shardline.trainer.data.manifest import Feature, Manifest
-from shardline.trainer.models.head import Head
+from shardline.trainer.models.head import Head, to_probabilities
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"
@@ -41,7 +41,7 @@ def make_signatures(model: keras.Model, manifest: Manifest, head: Head) -> dict[
     """Returns the signatures of a model by name, as `export.export_model` documents them."""
 
     def answer(inputs: Inputs) -> Answer:
-        probabilities = predict(model, inputs, head)
+        probabilities = to_probabilities(model(inputs, training=False), head)
         label = tf.argmax(probabilities, axis=-1)
         label_name = tf.gather(tf.constant(manifest.class_names), label)
         return dict(zip(OUTPUTS, (probabilities, label, label_name), strict=True))
@@ -49,12 +49,6 @@ def make_signatures(model: keras.Model, manifest: Manifest, head: Head) -> dict[
     if "image" in manifest.inputs:
         return _image_signatures(answer, manifest.inputs["image"])
     return _table_signatures(answer, manifest.inputs)
-
-
-def predict(model: keras.Model, inputs: Inputs, head: Head) -> tf.Tensor:
-    """Returns a model's probabilities, float32 (n, classes), whatever its precision and its head."""
-    outputs = tf.cast(model(inputs, training=False), tf.float32)
-    return tf.nn.softmax(outputs) if head == "logits" else outputs
 
 
 def argument_names(inputs: Collection[str]) -> dict[str, str]:

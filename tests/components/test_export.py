@@ -18,7 +18,6 @@ from shardline.components import model_store
 from shardline.components.validate import signatures
 from shardline.components.validate.export import (
     SAMPLES,
-    check_operations,
     export_model,
     largest_difference,
     read_revision,
@@ -28,6 +27,7 @@ from shardline.components.validate.served import ServedModel
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build
+from shardline.trainer.models.export_check import check_operations
 from tests.helpers import clean_server
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 

@@ -32,6 +32,7 @@ def write_dataset(
     seed: int = 0,
     encoding: str = "png",
     compression: str = "",
+    classes: int = len(CLASS_NAMES),
 ) -> Manifest:
     """Writes a dataset directory of noisy images with one bright band, and its manifest.
 
@@ -45,12 +46,13 @@ def write_dataset(
         seed: Of the noise. The same arguments give the same bytes.
         encoding: "png" or "raw".
         compression: "" or "gzip".
+        classes: Number of classes, 2 or 3.
     """
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     encode = encode_png if encoding == "png" else np.ndarray.tobytes
     splits = {
-        name: _write_split(directory, name, total, shape, shards, rng, encode, compression)
+        name: _write_split(directory, name, total, shape, shards, rng, encode, compression, classes)
         for name, total in records.items()
         if total
     }
@@ -59,7 +61,7 @@ def write_dataset(
         fingerprint="sha256:" + hashlib.sha256("".join(checksums).encode()).hexdigest(),
         source="bands",
         settings={"seed": seed, "image_size": shape[0]},
-        class_names=CLASS_NAMES,
+        class_names=CLASS_NAMES[:classes],
         features=(
             Feature("image", "uint8", shape, encoding),
             Feature("label", "int64"),
@@ -193,14 +195,15 @@ def _write_split(
     rng: np.random.Generator,
     encode: Callable[[np.ndarray], bytes],
     compression: str,
+    classes: int,
 ) -> Split:
     # A plain p % 3 would leave one class to a shard where the shards are a multiple of three.
-    labels = [(p % shards + p // shards) % len(CLASS_NAMES) for p in range(total)]
+    labels = [(p % shards + p // shards) % classes for p in range(total)]
     examples = [
         make_example(f"{name}/{p:05d}", encode(band_image(label, shape, rng)), label)
         for p, label in enumerate(labels)
     ]
     return Split(
         shards=_write_shards(directory, name, examples, shards, compression),
-        class_counts=tuple(labels.count(label) for label in range(len(CLASS_NAMES))),
+        class_counts=tuple(labels.count(label) for label in range(classes)),
     )

@@ -37,7 +37,10 @@ def weights(out):
     [
         ("mnist_cnn", ()),
         ("tests.helpers.models:scheduled", ("--communication", "ring")),
-        ("tests.helpers.models:several", ("--transform", "tests.helpers.models:several_inputs")),
+        (
+            "tests.helpers.models:several",
+            ("--transform", "tests.helpers.models:several_inputs", "--allow-unexportable"),
+        ),
         ("tests.helpers.models:own_step", ()),
     ],
 )

@@ -123,7 +123,6 @@ def test_a_model_with_several_outputs_is_built(info):
             r"'tests.helpers.models:unknown_optimizer' failed: .*Admm.* \(models.py, line \d+\)",
         ),
         ("uncompiled", r"not compiled; call model.compile"),
-        ("wrong_input", r"takes images of shape \(5, 5, 1\), the dataset has \(32, 32, 1\)"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_one_clear_line(info, name, message):

@@ -17,7 +17,7 @@ from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.memory import Memory, load, untuned
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
-from shardline.trainer.data.transforms import Augmentation, Transform, augment_batch
+from shardline.trainer.data.transforms import Augmentation, LabelForm, Transform, augment_batch, form_labels
 from shardline.trainer.errors import DatasetError
 
 _BAD_LABEL = re.compile(r"(the \w+ split has a label outside 0\.\.\d+:)\]? *\[?(-?\d+)")
@@ -91,6 +91,7 @@ class Feed:
         class_weights: Weight of each class's examples in the loss; () gives elements without weights.
         transform: Makes of a batch what the model takes; None gives it as it is.
         in_memory: Whether each worker decodes its examples once, before the first batch, and keeps them.
+        labels: Form in which the model takes labels; a transformation gets class numbers.
     """
 
     directory: Path
@@ -103,6 +104,7 @@ class Feed:
     class_weights: Sequence[float] = ()
     transform: Transform | None = None
     in_memory: bool = False
+    labels: LabelForm = "sparse"
 
     @property
     def element_spec(self) -> Data:
@@ -164,21 +166,23 @@ class Feed:
         """Decodes, checks, augments and weights a batch, whose positions, if it has them, are in `memory`.
 
         Returns (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,
-        channels), or for a table a dict of its columns, each (batch,); y is int64 (batch,), each in
+        channels), or for a table a dict of its columns, each (batch,); y has the form of `labels`, each in
         0..num_classes-1; sample_weight is float32 (batch,). With a transformation, what it returns.
         """
         if memory is None:
             x, y = parse_batch(raw["example"], self.manifest.inputs)
         else:
             x, y = memory.take(raw["position"])
-        y = check_labels(y, len(self.manifest.class_names), self.split)
+        classes = len(self.manifest.class_names)
+        y = check_labels(y, classes, self.split)
         if self.augmentation is not None:
             x, y = augment_batch(self.augmentation, x, y, raw["seed"])
         if self.transform is not None:
             return self.transform(x, y)
+        formed = form_labels(y, self.labels, classes)
         if self.class_weights:
-            return x, y, tf.gather(tf.constant(self.class_weights, tf.float32), y)
-        return x, y
+            return x, formed, tf.gather(tf.constant(self.class_weights, tf.float32), y)
+        return x, formed
 
     def _shards(self, workers: int, worker: int) -> WorkerShards:
         paths = shard_paths(self.directory, self.manifest.splits[self.split])

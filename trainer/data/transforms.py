@@ -1,7 +1,8 @@
-"""Transforms of examples: augmentation, a user's transformation of batches, and class weights.
+"""Transforms of examples: augmentation, a user's transformation of batches, class weights, form of labels.
 
 An augmentation changes training examples at random, the same on any cluster; a transformation makes of a
-batch what a model takes; class weights say how much the examples of each class count in the loss.
+batch what a model takes; class weights say how much the examples of each class count in the loss; labels
+have the form that loss and metrics take.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -131,3 +132,15 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise SettingsError(f"class_weights: {name!r} must be a number of at least 0, got {weight!r}")
     return tuple(float(weights.get(name, 1.0)) for name in names)
+
+
+#: Form of the labels in a batch: class numbers, int64 (batch,); one-hot, float32 (batch, classes); or for two
+#: classes 0 or 1, float32 (batch, 1).
+LabelForm = Literal["sparse", "one-hot", "binary"]
+
+
+def form_labels(labels: tf.Tensor, form: LabelForm, classes: int) -> tf.Tensor:
+    """Returns class numbers, int64 (batch,), in another form."""
+    if form == "one-hot":
+        return tf.one_hot(labels, classes, dtype=tf.float32)
+    return tf.cast(labels, tf.float32)[:, None] if form == "binary" else labels

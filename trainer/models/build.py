@@ -18,7 +18,6 @@ from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, ShardlineError
 from shardline.trainer.keras_internals import build_symbolically
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX, import_string
-from shardline.trainer.models.head import read_head
 from shardline.trainer.models.zoo import find_application
 
 ModelFunction = Callable[..., keras.Model]
@@ -37,13 +36,8 @@ def model_function(model: str) -> ModelFunction:
     return checked
 
 
-def build(
-    model: str, dataset: DatasetInfo, arguments: Mapping[str, Any], *, transformed: bool = False
-) -> keras.Model:
-    """Calls a model function with a dataset's facts and keyword arguments; checks what it returns.
-
-    Whether a model fits the examples after a transformation (`transformed`) shows only when it is built.
-    """
+def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> keras.Model:
+    """Calls a model function with a dataset's facts and keyword arguments; returns a compiled model."""
     function = model_function(model)
     signature = inspect.signature(function)
     try:
@@ -62,10 +56,6 @@ def build(
         raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
     if not built.compiled:
         raise ModelError(f"model {model!r} returned a model that is not compiled; call model.compile(...)")
-    inputs, outputs = (len(getattr(built, ends, None) or [0]) for ends in ("inputs", "outputs"))
-    if not transformed and outputs == 1 and (inputs == 1 or dataset.is_table):
-        # What could not be exported is refused before it is trained.
-        read_head(built, dataset)
     return built
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 from shardline.trainer.data.decode import Inputs
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import compiled_losses, is_activated
 
 
 def probe_inputs(dataset: DatasetInfo) -> Inputs:
@@ -26,39 +29,69 @@ def probe_inputs(dataset: DatasetInfo) -> Inputs:
     }
 
 
-Head = Literal["probabilities", "logits"]
+#: What to do about a model that cannot be exported.
+ALL_THE_SAME = "to train it all the same, without an export, set allow_unexportable"
+
+#: What the outputs of a model are: a probability by class, or logits; or for two classes one number, the
+#: probability of the second class, or its logit.
+Head = Literal["probabilities", "logits", "probability", "logit"]
+HEADS: tuple[Head, ...] = ("probabilities", "logits", "probability", "logit")
 
 # Wide enough for a softmax computed in float16, far narrower than any accident.
 _TOLERANCE = 1e-2
 
 
-def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:
-    """Checks that a model fits a dataset and says what its outputs are.
+def read_head(model: keras.Model, dataset: DatasetInfo, known: Head | None = None) -> Head:
+    """Checks that a model fits a dataset and says what its outputs are, where that is not `known`.
 
-    They are logits, and the export adds the softmax, when the loss that the model was compiled with has
+    They are logits, and the export adds the softmax, when a loss that the model was compiled with has
     `from_logits=True` and the outputs are not probabilities already (Keras finds its way back to the logits
     of a softmax layer, so that combination trains correctly). In every other case they must be probabilities:
-    on two made-up examples each row has to be non-negative and to sum to 1. Outputs that are not finite are
-    let through here, because the evaluation counts them. All else is a ModelError.
+    on two made-up examples each row has to be non-negative and to sum to 1; or a single number in 0..1, for
+    two classes. Outputs that are not finite are let through here, because the evaluation counts them. All
+    else is a ModelError.
     """
     outputs = _outputs_on_probe(model, dataset)
-    sums = outputs.sum(axis=1)
-    if (outputs >= -_TOLERANCE).all() and np.allclose(sums, 1.0, rtol=0, atol=_TOLERANCE):
-        return "probabilities"
-    if _loss_wants_logits(model):
-        return "logits"
-    if np.isfinite(outputs).all():
+    values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
+    if known:
+        return known
+    single = values.shape[1] == 1
+    logits = any(map(_wants_logits, compiled_losses(model)))
+    if _are_probabilities(values) and (not single or not logits or is_activated(outputs)):
+        return "probability" if single else "probabilities"
+    if logits:
+        return "logit" if single else "logits"
+    if np.isfinite(values).all():
         probed = "a row of zeros" if dataset.is_table else "a black image"
-        shown = ", ".join(f"{value:.3g}" for value in outputs[0][:4]) + ", ..." * (len(outputs[0]) > 4)
+        shown = ", ".join(f"{value:.3g}" for value in values[0][:4]) + ", ..." * (len(values[0]) > 4)
         raise ModelError(
-            f"the model's outputs are not probabilities (on {probed}: [{shown}]) and its loss "
-            "does not say from_logits; end the model with a softmax, or compile it with from_logits=True"
+            f"the model's outputs are not probabilities (on {probed}: [{shown}]) and its loss does not say "
+            f"from_logits; end the model with a {'sigmoid' if single else 'softmax'}, or compile it with "
+            "from_logits=True"
         )
-    return "probabilities"
+    return "probability" if single else "probabilities"
 
 
-def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> npt.NDArray[np.float32]:
-    """Returns the float32 (2, classes) outputs on two made-up examples."""
+def to_probabilities(outputs: tf.Tensor, head: Head) -> tf.Tensor:
+    """Returns the probability of each class, float32 (batch, classes), from a model's outputs."""
+    outputs = tf.cast(outputs, tf.float32)
+    if head in ("probability", "logit"):
+        second = tf.sigmoid(outputs) if head == "logit" else outputs
+        return tf.concat([1 - second, second], axis=-1)
+    return tf.nn.softmax(outputs) if head == "logits" else outputs
+
+
+def _are_probabilities(values: npt.NDArray[np.float32]) -> bool:
+    if values.shape[1] == 1:
+        # A linear unit gives 0 for a black image before it is trained, a sigmoid never does.
+        return bool(((values > 0) & (values <= 1 + _TOLERANCE)).all())
+    return bool(
+        (values >= -_TOLERANCE).all() and np.allclose(values.sum(axis=1), 1.0, rtol=0, atol=_TOLERANCE)
+    )
+
+
+def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> Any:
+    """Returns the outputs on two made-up examples, of shape (2, classes), or (2, 1) for two classes."""
     (_check_columns if dataset.is_table else _check_input)(model, dataset)
     try:
         outputs = model(probe_inputs(dataset), training=False)
@@ -69,21 +102,31 @@ def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> npt.NDArray[n
         text = re.sub(r"\x1b\[\d+m", "", str(error)).partition("Arguments received by")[0]
         reason = " ".join(text.split()) or type(error).__name__
         raise ModelError(f"the model does not take this dataset's {inputs}: {reason}") from error
+    if isinstance(outputs, dict | list | tuple):
+        raise ModelError(
+            f"the model has {len(outputs)} outputs; an exported model has one, a number for each of "
+            f"{dataset.num_classes} classes: train a model with that one alone; {ALL_THE_SAME}"
+        )
     shape = getattr(outputs, "shape", None)
-    if shape is None or tuple(shape) != (2, dataset.num_classes):
+    classes = dataset.num_classes
+    fitting = [(2, classes)] + [(2, 1)] * (classes == 2)
+    if shape is None or tuple(shape) not in fitting:
         found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(outputs).__name__
         raise ModelError(
-            f"the model's output is {found}, the dataset has {dataset.num_classes} classes and needs "
-            f"(n, {dataset.num_classes}): it was made for other data"
+            f"the model's output is {found}, the dataset has {classes} classes and needs "
+            f"(n, {classes}): it was made for other data"
         )
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
+    return outputs
 
 
 def _check_input(model: keras.Model, dataset: DatasetInfo) -> None:
     """Compares the declared input, where the model declares one, with the dataset's images."""
     inputs: list[Any] = getattr(model, "inputs", None) or []
     if len(inputs) > 1:
-        raise ModelError(f"the model has {len(inputs)} inputs; an exported model takes one, the image")
+        raise ModelError(
+            f"the model has {len(inputs)} inputs; an exported model takes one, the image: make the others "
+            f"of it in layers; {ALL_THE_SAME}"
+        )
     declared = tuple(inputs[0].shape[1:]) if inputs else dataset.input_shape
     fits = len(declared) == 3 and all(
         size in (None, wanted) for size, wanted in zip(declared, dataset.input_shape, strict=True)
@@ -106,11 +149,11 @@ def _check_columns(model: keras.Model, dataset: DatasetInfo) -> None:
         )
 
 
-def _loss_wants_logits(model: keras.Model) -> bool:
-    loss = getattr(model, "loss", None)
-    if isinstance(loss, dict):
-        loss = list(loss.values())
-    if isinstance(loss, list | tuple) and len(loss) == 1:
-        loss = loss[0]
+def _wants_logits(loss: Any) -> bool:
     # A loss given by name or as a bare function has Keras' default, from_logits=False.
-    return isinstance(loss, keras.losses.Loss) and bool(loss.get_config().get("from_logits", False))
+    if isinstance(loss, functools.partial):
+        return bool(loss.keywords.get("from_logits", False))
+    own = getattr(loss, "from_logits", False)
+    with contextlib.suppress(Exception):  # a loss of the user's own need not have a configuration
+        own = loss.get_config().get("from_logits", own)
+    return bool(own)

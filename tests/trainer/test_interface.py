@@ -1,0 +1,145 @@
+"""What a compiled model takes and gives: the form of its labels, and what its outputs are."""
+
+import dataclasses
+import functools
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from shardline.trainer.data.manifest import DatasetInfo, Feature
+from shardline.trainer.data.transforms import form_labels
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models.head import read_head, to_probabilities
+from shardline.trainer.models.interface import choose_form
+
+losses, metrics = keras.losses, keras.metrics
+
+
+def own_of_numbers(y_true, y_pred):
+    """A loss that takes class numbers, which Keras has made floats."""
+    return keras.ops.sparse_categorical_crossentropy(keras.ops.cast(y_true, "int32"), y_pred)
+
+
+def own_of_one_hot(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+class OwnLoss(keras.losses.Loss):
+    """A loss as a class without a configuration."""
+
+    def call(self, y_true, y_pred):
+        return own_of_numbers(y_true, y_pred)
+
+    def get_config(self):
+        raise NotImplementedError
+
+
+class OwnSubclass(keras.losses.CategoricalCrossentropy):
+    def call(self, y_true, y_pred):
+        return 2 * super().call(y_true, y_pred)
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "form"),
+    [
+        ("sparse_categorical_crossentropy", ["accuracy"], "sparse"),
+        (losses.SparseCategoricalCrossentropy(from_logits=True), [], "sparse"),
+        (losses.sparse_categorical_crossentropy, ["acc", "sparse_top_k_categorical_accuracy"], "sparse"),
+        (losses.SparseCategoricalCrossentropy(), [metrics.MeanIoU(3, sparse_y_pred=False)], "sparse"),
+        ("categorical_crossentropy", ["accuracy"], "one-hot"),
+        (losses.CategoricalFocalCrossentropy(), [metrics.AUC(), metrics.F1Score()], "one-hot"),
+        ("kl_divergence", [], "one-hot"),
+        (losses.mean_squared_error, ["mae"], "one-hot"),
+        # Either form would do for these: metrics say which, else class numbers.
+        ("crossentropy", [], "sparse"),
+        ("crossentropy", [metrics.Precision()], "one-hot"),
+        (None, [metrics.CategoricalAccuracy()], "one-hot"),
+        (None, [], "sparse"),
+        # Losses of one's own are tried; metrics of one's own are not.
+        (own_of_numbers, [], "sparse"),
+        (own_of_one_hot, ["accuracy"], "one-hot"),
+        (OwnLoss(), [], "sparse"),
+        (OwnSubclass(), [], "one-hot"),
+        (functools.partial(losses.sparse_categorical_crossentropy, from_logits=True), [], "sparse"),
+        ("categorical_crossentropy", [own_of_numbers], "one-hot"),
+        (lambda y_true, y_pred: "nothing that can be computed", [], "sparse"),
+    ],
+)
+def test_labels_take_the_form_that_loss_and_metrics_need(loss, given, form):
+    assert choose_form([loss] if loss else [], given, 3, 3)[0] == form
+
+
+def test_a_single_output_takes_0_or_1():
+    assert choose_form(["binary_crossentropy"], [metrics.AUC()], 1, 2) == (
+        "binary",
+        "the loss binary_crossentropy",
+    )
+    with pytest.raises(
+        ModelError, match=r"one output and its loss sparse_cat\w+ needs one for each of 2 classes"
+    ):
+        choose_form(["sparse_categorical_crossentropy"], [], 1, 2)
+
+
+def test_a_mixture_of_forms_is_refused_as_fit_refuses_it():
+    with pytest.raises(
+        ModelError, match=r"the loss sparse_c.* takes class numbers and the metric AUC one-hot"
+    ):
+        choose_form(["sparse_categorical_crossentropy"], ["accuracy", metrics.AUC()], 3, 3)
+    with pytest.raises(ModelError, match=r"the metric sparse_cat.* takes class numbers and the loss categ"):
+        choose_form(["categorical_crossentropy"], [metrics.SparseCategoricalAccuracy()], 3, 3)
+
+
+def test_labels_in_each_form():
+    numbers = np.array([2, 0])
+
+    np.testing.assert_array_equal(form_labels(numbers, "sparse", 3), [2, 0])
+    np.testing.assert_array_equal(form_labels(numbers, "one-hot", 3), [[0, 0, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(form_labels(np.array([1, 0]), "binary", 2), [[1.0], [0.0]])
+
+
+@pytest.fixture
+def two_classes():
+    image = {"image": Feature("image", "uint8", (4, 4, 1))}
+    return DatasetInfo((4, 4, 1), 2, ("no", "yes"), image, {}, image)
+
+
+def single(activation, loss, bias="zeros"):
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    head = keras.layers.Dense(1, activation, bias_initializer=bias)
+    model = keras.Sequential([keras.Input((4, 4, 1), dtype="uint8"), *layers, head])
+    model.compile("sgd", loss)
+    return model
+
+
+LOGITS = losses.BinaryCrossentropy(from_logits=True)
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss", "head"),
+    [
+        ("sigmoid", "binary_crossentropy", "probability"),
+        ("linear", LOGITS, "logit"),
+        # Keras finds the logits behind the sigmoid.
+        ("sigmoid", LOGITS, "probability"),
+    ],
+)
+def test_one_output_for_two_classes(two_classes, activation, loss, head):
+    model = single(activation, loss)
+
+    assert read_head(model, two_classes) == head
+    probabilities = to_probabilities(model(np.zeros((1, 4, 4, 1), np.uint8)), head)
+    np.testing.assert_allclose(probabilities, [[0.5, 0.5]])
+
+
+def test_a_single_logit_that_looks_like_a_probability_is_a_logit(two_classes):
+    assert read_head(single("linear", LOGITS, keras.initializers.Constant(0.5)), two_classes) == "logit"
+
+
+def test_a_single_number_that_is_no_probability_is_refused(two_classes):
+    with pytest.raises(ModelError, match="end the model with a sigmoid"):
+        read_head(single("linear", "binary_crossentropy"), two_classes)
+    three = dataclasses.replace(two_classes, num_classes=3)
+    with pytest.raises(ModelError, match=re.escape("(n, 1), the dataset has 3 classes")):
+        read_head(single("sigmoid", "binary_crossentropy"), three)

@@ -1,0 +1,163 @@
+"""Check before training of what would fail after it: a model that cannot be saved, loaded or served."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shardline.trainer import plugins
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
+
+_CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+# TensorFlow's own, though not in tf.raw_ops: the inner ones, and XlaCallModule of models from JAX.
+_INNER = ("_", "Xla")
+
+# Layers of Keras that hold code, or need what is not in the file.
+_FOREIGN = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
+
+# A batch of two is computed otherwise than one of many, but no more than this.
+_TOLERANCE = 1e-3
+
+
+def check_export(model: keras.Model, dataset: DatasetInfo) -> None:
+    """Saves a model, loads it in safe mode, and traces it, where it has any code that is not Keras' own.
+
+    Collective: every replica must call it at the same point, outside the strategy's scope, since to read
+    what each replica keeps for itself is an exchange. A model of Keras' own layers alone can be saved, loaded
+    and traced: that would take seconds for a large one and is not tried.
+
+    Raises:
+        ModelError: When one of it fails, or the loaded model gives other answers than the model.
+    """
+    config = _described(model)
+    if not any(_is_foreign(part) for part in _parts(config)):
+        return
+    with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
+        path = Path(directory) / "model.keras"
+        try:
+            model.save(path)
+        except Exception as error:  # the user's code runs here and may raise anything
+            raise ModelError(f"the model cannot be saved: {_line(error)}; {ALL_THE_SAME}") from error
+        loaded = _loaded(path)
+    check_operations(_traced(loaded, dataset))
+    _compare(model, loaded, dataset)
+
+
+def _described(model: keras.Model) -> Any:
+    """Returns the configuration that a saved model would have, without that of its compilation."""
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        json.dumps(config)
+    except Exception as error:  # the user's code runs here and may raise anything
+        raise ModelError(
+            f"the model cannot be saved: {_line(error)}; give each class of its own a get_config() that "
+            f"returns the arguments of its constructor; {ALL_THE_SAME}"
+        ) from error
+    return {name: value for name, value in config.items() if name != "compile_config"}
+
+
+def _parts(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields every object in a configuration."""
+    nested = (
+        config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ()
+    )
+    if isinstance(config, dict) and "class_name" in config:
+        yield config
+    for value in nested:
+        yield from _parts(value)
+
+
+def _is_foreign(part: dict[str, Any]) -> bool:
+    module, name = str(part.get("module") or "keras"), str(part["class_name"])
+    own = name in _FOREIGN or name == "function" or name.startswith("__lambda")
+    return own or module.partition(".")[0] not in ("keras", "builtins")
+
+
+def _loaded(path: Path) -> keras.Model:
+    try:
+        return keras.models.load_model(path, safe_mode=True, compile=False)
+    except Exception as error:  # Keras raises many kinds: of HDF5, of deserialisation
+        if "Lambda" in str(error):
+            raise ModelError(
+                "the model has a Lambda layer, whose code is not run from a file; make it a layer of its "
+                f"own, with @keras.saving.register_keras_serializable(); {ALL_THE_SAME}"
+            ) from error
+        raise ModelError(
+            f"the model cannot be loaded once it is saved: {_line(error)}; classes and functions of its own "
+            "need @keras.saving.register_keras_serializable(), and a get_config() that returns the arguments "
+            f"of their constructor; {ALL_THE_SAME}"
+        ) from error
+
+
+def _traced(model: keras.Model, dataset: DatasetInfo) -> Any:
+    """Returns the concrete function of a model that predicts, as an export has it."""
+    specs = tf.nest.map_structure(
+        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), probe_inputs(dataset)
+    )
+    predict = tf.function(lambda inputs: model(inputs, training=False), autograph=False)
+    try:
+        return predict.get_concrete_function(specs)
+    except Exception as error:  # the user's code runs here and may raise anything
+        raise ModelError(
+            f"the model cannot be traced for an export: {_line(error)}; its call() has to consist of "
+            f"operations of Keras or TensorFlow, for any number of examples; {ALL_THE_SAME}"
+        ) from error
+
+
+def check_operations(concrete: Any) -> None:
+    """Checks that a traced, concrete function can run where there is neither our code nor the user's.
+
+    Raises ModelError when it calls Python, or operations of a library that TensorFlow does not bring along.
+    """
+    graph = concrete.graph.as_graph_def()
+    functions = {function.signature.name for function in graph.library.function}
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    used = {node.op for node in nodes} - functions
+    if calls := sorted(used.intersection(_CALLS_OF_PYTHON)):
+        raise ModelError(
+            f"the model calls Python while it predicts ({', '.join(calls)}), which a server cannot run; "
+            "replace tf.py_function and tf.numpy_function by operations of TensorFlow or Keras"
+        )
+    if foreign := sorted(
+        name for name in used if not name.startswith(_INNER) and not hasattr(tf.raw_ops, name)
+    ):
+        raise ModelError(
+            f"the model needs operations that are not TensorFlow's own ({', '.join(foreign)}), which a "
+            "server does not have; do without them"
+        )
+
+
+def _compare(model: keras.Model, loaded: keras.Model, dataset: DatasetInfo) -> None:
+    """Refuses a model that forgets weights when it is saved; not one whose answers are never the same."""
+    inputs = probe_inputs(dataset)
+
+    def answer(one: keras.Model) -> list[Any]:
+        return [np.asarray(part, np.float64) for part in tf.nest.flatten(one(inputs, training=False))]
+
+    def agree(ours: list[Any], theirs: list[Any]) -> bool:
+        pairs = zip(ours, theirs, strict=True)
+        return all(np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True) for a, b in pairs)
+
+    first = answer(model)
+    if agree(first, answer(model)) and not agree(first, answer(loaded)):
+        raise ModelError(
+            "the model gives other answers once it is saved and loaded: some of its weights are not saved; "
+            "hold them by attributes of layers, and make them in __init__ or build(), from the arguments in "
+            f"get_config(); {ALL_THE_SAME}"
+        )
+
+
+def _line(error: Exception) -> str:
+    """Returns what an exception says, in a line and without the configuration that Keras adds to it."""
+    text = plugins.describe(error)
+    return text.partition("Full object config")[0].strip()

@@ -1,0 +1,168 @@
+"""Interface of a compiled model: the form of labels that loss and metrics take, and what its outputs are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.data.transforms import LabelForm, describe_structure
+from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import compiled_losses, compiled_metrics, loss_of, wrapped_function
+from shardline.trainer.models.head import ALL_THE_SAME, Head, probe_inputs, read_head
+
+# What takes either form, deciding by the shape of the labels.
+_ADAPTIVE = {"accuracy", "acc", "crossentropy", "ce"}
+# What takes class numbers, beside all whose name begins with "sparse".
+_OF_NUMBERS = {"circle"}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a model takes and gives.
+
+    Attributes:
+        labels: Form of the labels in a batch.
+        reason: Name of the loss or metric that has decided it; "" where none had to.
+        head: What its outputs are; None for a model that cannot be exported.
+    """
+
+    labels: LabelForm = "sparse"
+    reason: str = ""
+    head: Head | None = None
+
+    def __str__(self) -> str:
+        """Returns the form of the labels in words."""
+        return f"{'0 or 1' if self.labels == 'binary' else self.labels}, as {self.reason} takes them"
+
+
+def read_interface(
+    model: keras.Model,
+    dataset: DatasetInfo,
+    element: Any,
+    *,
+    transformed: bool = False,
+    exported: bool = True,
+) -> Interface:
+    """Returns the interface of a compiled model; `element` is the specification of what it is trained on.
+
+    The labels that a transformation makes stay as they are. Raises ModelError when a model that is to be
+    exported cannot be, or when losses and metrics take labels of different forms, as `fit` would too.
+    """
+    head = None
+    try:
+        if transformed:
+            _check_inputs(dataset, element)
+        head = read_head(model, dataset)
+    except ModelError:
+        if exported:
+            raise
+    if transformed:
+        return Interface(head=head)
+    units = 1 if head in ("probability", "logit") or _has_one_output(model) else dataset.num_classes
+    form, reason = choose_form(compiled_losses(model), compiled_metrics(model), units, dataset.num_classes)
+    return Interface(form, reason, head)
+
+
+def _check_inputs(dataset: DatasetInfo, element: Any) -> None:
+    """Refuses a transformation whose model takes other inputs than a dataset has, and an export gets."""
+    inputs = element[0] if isinstance(element, tuple) else element
+    given = tf.nest.map_structure(
+        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), probe_inputs(dataset)
+    )
+    found, wanted = (describe_structure(one) for one in (inputs, given))
+    if found != wanted:
+        raise ModelError(
+            f"transform makes {found} of the dataset's {wanted}, which an exported model gets as they are; "
+            f"make it of layers of the model; {ALL_THE_SAME}"
+        )
+
+
+def _has_one_output(model: keras.Model) -> bool:
+    shape = getattr(model, "output_shape", None) if getattr(model, "outputs", None) else None
+    return isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 1
+
+
+def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int) -> tuple[LabelForm, str]:
+    """Returns the form of labels that losses and metrics given to `compile` take, and which of them needs it.
+
+    Losses decide, then metrics of Keras; where all take either form, labels are class numbers. A loss of
+    one's own gets class numbers where it can be computed from them, else one-hot labels. `units` are the
+    model's outputs by example: with 1, of two classes, labels are 0 or 1.
+    """
+    first = name_of(losses[0]) if losses else ""
+    if units == 1:
+        if sparse := [name_of(one) for one in losses if _known_form(one) == "sparse"]:
+            raise ModelError(
+                f"the model has one output and its loss {sparse[0]} needs one for each of {classes} classes; "
+                f"end it with Dense({classes}), or compile it with binary_crossentropy"
+            )
+        return "binary", f"the loss {first}" if first else "a model with one output"
+    forms: dict[LabelForm, str] = {}
+    for loss in losses:
+        if form := _known_form(loss) or _probed_form(loss, classes):
+            forms.setdefault(form, f"the loss {name_of(loss)}")
+    for metric in metrics:
+        if form := _known_form(metric):
+            forms.setdefault(form, f"the metric {name_of(metric)}")
+    if len(forms) > 1:
+        raise ModelError(
+            f"{forms['sparse']} takes class numbers and {forms['one-hot']} one-hot labels, of which Keras' "
+            "own fit takes one kind too; compile the model with those of one kind "
+            "(sparse_categorical_crossentropy with SparseCategoricalAccuracy, categorical_crossentropy with "
+            "AUC or F1Score)"
+        )
+    return next(iter(forms.items()), ("sparse", ""))
+
+
+def name_of(given: Any) -> str:
+    """Returns the name of a loss or metric as it was given to `compile`: text, a function or an object."""
+    inner = wrapped_function(given)
+    if isinstance(inner, str):
+        return inner
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _known_form(given: Any) -> LabelForm | None:
+    """Returns the form that a loss or metric of Keras takes; None for either, and for one of one's own."""
+    inner = wrapped_function(given)
+    if isinstance(inner, str):
+        known = ">" not in inner  # as in the name of a class that was registered
+    else:
+        kind = inner if callable(inner) and hasattr(inner, "__name__") else type(inner)
+        known = str(getattr(kind, "__module__", "")).partition(".")[0] == "keras"
+    name = name_of(given).replace("_", "").lower()
+    if not known or name in _ADAPTIVE:
+        return None
+    # Of the intersections over unions, which take either, each says which it was made for.
+    numbers = getattr(inner, "sparse_y_true", name.startswith("sparse") or name in _OF_NUMBERS)
+    return "sparse" if numbers else "one-hot"
+
+
+def _probed_form(loss: Any, classes: int) -> LabelForm | None:
+    """Returns the form from which a loss can be computed; None where the loss takes what others do."""
+    if name_of(loss).lower() in _ADAPTIVE:
+        return None
+    # Another number of examples than of classes, or one could pass for the other.
+    numbers = np.arange(classes + 2) % classes
+    outputs = np.full((classes + 2, classes), 1 / classes, np.float32)
+    forms: tuple[tuple[LabelForm, Any], ...] = (
+        ("sparse", numbers.astype(np.int64)),
+        ("one-hot", np.eye(classes, dtype=np.float32)[numbers]),
+    )
+    for form, labels in forms:
+        if _is_computed(loss, labels, outputs):
+            return form
+    return None
+
+
+def _is_computed(loss: Any, labels: Any, outputs: Any) -> bool:
+    try:
+        loss_of(loss, labels, outputs)
+    except Exception:  # the user's code runs here and may raise anything
+        return False
+    return True
