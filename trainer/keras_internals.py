@@ -136,14 +136,25 @@ def random_by_replica() -> Iterator[None]:
 
 
 def optimizers(model: keras.Model) -> list[keras.Optimizer]:
-    """Returns the model's optimizers: the compiled one and those it holds as attributes of its own."""
+    """Returns the model's optimizers: the compiled one, and those that it and models inside of it hold.
+
+    Keras' own `train_step` uses the compiled one only: one that a part has kept, of its own compilation,
+    counts where the model has a `train_step` of its own.
+    """
+    own_step = type(model).train_step is not keras.Model.train_step
     found: dict[int, keras.Optimizer] = {}
-    for value in vars(model).values():
-        items = value.values() if isinstance(value, dict) else value
-        for item in items if isinstance(value, dict | list | tuple) else (value,):
-            if isinstance(item, keras.optimizers.Optimizer):
-                found[id(item)] = item
+    for layer in model._flatten_layers() if own_step else [model]:
+        for optimizer in _optimizers_in(list(vars(layer).values())):
+            found[id(optimizer)] = optimizer
     return list(found.values())
+
+
+def _optimizers_in(value: Any) -> Iterator[keras.Optimizer]:
+    if isinstance(value, keras.optimizers.Optimizer):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _optimizers_in(item)
 
 
 def accumulators(model: keras.Model) -> list[keras.Variable]:

@@ -26,28 +26,34 @@ from shardline.trainer.step import Loop
 from shardline.trainer.settings import TrainSettings
 
 cluster = read_cluster(os.environ)
-settings = TrainSettings(dataset="-", model="-", averaging_steps=3)
-workers = strategy.create(settings, cluster)
+given = dict(dataset="-", model="-", averaging_steps=3)
+workers = strategy.create(TrainSettings(**given), cluster)
 together = Collectives(workers)
-with workers.scope():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
-    model._symbolic_build(data_batch=(np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)))
 
 def data(context):
     target = 1.0 + 2 * context.input_pipeline_id
     batch = np.ones((2, 1), np.float32), np.full((2, 1), target, np.float32)
     return tf.data.Dataset.from_tensors(batch).repeat()
 
-batches = iter(workers.distribute_datasets_from_function(data))
-loop = Loop(model, workers, batches, make_summation(settings, workers, cluster), averaging_steps=3)
-found = []
-for _ in range(7):
-    loop.train([4])
+def train(compression):
+    settings = TrainSettings(**given, gradient_compression=compression)
+    with workers.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+        model._symbolic_build(data_batch=(np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)))
+    batches = iter(workers.distribute_datasets_from_function(data))
+    loop = Loop(model, workers, batches, make_summation(settings, workers, cluster), averaging_steps=3)
+    found = []
+    for _ in range(7):
+        loop.train([4])
+        found.append([float(w.flatten()[0]) for w in model.get_weights()])
+    replica_merger(workers, model, weights=True)()
     found.append([float(w.flatten()[0]) for w in model.get_weights()])
-replica_merger(workers, model, weights=True)()
-found.append([float(w.flatten()[0]) for w in model.get_weights()])
-slots = [float(v.numpy().flatten()[0]) for v in model.optimizer.variables if "momentum" in v.path]
+    slots = [float(v.numpy().flatten()[0]) for v in model.optimizer.variables if "momentum" in v.path]
+    return found, slots
+
+found, slots = train("none")
+assert train("bfloat16") == (found, slots), "weights have travelled compressed"
 print("found", json.dumps([found, slots]), flush=True)
 together.barrier()
 """

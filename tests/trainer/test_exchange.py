@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.cluster.collectives import sum_by_tensorflow
+from shardline.trainer.cluster.collectives import TensorFlowSummation
 from shardline.trainer.cluster.exchange import GradientExchange, replica_merger
 from shardline.trainer.cluster.strategy import check_model
 from shardline.trainer.errors import ModelError
@@ -22,7 +22,7 @@ def trained(case, exchange):
     with strategy.scope():
         model = exchange_cases.MODELS[case]()
         model._symbolic_build(data_batch=(np.zeros((1, 4), np.float32), np.zeros(1, np.int64)))
-    changed = GradientExchange(model, sum_by_tensorflow) if exchange else None
+    changed = GradientExchange(model, TensorFlowSummation()) if exchange else None
     data = (np.ones((2, 4), np.float32), np.array([0, 2]))
 
     @tf.function
@@ -49,7 +49,7 @@ def test_one_replica_trains_as_keras_alone(case):
 def test_configurations_stay_as_they_are():
     model = trained("overflow", exchange=False)
     before = model.optimizer.get_config()
-    GradientExchange(model, sum_by_tensorflow)
+    GradientExchange(model, TensorFlowSummation())
 
     assert model.optimizer.get_config() == before
 
@@ -59,6 +59,30 @@ def test_finds_optimizers_that_are_attributes_of_the_model():
 
     assert {type(one).__name__ for one in optimizers(model)} == {"Adam", "SGD"}
     assert all(one.built for one in optimizers(model))
+
+
+def test_finds_optimizers_of_models_inside_a_model_with_a_step_of_its_own():
+    def part():
+        one = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        one.compile(keras.optimizers.Adam(), "mse")
+        return one
+
+    class Players(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.judge = part()
+            self.players = [part(), part()]
+
+        def train_step(self, data):
+            raise NotImplementedError
+
+    players = Players()
+    expected = [one.optimizer for one in (players.judge, *players.players)]
+    assert {id(one) for one in optimizers(players)} == {id(one) for one in expected}
+
+    unused = keras.Sequential([part(), keras.layers.Dense(1)])
+    unused.compile(keras.optimizers.SGD(), "mse")
+    assert optimizers(unused) == [unused.optimizer]
 
 
 def test_accumulators_are_those_of_the_optimizer_inside():
@@ -73,6 +97,20 @@ def test_the_changed_model_saves_and_loads(tmp_path):
 
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
+
+
+def test_float16_on_the_way_neither_overflows_nor_vanishes():
+    """Its own numbers end at 65,504 and at 6e-8; infinity stays what it is."""
+    gradients = [np.array([1e6, -3.0], np.float32), np.array([2e-9, 0.0], np.float32), np.array([np.inf])]
+
+    @tf.function
+    def run():
+        strategy = tf.distribute.OneDeviceStrategy(ONE)
+        summed = TensorFlowSummation(tf.float16)
+        return strategy.run(lambda: summed([tf.constant(one, tf.float32) for one in gradients]))
+
+    for total, own in zip(run(), gradients, strict=True):
+        np.testing.assert_allclose(total, own, rtol=2**-10)
 
 
 def test_batch_normalization_under_central_storage_is_refused():

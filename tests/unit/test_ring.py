@@ -77,6 +77,45 @@ def test_shorter_numbers_on_the_way_are_added_up_whole(wire, tolerance):
         np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_float16_neither_overflows_nor_vanishes(size):
+    """Its own numbers end at 65,504 and at 6e-8; one may round up to a power of two on its way."""
+    magnitudes = np.array([3e5, 2.0**16 - 1, 1.0], np.float32).repeat(100)
+
+    def work(scale):
+        def sum_(place, rank):
+            own = magnitudes * values(rank, 300) * np.float32(scale)
+            place.sum(own, np.float16)
+            return own
+
+        return sum_
+
+    for scale in (1, 1e30, 1e-12):
+        first, *others = together(size, work(scale))
+        parts = [magnitudes * values(rank, 300) * np.float32(scale) for rank in range(size)]
+        assert np.isfinite(first).all()
+        np.testing.assert_allclose(first[:200], sum(parts)[:200], atol=3e5 * scale * 2**-7)
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_mean_of_equal_values_is_that_value(size):
+    """A third of three times a float32 is not, for one number in seven."""
+
+    def work(place, rank):
+        own = np.concatenate([values(0, 10_000), values(rank, 10_000)])
+        place.mean(own)
+        return own
+
+    first, *others = together(size, work)
+    np.testing.assert_array_equal(first[:10_000], values(0, 10_000))
+    expected = np.mean([values(rank, 10_000) for rank in range(size)], axis=0)
+    np.testing.assert_allclose(first[10_000:], expected, atol=1e-6)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
 def test_what_is_not_finite_arrives_without_a_warning():
     def work(place, rank):
         own = np.array([np.inf, np.nan, 1, np.inf], np.float32) * (1 - 2 * rank)

@@ -6,7 +6,7 @@ Gradients travel through TensorFlow's own collectives, or between CPUs through a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -18,10 +18,20 @@ from shardline.trainer.keras_internals import Gradients
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.tensorflow_internals import SumBuffers, check_peer
 
-#: Returns the sums over all replicas; called inside a replica, with the same gradients on each.
-Summation = Callable[[Gradients], Gradients]
+
+class Summation(Protocol):
+    """Sums over all replicas; called inside a replica, with values of the same shapes on each."""
+
+    def __call__(self, gradients: Gradients) -> Gradients:
+        """Returns the sums of gradients, which may travel in a shorter type."""
+
+    def mean(self, values: Gradients) -> Gradients:
+        """Returns the means of dense float values, exact where all are equal: weights travel as they are."""
+
 
 _HEALTH_TIMEOUT_MS = 5000
+# The exponent of a float32, and what the largest float16 may become: a sum that is bounded by twice it fits.
+_EXPONENT_BITS, _HALF = 0x7F800000, 2.0**14
 
 
 class Collectives:
@@ -70,7 +80,7 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
             return RingSummation(ring, wire)
         if cluster.is_chief:
             progress.say("train", "replicas cannot reach each other on free ports: gradients go through gRPC")
-    return lambda gradients: sum_by_tensorflow(gradients, wire)
+    return TensorFlowSummation(wire)
 
 
 def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> bool:
@@ -94,15 +104,44 @@ def _check_peers(cluster: Cluster) -> None:
                 raise LostPeerError(f"no answer from {task}: {error.message}") from None
 
 
-def sum_by_tensorflow(gradients: Gradients, wire: tf.DType = tf.float32) -> Gradients:
-    """Sums gradients with the strategy's own collective; float32 travels, and is added, as `wire`."""
-    context = tf.distribute.get_replica_context()
-    sent = [tf.cast(gradient, wire) if _is_dense(gradient) else gradient for gradient in gradients]
-    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)
-    return [
-        tf.cast(total, tf.float32) if _is_dense(own) else total
-        for total, own in zip(summed, gradients, strict=True)
-    ]
+class TensorFlowSummation:
+    """Sums by the strategy's own collectives; float32 gradients travel, and are added up, as `wire`."""
+
+    def __init__(self, wire: tf.DType = tf.float32) -> None:
+        self._wire = wire
+
+    def __call__(self, gradients: Gradients) -> Gradients:
+        """Returns the sums, in the order of the gradients."""
+        context, wire = tf.distribute.get_replica_context(), self._wire
+        dense = [gradient for gradient in gradients if _is_dense(gradient)]
+        scales = _common_scales(dense) if wire == tf.float16 else [1.0] * len(dense)
+        scale = iter(scales)
+        sent = [tf.cast(one * next(scale), wire) if _is_dense(one) else one for one in gradients]
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)
+        scale = iter(scales)
+        return [
+            tf.cast(total, tf.float32) / next(scale) if _is_dense(own) else total
+            for total, own in zip(summed, gradients, strict=True)
+        ]
+
+    def mean(self, values: Gradients) -> Gradients:
+        """Returns the means: in float64 the sum of equal float32 values, divided, is that value."""
+        context = tf.distribute.get_replica_context()
+        wide = [tf.cast(value, tf.float64) for value in values]
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, wide)
+        return [tf.cast(mean, value.dtype) for mean, value in zip(means, values, strict=True)]
+
+
+def _common_scales(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns a power of two for each gradient with which no sum over replicas overflows float16."""
+    if not gradients:
+        return []
+    largest = tf.stack([tf.reduce_max(tf.abs(one), keepdims=False) for one in gradients])
+    bounds = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, largest)
+    powers = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(bounds, tf.int32), _EXPONENT_BITS), tf.float32)
+    # Finite both ways; of what is not finite nothing can be kept.
+    scales = tf.where(tf.math.is_finite(bounds), _HALF / tf.clip_by_value(powers, 2.0**-100, 2.0**120), 1.0)
+    return tf.unstack(scales)
 
 
 def _is_dense(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
@@ -123,8 +162,7 @@ class RingSummation:
         rest = [gradient for gradient in gradients if not _is_dense(gradient)]
         totals: list[Any] = []
         if dense:
-            summed = tf.numpy_function(self._sum, dense, [tf.float32] * len(dense))
-            totals = [tf.ensure_shape(one, own.shape) for one, own in zip(summed, dense, strict=True)]
+            totals = self._through_ring(dense, lambda flat: self._ring.sum(flat, self._wire))
         others: list[Any] = []
         if rest:
             with tf.control_dependencies(totals):
@@ -133,9 +171,26 @@ class RingSummation:
         sums, other_sums = iter(totals), iter(others)
         return [next(sums if _is_dense(gradient) else other_sums) for gradient in gradients]
 
-    def _sum(self, *gradients: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        flat, places = self._buffers.lay_out(gradients)
-        for gradient, place in zip(gradients, places, strict=True):
-            place[...] = gradient
-        self._ring.sum(flat, self._wire)
-        return places
+    def mean(self, values: Gradients) -> Gradients:
+        """Returns the means; those that are not float32 go through TensorFlow."""
+        dense = [value for value in values if _is_dense(value)]
+        rest = [value for value in values if not _is_dense(value)]
+        means = self._through_ring(dense, self._ring.mean) if dense else []
+        with tf.control_dependencies(means):
+            own = [tf.identity(value) for value in rest]
+        others = iter(TensorFlowSummation().mean(own) if own else [])
+        ours = iter(means)
+        return [next(ours if _is_dense(value) else others) for value in values]
+
+    def _through_ring(
+        self, values: Sequence[tf.Tensor], combine: Callable[[npt.NDArray[Any]], None]
+    ) -> list[tf.Tensor]:
+        def run(*arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+            flat, places = self._buffers.lay_out(arrays)
+            for array, place in zip(arrays, places, strict=True):
+                place[...] = array
+            combine(flat)
+            return places
+
+        combined = tf.numpy_function(run, values, [tf.float32] * len(values))
+        return [tf.ensure_shape(one, own.shape) for one, own in zip(combined, values, strict=True)]

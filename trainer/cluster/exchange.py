@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer import keras_internals
-from shardline.trainer.cluster.collectives import Summation, sum_by_tensorflow
+from shardline.trainer.cluster.collectives import Summation, TensorFlowSummation
 from shardline.trainer.keras_internals import Gradients, Variables
 from shardline.trainer.tensorflow_internals import assign_in_replica
 
@@ -29,7 +29,7 @@ from shardline.trainer.tensorflow_internals import assign_in_replica
 class GradientExchange:
     """Makes every optimizer of a model exchange gradients exactly. With one replica it does nothing."""
 
-    def __init__(self, model: keras.Model, summation: Summation) -> None:
+    def __init__(self, model: keras.Model, summation: Callable[[Gradients], Gradients]) -> None:
         """Prepares the optimizers of a model built in its strategy's scope; float8 weights are refused."""
         self._local = threading.local()
         self._sum = summation
@@ -101,15 +101,14 @@ def _on_values(
     return function(gradient)
 
 
-def own_gradients(replicas: int) -> Summation:
+def own_gradients(replicas: int) -> Callable[[Gradients], Gradients]:
     """Returns, in place of a sum, a replica's own gradients: Keras divides its loss by their number."""
     return lambda gradients: [_on_values(lambda values: values * replicas, one) for one in gradients]
 
 
 def average(strategy: tf.distribute.Strategy, variables: Variables, summation: Summation) -> None:
     """Gives every replica the mean of variables that each has for itself; to be called inside a replica."""
-    totals = summation(_values(variables))
-    means = [total / strategy.num_replicas_in_sync for total in totals]
+    means = summation.mean(_values(variables))
     assign_in_replica(strategy, [variable.value for variable in variables], means)
 
 
@@ -125,17 +124,17 @@ def replica_merger(
     if strategy.num_replicas_in_sync == 1:
         return lambda: None
 
+    exact = TensorFlowSummation()
+
     def merge() -> None:
         kept = _floats([*model.non_trainable_weights, *keras_internals.accumulators(model)])
         if kept:
-            context = tf.distribute.get_replica_context()
-            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, _values(kept))
-            for variable, mean in zip(kept, means, strict=True):
+            for variable, mean in zip(kept, exact.mean(_values(kept)), strict=True):
                 variable.assign(mean)
         if weights:
             states = [one for each in keras_internals.optimizers(model) for one in each.variables]
             slots = [one for one in _floats(states) if one.shape]
-            average(strategy, [*model.trainable_variables, *slots], sum_by_tensorflow)
+            average(strategy, [*model.trainable_variables, *slots], exact)
 
     merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
     return merge_all

@@ -10,6 +10,8 @@ a fixed order, so that all processes get the same bits, every time.
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import secrets
 import select
 import socket
@@ -28,7 +30,7 @@ from shardline.trainer.cluster.cluster import Cluster
 _PIECE = 1 << 16
 # Parts begin at a multiple of a cache line.
 _ALIGN = 16
-# Bytes that the kernel may hold for a connection: enough that neither side waits for the other's turn.
+# Bytes that are received at once, at most.
 _BUFFER = 4 << 20
 # Seconds without a byte until it is asked whether the others are still there, and until a connection that
 # cannot be made counts as forbidden.
@@ -36,6 +38,13 @@ _PATIENCE_S, _TIMEOUT_S = 5.0, 15.0
 
 _HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of the array
 _GREETING = struct.Struct("!II")  # at the start of a connection: rank, secret of the receiver
+# Before each part that travels as float16: the exponent of the power of two by which it was multiplied. Its
+# largest number becomes less than 2 ** 15, and the factor and its inverse are finite as float32.
+_EXPONENT = struct.Struct("!i")
+_HALF_EXPONENT, _FINITE = 15, 126
+
+#: Puts together, in place of the first, a part's numbers here and the total of `count - 1` other processes.
+Combine = Callable[..., object]
 
 
 class LostPeerError(ConnectionError):
@@ -68,15 +77,31 @@ class Ring:
         for connection in (to_next, from_previous):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+            # SO_SNDBUF and SO_RCVBUF stay as they are: once set, the kernel tunes them no more.
 
     def sum(self, values: npt.NDArray[Any], wire: Any = np.float32) -> None:
         """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
         `wire` is the type in which the numbers travel: float32, which is exact, or a shorter float type; they
-        are added up in float32 in any case.
+        are added up in float32 in any case. Each part that travels as float16 has a power of two of its own,
+        by which nothing finite overflows.
         """
+        self._reduce(values, np.dtype(wire), lambda into, piece, count: np.add(into, piece, out=into))
+
+    def mean(self, values: npt.NDArray[Any]) -> None:
+        """Replaces a contiguous float32 (n,) by its mean over all processes; equal values stay as they are.
+
+        A sum of equal values, divided, would not: three times a float32 is rounded.
+        """
+
+        def mix(into: npt.NDArray[Any], piece: npt.NDArray[Any], count: int) -> None:
+            np.subtract(into, piece, out=into)
+            np.divide(into, np.float32(count), out=into)
+            np.add(into, piece, out=into)
+
+        self._reduce(values, np.dtype(np.float32), mix)
+
+    def _reduce(self, values: npt.NDArray[Any], wire: np.dtype[Any], combine: Combine) -> None:
         # What is not finite is the optimizer's affair.
         with self._lock, np.errstate(all="ignore"):
             self._meet(values.size)
@@ -85,13 +110,13 @@ class Ring:
             for step in range(self._size - 1):
                 out = parts[(self._rank - step) % self._size]
                 into = parts[(self._rank - step - 1) % self._size]
-                self._move(out.astype(wire, copy=False), into, add=True)
+                self._move(_packed(out, wire), into, wire, functools.partial(combine, count=step + 2))
             own = parts[(self._rank + 1) % self._size]
             if wire != np.float32:
-                own[:] = own.astype(wire)  # as the others will have it
+                _unpack(_packed(own, wire), own, wire)  # as the others will have it
             for step in range(self._size - 1):
                 out, into = (parts[(self._rank - step - ahead) % self._size] for ahead in (-1, 0))
-                self._move(out.astype(wire, copy=False), into, add=False)
+                self._move(_packed(out, wire), into, wire, None)
 
     def close(self) -> None:
         """Ends the connections."""
@@ -109,31 +134,48 @@ class Ring:
                 "(calls, numbers)"
             )
 
-    def _move(self, out: npt.NDArray[Any], into: npt.NDArray[Any], *, add: bool) -> None:
-        """Sends one part to the next process while it receives another one from the process before."""
-        incoming = into if out.dtype == into.dtype and not add else np.empty(into.size, out.dtype)
-        width, taken = incoming.itemsize, 0
+    def _move(
+        self,
+        out: npt.NDArray[Any],
+        into: npt.NDArray[Any],
+        wire: np.dtype[Any],
+        combine: Callable[[npt.NDArray[Any], npt.NDArray[Any]], object] | None,
+    ) -> None:
+        """Sends bytes to the next process while it receives a part from the process before.
+
+        `combine` takes, piece by piece, what is here and what has come; without it the part is replaced.
+        """
+        whole = wire == np.float32 and combine is None
+        incoming = (
+            into.view(np.uint8) if whole else np.empty(_start(wire) + into.size * wire.itemsize, np.uint8)
+        )
+        taken = 0
 
         def take(got: int) -> None:
             nonlocal taken
-            whole = got // width
-            while whole - taken >= _PIECE or (got == incoming.nbytes and taken < whole):
-                piece = slice(taken, min(taken + _PIECE, whole))
-                self._accept(incoming[piece], into[piece], add=add)
+            ready = max(0, got - _start(wire)) // wire.itemsize
+            while ready - taken >= _PIECE or (got == incoming.nbytes and taken < ready):
+                piece = slice(taken, min(taken + _PIECE, ready))
+                self._accept(incoming, piece, into[piece], wire, combine)
                 taken = piece.stop
 
-        ignore = incoming is into
-        self._exchange(_bytes(out), _bytes(incoming), (lambda got: None) if ignore else take)
+        self._exchange(out.data, incoming.data, (lambda got: None) if whole else take)
 
-    def _accept(self, piece: npt.NDArray[Any], into: npt.NDArray[Any], *, add: bool) -> None:
-        if not add:
-            into[:] = piece
+    def _accept(
+        self,
+        incoming: npt.NDArray[Any],
+        piece: slice,
+        into: npt.NDArray[Any],
+        wire: np.dtype[Any],
+        combine: Callable[[npt.NDArray[Any], npt.NDArray[Any]], object] | None,
+    ) -> None:
+        if wire == np.float32 and combine is not None:
+            combine(into, incoming.view(np.float32)[piece])
             return
-        if piece.dtype != into.dtype:
-            scratch = self._scratch[: piece.size]
-            scratch[:] = piece
-            piece = scratch
-        np.add(into, piece, out=into)
+        values = into if combine is None else self._scratch[: into.size]
+        _unpack(incoming, values, wire, piece.start)
+        if combine is not None:
+            combine(into, values)
 
     def _exchange(self, out: memoryview, into: memoryview, take: Callable[[int], None]) -> None:
         sent = got = 0
@@ -181,9 +223,37 @@ class Ring:
             poll.unregister(connection)
 
 
-def _bytes(array: npt.NDArray[Any]) -> memoryview:
+def _start(wire: np.dtype[Any]) -> int:
+    """Bytes before the numbers of a part: those of float16 have the exponent of their scale there."""
+    return _EXPONENT.size if wire == np.float16 else 0
+
+
+def _packed(part: npt.NDArray[Any], wire: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Returns a float32 part as the bytes that travel."""
     # Types of ml_dtypes have no buffer format of their own.
-    return array.view(np.uint8).data
+    if wire != np.float16:
+        return part.astype(wire, copy=False).view(np.uint8)
+    largest = float(max(part.max(), -part.min())) if part.size else 0.0
+    exponent = 0
+    if 0 < largest < np.inf:
+        mantissa, exponent = math.frexp(largest)
+        # Rounded as it will be on the way, or a part that is sent on would get another exponent.
+        exponent = _HALF_EXPONENT - exponent - (np.float16(mantissa) == 1)
+    packed = np.empty(_EXPONENT.size + 2 * part.size, np.uint8)
+    exponent = max(-_FINITE, min(_FINITE, exponent))
+    _EXPONENT.pack_into(packed.data, 0, exponent)
+    np.multiply(
+        part, np.float32(2.0**exponent), out=packed[_EXPONENT.size :].view(np.float16), casting="same_kind"
+    )
+    return packed
+
+
+def _unpack(packed: npt.NDArray[Any], into: npt.NDArray[Any], wire: np.dtype[Any], first: int = 0) -> None:
+    """Writes the numbers that begin with the one of number `first` as float32."""
+    begin = _start(wire) + first * wire.itemsize
+    into[:] = packed[begin : begin + into.size * wire.itemsize].view(wire)
+    if wire == np.float16:
+        into *= np.float32(2.0 ** -_EXPONENT.unpack_from(packed.data)[0])
 
 
 def make_ring(
