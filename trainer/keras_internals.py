@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as losses
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
@@ -126,13 +127,57 @@ def random_by_replica() -> Iterator[None]:
         replica = tf.cast(context.replica_id_in_sync_group, seed.dtype)
         return seed + tf.stack([replica * _NEXT_REPLICA, tf.zeros((), seed.dtype)])
 
-    keras.random.SeedGenerator.next = draw_by_replica
-    seed_generator.global_seed_generator = lambda: shared or find()
+    with (
+        _replaced(keras.random.SeedGenerator, "next", draw_by_replica),
+        _replaced(seed_generator, "global_seed_generator", lambda: shared or find()),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def exact_means() -> Iterator[None]:
+    """Makes losses that are traced meanwhile, from outside the replicas, means over the batch of all of them.
+
+    A loss with a mask, or with the reduction mean_with_sample_weight, divides by the sum of its weights
+    (keras/src/losses/loss.py), and the sums of two replicas' batches differ. Such a loss is multiplied by its
+    replica's part of the sum over all, which takes an exchange of its own, relative to its part of the
+    examples, by which it counts already.
+    """
+    reduce = losses.reduce_weighted_values
+
+    def reduce_over_all(
+        values: Any, sample_weight: Any = None, mask: Any = None, **options: Any
+    ) -> tf.Tensor:
+        loss, context = reduce(values, sample_weight, mask, **options), tf.distribute.get_replica_context()
+        divisor = _own_divisor(sample_weight, mask, options.get("reduction", "sum_over_batch_size"))
+        if divisor is None or context is None or context.num_replicas_in_sync == 1:
+            return loss
+        own = tf.stack([divisor, tf.cast(tf.shape(values)[0], tf.float32)])
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+        share = tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
+        return loss * tf.cast(tf.stop_gradient(share), loss.dtype)
+
+    with _replaced(losses, "reduce_weighted_values", reduce_over_all):
+        yield
+
+
+def _own_divisor(sample_weight: Any, mask: Any, reduction: str | None) -> tf.Tensor | None:
+    """Returns the sum of weights by which Keras divides a loss; None where it takes the number of values."""
+    if reduction == "mean_with_sample_weight":
+        weight = losses.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction)
+    else:
+        weight = mask if reduction in ("mean", "sum_over_batch_size") else None
+    return None if weight is None else tf.reduce_sum(tf.cast(weight, tf.float32))
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        keras.random.SeedGenerator.next = draw
-        seed_generator.global_seed_generator = find
+        setattr(owner, name, before)
 
 
 def optimizers(model: keras.Model) -> list[keras.Optimizer]:
@@ -275,24 +320,24 @@ def weigh_output_losses(model: keras.Model) -> None:
     be smaller, and then averages over batches (keras/src/trainers/compile_utils.py, `CompileLoss.call`;
     keras-team/keras#19363 has mended the loss of the whole only). The model is compiled and built.
     """
-    losses = model._compile_loss
-    if losses is None or not losses.metrics:
+    compiled = model._compile_loss
+    if compiled is None or not compiled.metrics:
         return
     batch = threading.local()
-    call = losses.call
+    call = compiled.call
 
     def counted_call(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         batch.examples = tf.shape(tf.nest.flatten(y_pred)[0])[0]
         return call(y_true, y_pred, sample_weight)
 
-    losses.call = counted_call
+    compiled.call = counted_call
 
     def weigh(update: Callable[..., Any]) -> Callable[..., Any]:
         return lambda value, sample_weight=None: update(
             value, sample_weight=batch.examples if sample_weight is None else sample_weight
         )
 
-    for metric in losses.metrics:
+    for metric in compiled.metrics:
         if metric is not None:
             metric.update_state = weigh(metric.update_state)
 

@@ -7,6 +7,7 @@ same step on every replica. As in `fit`, AutoGraph converts nothing: that takes 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Summation
 from shardline.trainer.cluster.exchange import GradientExchange, average, own_gradients
-from shardline.trainer.keras_internals import random_by_replica
+from shardline.trainer.keras_internals import exact_means, random_by_replica
 from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
 Logs = dict[str, float]
@@ -60,6 +61,8 @@ class Loop:
         self._batches = keep_iterator(batches)
         self._summation = summation
         self._averaging_steps = averaging_steps
+        # Replicas that take steps by themselves do not meet in them.
+        self._losses = contextlib.nullcontext if averaging_steps else exact_means
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         own = own_gradients(strategy.num_replicas_in_sync)
@@ -100,7 +103,7 @@ class Loop:
             with tf.control_dependencies(_tensors(strategy, data)):
                 waited += self._clock() - asked
             seed_by_process(strategy)
-            with random_by_replica():
+            with random_by_replica(), self._losses():
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
             if self._averaging_steps:
                 due = model.optimizer.iterations % self._averaging_steps == 0
@@ -146,7 +149,7 @@ class Evaluation:
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def run(iterator: Iterator[Any], count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
-                with random_by_replica():
+                with random_by_replica(), exact_means():
                     strategy.run(model.test_step, args=(next(iterator),))
                 return (i + 1,)
 

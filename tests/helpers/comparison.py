@@ -30,6 +30,10 @@ CASES = [
     "uneven_clipped",
     "uneven_accumulation",
     "uneven_half",
+    "masked",
+    "uneven_masked",
+    "weighted_mean",
+    "uneven_weighted_masked",
     "empty",
 ]
 

@@ -37,6 +37,29 @@ def dense(optimizer, **options):
     return model
 
 
+def averaged(reduction, masked=False):
+    """A loss that divides by its weights, or by what a mask leaves: sums that differ by replica."""
+    mask = [Hidden()] if masked else []
+    model = keras.Sequential([keras.Input((4,)), *mask, keras.layers.Dense(CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    model.compile(o.SGD(0.5), loss)
+    return model
+
+
+class Hidden(keras.layers.Layer):
+    """Masks the examples whose first number is negative."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_masking = True
+
+    def call(self, inputs):
+        return inputs
+
+    def compute_mask(self, inputs, mask=None):
+        return inputs[..., 0] > 0
+
+
 def half(optimizer):
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -137,19 +160,25 @@ MODELS = {
     "uneven_clipped": lambda: words(o.SGD(0.5, global_clipnorm=0.05)),
     "uneven_accumulation": lambda: dense(o.Adam(0.01, gradient_accumulation_steps=2)),
     "uneven_half": lambda: half(scaled(o.SGD(0.1, clipnorm=0.1), initial_scale=1024.0)),
+    "masked": lambda: averaged("sum_over_batch_size", masked=True),
+    "uneven_masked": lambda: averaged("mean", masked=True),
+    "weighted_mean": lambda: averaged("mean_with_sample_weight"),
+    "uneven_weighted_masked": lambda: averaged("mean_with_sample_weight", masked=True),
     "empty": lambda: dense(o.SGD(0.5, momentum=0.9)),
 }
 
 
 def batches(case):
-    """Returns every step's batch with the examples of the first of two replicas."""
+    """Returns every step's batch with the number of examples of the first of two replicas."""
     random = np.random.default_rng(7)
     size, first = {"uneven": (9, 5), "empty": (4, 4)}.get(case.split("_")[0], (8, 4))
     for step in range(STEPS):
         inputs = random.normal(size=(size, 4)).astype(np.float32)
         if case.startswith("overflow") and step in (3, 10):
             inputs[-1, 0] = np.inf  # an example of the second replica
-        yield (inputs, random.integers(0, CLASSES, size)), first
+        labels = random.integers(0, CLASSES, size)
+        weights = [random.uniform(0, 2, size).astype(np.float32)] if "weighted" in case else []
+        yield (inputs, labels, *weights), first
 
 
 def train(case, replicas_of, summation):
@@ -171,18 +200,19 @@ def train(case, replicas_of, summation):
                 model.train_step(data)
 
         for _ in tf.range(1):  # as the training loop does
-            replicas_of.run(one, args=(data,))
+            with keras_internals.exact_means():
+                replicas_of.run(one, args=(data,))
 
     losses = []
-    for (inputs, labels), first in batches(case):
+    for data, first in batches(case):
         cut = [slice(None)] if replicas == 1 else [slice(first), slice(first, None)]
         values = [
             replicas_of.experimental_distribute_values_from_function(
                 lambda context, whole=whole, cut=cut: whole[cut[context.replica_id_in_sync_group]]
             )
-            for whole in (inputs, labels)
+            for whole in data
         ]
-        step(tuple(values), tf.constant(float(len(labels))))
+        step(tuple(values), tf.constant(float(len(data[0]))))
         if case != "empty":  # its mean on no example at all is not a number
             losses.append(float(model.get_metrics_result()["loss"]))
             model.reset_metrics()

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.losses import loss as losses
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
@@ -40,6 +41,11 @@ def test_keras_asks_each_replica_alone_whether_its_gradients_are_finite():
 
 def test_keras_draws_alike_on_all_replicas():
     assert "replica" not in inspect.getsource(keras.random.SeedGenerator)
+
+
+def test_keras_divides_a_loss_by_the_weights_of_one_replica():
+    assert "all_reduce" not in inspect.getsource(losses)
+    assert "reduce_weighted_values(" in inspect.getsource(keras.losses.Loss.__call__)
 
 
 def test_keras_averages_the_losses_of_outputs_over_batches():
