@@ -7,6 +7,7 @@ are. tests/trainer/test_internals.py notices when a workaround is no longer need
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -93,6 +94,14 @@ def is_activated(outputs: Any) -> bool:
     `_get_logits`).
     """
     return hasattr(outputs, "_keras_logits")
+
+
+def reason(error: Exception) -> str:
+    """Returns what an exception of Keras says, in a line: without colours, arguments and configurations."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
+    for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
+        text = text.partition(end)[0]
+    return " ".join(text.split()) or type(error).__name__
 
 
 def random_state() -> keras.Variable:

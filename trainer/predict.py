@@ -26,7 +26,7 @@ def predict(
     """Runs a model.keras over a split, `batch_size` examples per device and step over all local devices.
 
     The CPU is divided into `cpu_devices` logical ones; 0 leaves it whole. Returns labels, int64 (examples,),
-    and the model's outputs, float32 (examples, classes), in the order of the shards.
+    and the probability of each class, float32 (examples, classes), in the order of the shards.
     """
     tensorflow_internals.import_tensorflow()
     import numpy as np
@@ -34,7 +34,8 @@ def predict(
     from shardline.trainer.cluster import strategy as strategies
     from shardline.trainer.data.pipeline import Feed
     from shardline.trainer.data.sharding import EpochPlan
-    from shardline.trainer.saving import load_model
+    from shardline.trainer.models.head import to_probabilities
+    from shardline.trainer.saving import load_model, read_recorded_head
 
     manifest = manifests.load(dataset)
     if split not in manifest.splits:
@@ -47,8 +48,10 @@ def predict(
     plan = EpochPlan(manifest.splits[split].records, 1, batch_size * strategy.num_replicas_in_sync)
     batches = Feed(dataset, manifest, split, plan).worker_dataset(1, 0, range(1))
     outputs = loaded.predict(batches.map(lambda x, y: x), steps=plan.steps, verbose=0)
+    # Of a training that has not written down what the outputs are, they are taken as they come.
+    probabilities = to_probabilities(outputs, read_recorded_head(model) or "probabilities").numpy()
     labels = np.concatenate(list(batches.map(lambda x, y: y).as_numpy_iterator()))
-    return labels, outputs
+    return labels, probabilities
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

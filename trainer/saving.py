@@ -11,7 +11,9 @@ import keras
 
 from shardline.trainer import files, plugins
 from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import reason
 from shardline.trainer.models import import_string
+from shardline.trainer.models.head import HEADS, Head
 
 MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
@@ -56,7 +58,19 @@ def load_model(path: Path, *, compiled: bool = False) -> keras.Model:
                 f"{path} has a Lambda layer, whose code is not run from a file; make it a registered layer "
                 "and train again"
             ) from error
-        raise ModelError(f"cannot load {path}: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"cannot load {path}: {reason(error)}") from error
+
+
+def read_recorded_head(model_file: Path) -> Head | None:
+    """Returns what a model's outputs are, as its training has recorded it; None where it has not."""
+    settings = model_file.with_name(SETTINGS_FILE)
+    if not settings.is_file():
+        return None
+    try:
+        found = json.loads(settings.read_text(encoding="utf-8")).get("head")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"cannot read {settings} beside the model: {error}; train again") from None
+    return next((head for head in HEADS if head == found), None)
 
 
 def _read_entry(file: Path, name: str, advice: str) -> str:

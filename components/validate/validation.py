@@ -19,15 +19,14 @@ from shardline.components.validate.evaluate import Examples, Measured, compare, 
 from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Blessing, Gate, judge
-from shardline.components.validate.model_card import TrainingRecord, make_card, read_training
+from shardline.components.validate.model_card import make_card, read_training
 from shardline.components.validate.report import render_report
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError, ShardlineError
-from shardline.trainer.models.head import HEADS, Head
 from shardline.trainer.progress import fact, say
-from shardline.trainer.saving import load_model
+from shardline.trainer.saving import load_model, read_recorded_head
 
 _MOST_NAMES = 5
 
@@ -83,7 +82,7 @@ def validate(
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri)
     training = read_training(model_file)
-    head = _recorded_head(training)
+    head = read_recorded_head(model_file)
     # Only of a training that has not written down what the outputs are, the loss has to say it.
     model = load_model(model_file, compiled=head is None)
     say("validate", "exporting the model")
@@ -119,11 +118,6 @@ def validate(
     files.write_json(out / model_store.BLESSING_FILE, blessing.to_json())
     _tell(evaluation, blessing, out)
     return Validation(evaluation, blessing)
-
-
-def _recorded_head(training: TrainingRecord) -> Head | None:
-    found = training.settings.get("head")
-    return next((head for head in HEADS if head == found), None)
 
 
 def challenge(

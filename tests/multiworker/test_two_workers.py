@@ -80,6 +80,15 @@ def test_batch_normalization_of_all_replicas_is_saved(dataset, tmp_path):
     assert json.loads((tmp_path / "settings.json").read_text())["replicas"] == 2
 
 
+def test_a_model_that_has_to_be_tried_before_training_trains_on_two_workers(dataset, tmp_path):
+    """To save its statistics, of which each replica has its own, is an exchange in which all take part."""
+    model = "tests.helpers.unexportable:scaled"
+    outputs = train(dataset, tmp_path, 2, 24, model=model, epochs=1)
+
+    assert "epoch 1/1" in outputs[0]
+    assert len(weights(tmp_path)) == 6
+
+
 def _decode(encoded):
     import tensorflow as tf
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import plugins
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import reason
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
 
 _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -23,6 +24,7 @@ _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _INNER = ("_", "Xla")
 
 # Layers of Keras that hold code, or need what is not in the file.
+_LAMBDA = "__lambda__"  # which Keras leaves out where the lambda is an activation
 _FOREIGN = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
 
 # A batch of two is computed otherwise than one of many, but no more than this.
@@ -39,15 +41,19 @@ def check_export(model: keras.Model, dataset: DatasetInfo) -> None:
     Raises:
         ModelError: When one of it fails, or the loaded model gives other answers than the model.
     """
-    config = _described(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what matters is refused
+        config = _described(model)
     if not any(_is_foreign(part) for part in _parts(config)):
         return
     with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
         path = Path(directory) / "model.keras"
         try:
-            model.save(path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model.save(path)
         except Exception as error:  # the user's code runs here and may raise anything
-            raise ModelError(f"the model cannot be saved: {_line(error)}; {ALL_THE_SAME}") from error
+            raise ModelError(f"the model cannot be saved: {reason(error)}; {ALL_THE_SAME}") from error
         loaded = _loaded(path)
     check_operations(_traced(loaded, dataset))
     _compare(model, loaded, dataset)
@@ -60,7 +66,7 @@ def _described(model: keras.Model) -> Any:
         json.dumps(config)
     except Exception as error:  # the user's code runs here and may raise anything
         raise ModelError(
-            f"the model cannot be saved: {_line(error)}; give each class of its own a get_config() that "
+            f"the model cannot be saved: {reason(error)}; give each class of its own a get_config() that "
             f"returns the arguments of its constructor; {ALL_THE_SAME}"
         ) from error
     return {name: value for name, value in config.items() if name != "compile_config"}
@@ -71,15 +77,15 @@ def _parts(config: Any) -> Iterator[dict[str, Any]]:
     nested = (
         config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ()
     )
-    if isinstance(config, dict) and "class_name" in config:
+    if isinstance(config, dict) and ("class_name" in config or config.keys() == {"value"}):
         yield config
     for value in nested:
         yield from _parts(value)
 
 
 def _is_foreign(part: dict[str, Any]) -> bool:
-    module, name = str(part.get("module") or "keras"), str(part["class_name"])
-    own = name in _FOREIGN or name == "function" or name.startswith("__lambda")
+    module, name = str(part.get("module") or "keras"), str(part.get("class_name", _LAMBDA))
+    own = name in (*_FOREIGN, "function", _LAMBDA)
     return own or module.partition(".")[0] not in ("keras", "builtins")
 
 
@@ -93,7 +99,7 @@ def _loaded(path: Path) -> keras.Model:
                 f"own, with @keras.saving.register_keras_serializable(); {ALL_THE_SAME}"
             ) from error
         raise ModelError(
-            f"the model cannot be loaded once it is saved: {_line(error)}; classes and functions of its own "
+            f"the model cannot be loaded once it is saved: {reason(error)}; classes and functions of its own "
             "need @keras.saving.register_keras_serializable(), and a get_config() that returns the arguments "
             f"of their constructor; {ALL_THE_SAME}"
         ) from error
@@ -109,7 +115,7 @@ def _traced(model: keras.Model, dataset: DatasetInfo) -> Any:
         return predict.get_concrete_function(specs)
     except Exception as error:  # the user's code runs here and may raise anything
         raise ModelError(
-            f"the model cannot be traced for an export: {_line(error)}; its call() has to consist of "
+            f"the model cannot be traced for an export: {reason(error)}; its call() has to consist of "
             f"operations of Keras or TensorFlow, for any number of examples; {ALL_THE_SAME}"
         ) from error
 
@@ -155,9 +161,3 @@ def _compare(model: keras.Model, loaded: keras.Model, dataset: DatasetInfo) -> N
             "hold them by attributes of layers, and make them in __init__ or build(), from the arguments in "
             f"get_config(); {ALL_THE_SAME}"
         )
-
-
-def _line(error: Exception) -> str:
-    """Returns what an exception says, in a line and without the configuration that Keras adds to it."""
-    text = plugins.describe(error)
-    return text.partition("Full object config")[0].strip()

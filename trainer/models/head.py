@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from typing import Any, Literal
 
 import keras
@@ -15,7 +14,7 @@ import tensorflow as tf
 from shardline.trainer.data.decode import Inputs
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import compiled_losses, is_activated
+from shardline.trainer.keras_internals import compiled_losses, is_activated, reason
 
 
 def probe_inputs(dataset: DatasetInfo) -> Inputs:
@@ -98,10 +97,7 @@ def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> Any:
     except Exception as error:  # The model's own code runs here and may raise anything.
         columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
         inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
-        # Keras adds colours, and the arguments of every layer's call.
-        text = re.sub(r"\x1b\[\d+m", "", str(error)).partition("Arguments received by")[0]
-        reason = " ".join(text.split()) or type(error).__name__
-        raise ModelError(f"the model does not take this dataset's {inputs}: {reason}") from error
+        raise ModelError(f"the model does not take this dataset's {inputs}: {reason(error)}") from error
     if isinstance(outputs, dict | list | tuple):
         raise ModelError(
             f"the model has {len(outputs)} outputs; an exported model has one, a number for each of "

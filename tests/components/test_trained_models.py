@@ -1,0 +1,61 @@
+"""What compiles in Keras trains and is validated: losses that no file can name, one output for two."""
+
+import json
+
+import numpy as np
+import pytest
+
+from shardline.components import model_store
+from shardline.components.validate import validation
+from shardline.components.validate.gate import accuracy_gate
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.predict import predict
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.train import train
+from tests.helpers.datasets import write_dataset
+
+
+def trained(dataset, out, model, **changes):
+    settings = TrainSettings(dataset=str(dataset), model_dir=str(out), model=model, **changes)
+    return train(settings, {}, Preemption(settings.grace_period))
+
+
+def validated(dataset, out):
+    done = validation.validate(out / "model.keras", dataset, out / "validation", gate=accuracy_gate(0.9))
+    return done, json.loads((out / "validation" / model_store.EXPORT_FILE).read_text())
+
+
+def test_a_loss_and_a_metric_that_no_file_can_name_train_and_are_validated(tmp_path, capsys):
+    write_dataset(tmp_path / "data")
+    logs = trained(tmp_path / "data", tmp_path, "tests.helpers.unexportable:own_loss_and_metric", epochs=3)
+    done, _ = validated(tmp_path / "data", tmp_path)
+
+    assert "labels: one-hot, as the loss own_loss takes them" in capsys.readouterr().out
+    assert logs["val_own_metric"] > 0.9
+    assert done.blessed
+    assert done.evaluation.accuracy > 0.9
+
+
+@pytest.mark.parametrize(("from_logits", "head"), [(False, "probability"), (True, "logit")])
+def test_one_output_for_two_classes_is_served_as_two_probabilities(tmp_path, from_logits, head):
+    data = tmp_path / "data"
+    write_dataset(data, classes=2)
+    logs = trained(
+        data,
+        tmp_path,
+        "tests.helpers.unexportable:single",
+        epochs=2,
+        hparams={"from_logits": from_logits},
+        class_weights="balanced",
+    )
+    done, export = validated(data, tmp_path)
+
+    assert json.loads((tmp_path / "settings.json").read_text())["head"] == head
+    assert logs["val_accuracy"] > 0.9
+    assert done.blessed
+    assert export["signatures"]["serving_default"]["outputs"]["probabilities"]["shape"] == [None, 2]
+    assert export["max_difference"] < 1e-5
+    assert export["softmax_added"] is False
+    labels, probabilities = predict(tmp_path / "model.keras", data)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+    assert (probabilities.argmax(axis=1) == labels).mean() == pytest.approx(done.evaluation.accuracy)

@@ -1,0 +1,57 @@
+"""A model that could not be saved, loaded again or exported is refused before the first step."""
+
+import pytest
+
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models.build import build
+from shardline.trainer.models.export_check import check_export
+from shardline.trainer.models.head import read_head
+from tests.helpers.datasets import write_dataset
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("dataset"), records={"train": 6}).info()
+
+
+def check(name, info):
+    model = build(f"tests.helpers.unexportable:{name}", info, {})
+    read_head(model, info)
+    check_export(model, info)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("lambda_layer", "has a Lambda layer, whose code is not run from a file; make it a layer of its own"),
+        (
+            "own_function",
+            r"cannot be loaded once it is saved: .*activation function identifier.*@keras.saving.register",
+        ),
+        (
+            "unregistered",
+            r"cannot be loaded once it is saved: .*Unregistered.*; .*register_keras_serializable",
+        ),
+        ("unconfigured", r"cannot be saved: .*Unconfigured.* get_config\(\)"),
+        ("forgetful", r"gives other answers once it is saved and loaded: some of its weights are not saved"),
+        ("called", r"calls Python while it predicts \(PyFunc\)"),
+        ("eager", r"cannot be traced for an export: .*for any number of examples"),
+        ("two_inputs", r"the model has 2 inputs; an exported model takes one, the image"),
+    ],
+)
+def test_what_would_fail_after_training_is_refused_before_it(info, model, message):
+    with pytest.raises(ModelError, match=message) as error:
+        check(model, info)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model", ["scaled", "own_loss_and_metric"])
+def test_what_can_be_loaded_without_its_compilation_is_let_through(info, model):
+    check(model, info)
+
+
+def test_layers_of_keras_need_no_trial(info, monkeypatch):
+    model = build("tests.helpers.models:restless", info, {})
+    monkeypatch.setattr(model, "save", lambda path: pytest.fail("it was saved"))
+
+    check_export(model, info)
