@@ -1,178 +1,110 @@
-"""Callbacks of a run: report, history, TensorBoard, early stopping, tuning metric, and the user's own.
+"""Callbacks of a run: where each runs, and every hook called as Keras' `fit` calls it.
 
-Those of `stateful_callbacks` run on every replica and are part of a checkpoint; those of `chief_callbacks`
-only show things. None of them reads a metric itself, which would be a collective.
+Each replica makes all callbacks, which decide together how often hooks are called, and calls those that run
+on it. A callback says itself where it runs: its attribute `on` is "all" or "chief". Without it those of
+Keras' own that write or print run on the chief, all others on every replica.
 """
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import inspect
-import io
-import math
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from shardline.trainer import files, plugins, progress
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.keras_internals import check_direction
-from shardline.trainer.measurements import Measurements
+from shardline.trainer import plugins, progress
+from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
+from shardline.trainer.reports import Counters, HistoryFile, Profile, Report, TuningMetric
 from shardline.trainer.run import Run
-from shardline.trainer.saving import HISTORY_FILE
 from shardline.trainer.step import Logs
+from shardline.trainer.tensorflow_internals import reading_own_means
+from shardline.trainer.watchdog import Watchdog
 
-# Share of the time spent waiting for input from which on advice is given.
-_MUCH = 0.1
+# Of Keras' own, those that write to one path, to one address, or to the terminal.
+_ON_CHIEF = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+_PLACES = ("all", "chief")
 
-Row = dict[str, str]
 
+class Hooks:
+    """The callbacks of one replica, called hook by hook.
 
-@dataclass
-class Counters:
-    """Counters of a run since this process began to train, after `first_step` steps of earlier ones.
-
-    Examples, over all replicas, and seconds are this process's own; `waited` is the part of the seconds spent
-    waiting for input. Steps, and `total_steps` if nothing ends the run early, are those of the whole run.
+    Attributes:
+        remembering: Callbacks whose state a checkpoint keeps and that run on every replica.
+        chief_remembering: Those of the chief alone; empty on any other replica.
+        by_step: Whether a callback of the user's has a hook of every training step.
+        by_test_step: Whether one has a hook of every step of an evaluation.
     """
 
-    replicas: int
-    total_steps: int = 0
-    first_step: int = 0
-    steps: int = 0
-    examples: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
+    def __init__(
+        self,
+        run: Run,
+        chosen: Sequence[keras.callbacks.Callback],
+        reports: Sequence[keras.callbacks.Callback],
+    ):
+        """Takes the callbacks that every replica has made, and those that report, none but on the chief."""
+        alone = [one for one in chosen if place_of(one) == "chief"]
+        self.remembering = [one for one in chosen if one not in alone]
+        chief = run.cluster.is_chief
+        self.chief_remembering = [*alone, *(one for one in reports if isinstance(one, HistoryFile))] * chief
+        self.by_step = any(has_batch_hooks(one, "train") for one in chosen)
+        self.by_test_step = any(has_batch_hooks(one, "test") for one in chosen)
+        self.watchdog: Watchdog | None = None
+        self._strategy = run.strategy
+        self._alone = {id(one) for one in (*alone, *reports)} if run.cluster.num_workers > 1 else set()
+        self._called = [*chosen, *reports] if chief else self.remembering
+
+    def begin(self, model: keras.Model, *, epochs: int, steps: int) -> None:
+        """Tells the callbacks what they will see, and that training begins."""
+        for callback in self._called:
+            callback.set_model(model)
+            callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
+            if isinstance(callback, keras.callbacks.History):
+                model.history = callback
+        self("on_train_begin")
+
+    def __call__(self, hook: str, *arguments: Any) -> None:
+        """Calls a hook of every callback that has it ("on_epoch_end", with an epoch and logs)."""
+        for callback in self._called:
+            name = type(callback).__name__
+            if self.watchdog:
+                self.watchdog.at(f"in {hook} of {name}")
+            with self._reading(hook, name, alone=id(callback) in self._alone):
+                getattr(callback, hook)(*arguments)
+
+    def _reading(self, hook: str, name: str, *, alone: bool) -> contextlib.AbstractContextManager[None]:
+        """Answers what a callback reads: what it runs alone for cannot be asked of the others."""
+
+        def refuse() -> RunError:
+            return RunError(
+                f"{hook} of {name}, which runs on the chief alone, reads a metric of all replicas or takes a "
+                "step with them, and they are not there; take the metric from its logs, or set the "
+                f"callback's attribute on = {_PLACES[0]!r} so that it runs on every replica"
+            )
+
+        return reading_own_means(self._strategy, refuse if alone else None)
 
 
-class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
-
-    def __init__(self, counters: Counters, epochs: int, *, in_memory: bool = False):
-        super().__init__()
-        self._in_memory = in_memory
-        self._counters = counters
-        self._epochs = epochs
-        self._epoch = 0
-        self._started = time.monotonic()
-        self._before = replace(counters)  # as they stood at the last report
-        self._speed = ""
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Remembers the epoch for the reports within it."""
-        self._epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Reports how far the training has come."""
-        counters, before = self._counters, self._before
-        seconds = max(counters.seconds - before.seconds, 1e-9)
-        rate = (counters.examples - before.examples) / seconds
-        waited = min(1.0, (counters.waited - before.waited) / seconds)
-        each = f" ({rate / counters.replicas:,.0f} per replica)" if counters.replicas > 1 else ""
-        self._speed = f"{rate:,.0f} examples/s{each}  input wait {waited:.0%}"
-        self._before = replace(counters)
-        progress.advance("train", counters.steps, counters.total_steps, "steps", self._text(logs))
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Reports the epoch with its validation."""
-        progress.say("train", self._text(logs))
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """Says what the run has waited for, where that was much, and what would help."""
-        counters = self._counters
-        share = min(1.0, counters.waited / counters.seconds) if counters.seconds else 0.0
-        if share > _MUCH:
-            advice = "larger batches" if self._in_memory else "cache memory, images stored raw or smaller"
-            progress.say("train", f"steps waited for input {share:.0%} of the time; what may help: {advice}")
-
-    def _text(self, logs: Logs | None) -> str:
-        counters = self._counters
-        done = max(1, counters.steps - counters.first_step)
-        left = max(0, counters.total_steps - counters.steps)
-        eta = (time.monotonic() - self._started) / done * left
-        return f"epoch {self._epoch + 1}/{self._epochs}  {metrics_text(logs)}  {self._speed}  ETA {eta:.0f} s"
-
-
-def metrics_text(logs: Logs | None) -> str:
-    """Returns metrics as one line, "loss 0.1234  accuracy 0.9876"."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(logs))
-
-
-def _loss_first(logs: Logs | None) -> list[tuple[str, float]]:
-    """Returns the metrics in the order in which people read them: losses first, validation last."""
-    return sorted(
-        (logs or {}).items(), key=lambda item: (item[0].startswith("val_"), not item[0].endswith("loss"))
-    )
-
-
-class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Keeps history.csv: a row per epoch with its metrics, examples and seconds. For the chief alone.
-
-    Its rows are part of the checkpoint, so that a resumed run repeats and loses none.
-    """
-
-    def __init__(self, directory: Path, counters: Counters):
-        super().__init__()
-        self._path = directory / HISTORY_FILE
-        self._counters = counters
-        self._rows: list[Row] = []
-        self._before = (0, 0.0)  # examples and seconds of the epoch in hand before it was resumed
-        self._first_example = 0
-        self._started = time.monotonic()
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the rows, and what the epoch in hand has come to."""
-        examples, seconds = self._spent()
-        return {"rows": self._rows, "examples": examples, "seconds": seconds}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint's state."""
-        self._rows = [dict(row) for row in state["rows"]]
-        self._before = (int(state["examples"]), float(state["seconds"]))
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Starts the clock of the epoch, or lets it go on where the epoch has been resumed."""
-        self._first_example = self._counters.examples
-        self._started = time.monotonic()
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Adds the epoch's row; a metric that only some epochs have leaves the others' cells empty."""
-        examples, seconds = self._spent()
-        metrics = {name: repr(value) for name, value in _loss_first(logs)}
-        last = {"examples": str(examples), "seconds": f"{seconds:.3f}"}
-        row = {"epoch": str(epoch + 1), **metrics, **last}
-        # The row of an epoch that a limit had cut short gives way to that of the whole epoch.
-        self._rows = [*(old for old in self._rows if old["epoch"] != row["epoch"]), row]
-        self._before = (0, 0.0)
-        self.on_epoch_begin(epoch + 1)
-        names = dict.fromkeys(name for row in self._rows for name in row if name not in last)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [*names, *last], restval="")
-        writer.writeheader()
-        writer.writerows(self._rows)
-        files.write_text(self._path, text.getvalue())
-
-    def _spent(self) -> tuple[int, float]:
-        """Returns the examples and seconds of the epoch in hand."""
-        examples, seconds = self._before
-        new = self._counters.examples - self._first_example
-        return examples + new, seconds + time.monotonic() - self._started
-
-
-def read_history(directory: Path) -> list[Row]:
-    """Returns the rows of a model directory's history.csv; none where there is no such file."""
-    path = directory / HISTORY_FILE
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def place_of(callback: keras.callbacks.Callback) -> str:
+    """Returns where a callback runs, "all" or "chief"; any other word is a SettingsError."""
+    place = getattr(callback, "on", "chief" if isinstance(callback, _ON_CHIEF) else "all")
+    if place not in _PLACES:
+        raise SettingsError(
+            f"callback {type(callback).__name__} has on = {place!r}; a callback runs on "
+            f"{' or '.join(map(repr, _PLACES))}"
+        )
+    return str(place)
 
 
 def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Callback]:
@@ -201,36 +133,13 @@ def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Call
                 f"callback {reference!r} has to return a keras.callbacks.Callback or a list of them, "
                 f"it returned {type(callback).__name__}"
             )
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise SettingsError(
+                f"callback {reference!r} makes a BackupAndRestore, which would go on from a place that the "
+                "run does not know; leave it out: checkpoints are saved and restored without it"
+            )
+        place_of(callback)
     return callbacks
-
-
-class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Profiles the steps first..last, before and after which the loop looks up. For the chief alone."""
-
-    def __init__(self, directory: Path, counters: Counters, first: int, last: int):
-        super().__init__()
-        self._directory = str(directory)
-        self._counters = counters
-        self._first = first
-        self._last = last
-        self._running = False
-
-    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Starts the profile before its first step."""
-        if not self._running and self._counters.steps == self._first - 1:
-            tf.profiler.experimental.start(self._directory)
-            self._running = True
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Ends it after its last."""
-        if self._counters.steps >= self._last:
-            self.on_train_end(logs)
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """Ends it where the run ends earlier."""
-        if self._running:
-            tf.profiler.experimental.stop()
-            self._running = False
 
 
 class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras has no types
@@ -257,32 +166,13 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
             ) from None
 
 
-class TuningMetric(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Reports a metric to a hyperparameter tuning job after each validation. For the chief alone."""
-
-    def __init__(self, metric: str, counters: Counters, environ: Mapping[str, str]):
-        super().__init__()
-        self._metric = metric
-        self._counters = counters
-        self._measurements = Measurements(environ)
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Reports the metric, unless it is not finite: the trial has then measured nothing."""
-        value = float((logs or {}).get(self._metric, math.nan))
-        if math.isfinite(value):
-            self._measurements.add(self._metric, value, self._counters.steps)
-        else:
-            progress.say("train", f"{self._metric} is not finite and is not reported")
-
-
-def stateful_callbacks(
+def chosen_callbacks(
     run: Run,
     model: keras.Model,
-    counters: Counters,
     frozen: FrozenLayers | None,
     retrace: Callable[[], None],
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that are part of a checkpoint; the chief keeps the history besides.
+    """Returns the callbacks that the settings choose, which every replica makes.
 
     `retrace` is called when the layers that are to be trained later have become trainable.
     """
@@ -295,7 +185,7 @@ def stateful_callbacks(
             if chief:
                 progress.say("train", f"{len(model.trainable_weights)} weights are trained from now on")
 
-        rate = settings.fine_tuning_learning_rate
+        rate = settings.fine_tuning_learning_rate * (run.replicas if settings.scale_learning_rate else 1)
         callbacks.append(Unfreeze(frozen, settings.unfreeze_at_epoch, rate, changed))
     for reference in settings.callbacks:
         callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
@@ -305,13 +195,16 @@ def stateful_callbacks(
         callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
     if settings.tuning_metric:
         _check_metric("tuning_metric", settings.tuning_metric, available)
-    return [*callbacks, HistoryFile(run.dirs.model, counters)] if chief else callbacks
+    return [*callbacks, keras.callbacks.History()]
 
 
-def chief_callbacks(run: Run, counters: Counters) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that only show or report things."""
+def chief_reports(run: Run, counters: Counters) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that show and record things; none on any replica but the chief."""
     settings, logs = run.settings, run.dirs.logs
+    if not run.cluster.is_chief:
+        return []
     callbacks = [
+        HistoryFile(run.dirs.model, counters),
         Report(counters, settings.epochs, in_memory=run.feed("train").in_memory),
         keras.callbacks.TensorBoard(str(logs), write_graph=False, histogram_freq=settings.histograms),
     ]

@@ -90,6 +90,6 @@ class CancelledRunError(ShardlineError):
 
 
 class DivergedError(RunError):
-    """The loss is not finite. Training is deterministic enough to come to the same end again."""
+    """Loss or weights are not finite, or replicas no longer agree: training would end in the same way."""
 
     exit_code = EXIT_BAD_INPUT

@@ -19,11 +19,12 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer import files, progress
-from shardline.trainer.callbacks import Stopping, metrics_text
+from shardline.trainer.callbacks import Stopping
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
 from shardline.trainer.keras_internals import is_improvement
+from shardline.trainer.reports import metrics_text
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ from keras.src.losses import loss as losses
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
+from keras.src.utils.python_utils import is_default, pythonify_logs
 
 from shardline.trainer.errors import ModelError
 from shardline.trainer.tensorflow_internals import branch
@@ -102,6 +103,30 @@ def reason(error: Exception) -> str:
     for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
         text = text.partition(end)[0]
     return " ".join(text.split()) or type(error).__name__
+
+
+def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
+    """Whether a callback has a hook of every step ("train" or "test") that does something.
+
+    Keras marks the hooks that no subclass has overridden (keras/src/callbacks/callback.py, `utils.default`).
+    Its own ModelCheckpoint has one also where it saves by epoch.
+    """
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq == "epoch":
+        return False
+    names = [f"on_{kind}_batch_begin", f"on_{kind}_batch_end"]
+    names += ["on_batch_begin", "on_batch_end"] if kind == "train" else []
+    return not all(is_default(getattr(callback, name)) for name in names)
+
+
+def returns_own_logs(step: Callable[..., Any]) -> bool:
+    """Whether a model's `train_step` or `test_step` is not Keras' own, which returns the model's metrics."""
+    return getattr(step, "__func__", step) is not getattr(keras.Model, getattr(step, "__name__", ""), None)
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs as callbacks get them: flat, sorted by name, numbers as floats, all else as it is."""
+    flat: dict[str, Any] = pythonify_logs(logs)
+    return flat
 
 
 def random_state() -> keras.Variable:
@@ -226,6 +251,15 @@ def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     return [optimizer]
 
 
+def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Returns an optimizer's variables, each with its moving average; none where it keeps no averages."""
+    if not optimizer.use_ema:
+        return []
+    averages = optimizer._model_variables_moving_average
+    pairs = zip(optimizer._trainable_variables, averages, strict=True)
+    return [(variable, average) for variable, average in pairs if average is not None]
+
+
 def refuse_float8(model: keras.Model) -> None:
     """Refuses weights that Keras overwrites with their "gradient", on each replica for itself."""
     for variable in model.trainable_variables:
@@ -297,8 +331,7 @@ def _overwrite_with_average(optimizer: keras.Optimizer) -> None:
         return
 
     def overwrite() -> None:
-        variables, averages = optimizer._trainable_variables, optimizer._model_variables_moving_average
-        for variable, average in zip(variables, averages, strict=True):
+        for variable, average in moving_averages(optimizer):
             variable.value.assign(average.value)
 
     due = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)

@@ -1,37 +1,40 @@
 """Loop: the outer loop of a run, through which all replicas go in step.
 
-How a run proceeds. An epoch is a plan of steps, trained in stretches of about a second. Within a
-stretch the engine (`step.Loop`, or `parameter_server.CoordinatorLoop`) runs the model's own `train_step` on
-each batch; inside that step the optimizer's gradients are summed over the replicas (`cluster.exchange`),
-before they are clipped and applied. After a stretch every replica reads the metrics; then all processes add
-up a few numbers (`Agreement`): whether one was asked to stop (SIGTERM) or has diverged, and whether the
-chief's clock says that a checkpoint is due or the time is up. So all take the same turn: Keras callbacks
-(`on_train_batch_end`) see the metrics, and a checkpoint is saved where one is due. At the end of an epoch the
-replicas merge what each keeps for itself (BatchNormalization's statistics), the validation split is
-evaluated, callbacks get `on_epoch_end`, and only then the epoch's checkpoint is saved, which therefore holds
-what the callbacks remember. An epoch that a limit cuts short is saved before its validation, which uses the
-same metrics.
+How a run proceeds. An epoch is a plan of steps, trained in stretches of about a second, or of one step where
+a callback has a hook of every step. Within a stretch the engine (`step.Loop`, or
+`parameter_server.CoordinatorLoop`) runs the model's own `train_step` on each batch; inside that step the
+optimizer's gradients are summed over the replicas (`cluster.exchange`), before they are clipped and applied.
+After a stretch every replica reads the metrics, callbacks get `on_train_batch_end`, and all processes add up
+a few numbers (`Agreement`): whether one was asked to stop (SIGTERM), has diverged, or has a callback that
+stops the training, and whether the chief's clock says that a checkpoint is due or the time is up. So all take
+the same turn, whatever happens on one of them.
+
+At the end of an epoch the replicas merge what each keeps for itself (BatchNormalization's statistics) and a
+checkpoint is saved. Only then the validation split is evaluated and callbacks get `on_epoch_end`: a crash
+there loses nothing, since a run that is resumed does both again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import keras
 
 from shardline.trainer import progress
-from shardline.trainer.callbacks import Counters
+from shardline.trainer.callbacks import Hooks
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.exchange import replica_merger
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.errors import DivergedError, RestartError
 from shardline.trainer.parameter_server import CoordinatorLoop
+from shardline.trainer.reports import Counters
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs, Loop, Stretch
+from shardline.trainer.watchdog import Watchdog
 
 Engine = Loop | CoordinatorLoop
 
@@ -42,10 +45,12 @@ _SECONDS = 1.0
 # What the first steps cost, which trace and warm up, says little: growth is bounded.
 _GROWTH = 8
 
+_STOPPED = "a callback has stopped it"
+
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of all processes after a stretch: one was asked to stop, and what the chief's clock says.
+    """Agreement of all processes after a stretch: what one of them wants, and what the chief's clock says.
 
     By process, `diverged` is the step (from 1) since which its loss is not finite; 0 where it is.
     """
@@ -65,46 +70,98 @@ class Training:
         model: keras.Model,
         engine: Engine,
         *,
-        position: Position,
+        resumed: Snapshot | None,
         state: TrainingState,
         checkpoints: Checkpoints,
-        callbacks: keras.callbacks.CallbackList,
+        hooks: Hooks,
         preemption: Preemption,
         counters: Counters,
+        watchdog: Watchdog,
     ):
-        self.position = position
+        """Goes on from a snapshot, if any, within whose epoch the callbacks have seen `on_epoch_begin`."""
+        self.position = resumed.position if resumed else Position()
+        self.logs: Logs = dict(resumed.host.get("logs", {})) if resumed else {}
         self._run = run
         self._model = model
         self._engine = engine
         self._state = state
         self._checkpoints = checkpoints
-        self._callbacks = callbacks
+        self._hooks = hooks
         self._preemption = preemption
         self._counters = counters
+        self._watchdog = watchdog
         self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
-        self._stretch = run.settings.steps_per_execution or 1
+        self._fixed = run.settings.steps_per_execution or _compiled_steps(model) or int(hooks.by_step)
+        self._stretch = self._fixed or 1
+        self._began = self.position.examples > 0
         self._started = self._saved = time.monotonic()
+        self._seconds_before = float(resumed.host.get("seconds", 0.0)) if resumed else 0.0
         self._ended = ""
 
-    def run(self) -> Logs:
-        """Trains until the epochs, a limit or a callback ends the run; returns the last metrics."""
-        logs: Logs = {}
+    def run(self) -> None:
+        """Trains until the epochs, a limit or a callback ends the run; then `logs` are the last metrics."""
+        if not self.position.closed:
+            self._close_epoch(self.position.epoch - 1)
+        elif self._model.stop_training:
+            self._ended = _STOPPED
         self._look_at_limits()
         while not self._ended:
-            logs = self._epoch()
+            self._epoch()
             self._look_at_limits()
         if self._run.cluster.is_chief and self._ended != "epochs":
             progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
-        return logs
 
-    def validate(self) -> Logs:
-        """Returns the metrics of the validation split under their names val_*. A collective."""
-        return {f"val_{name}": value for name, value in self._engine.evaluate().items()}
+    def validate(self, *, hooks: bool = True) -> Logs:
+        """Returns the metrics of the validation split under their names val_*. A collective.
+
+        A RestartError says that a process was asked to stop. Without `hooks` no callback hears of it.
+        """
+        evaluation = self._engine.evaluation
+        if evaluation is None:
+            return {}
+        self._watchdog.at("before the validation")
+        call = self._hooks if hooks else lambda *_: None
+        call("on_test_begin")
+        evaluation.begin()
+        done, count = 0, 1 if hooks and self._hooks.by_test_step else self._stretch
+        while done < evaluation.steps:
+            count = min(count, evaluation.steps - done)
+            call("on_test_batch_begin", done)
+            started = time.monotonic()
+            evaluation.take(count)
+            done += count
+            self._watchdog.at(f"after step {done:,} of the validation")
+            call("on_test_batch_end", done - 1, evaluation.read() if self._hooks.by_test_step else {})
+            if done < evaluation.steps:
+                count = self._next_count(count, time.monotonic() - started, done, evaluation.steps)
+        logs = evaluation.read()
+        call("on_test_end", logs)
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def _next_count(self, count: int, seconds: float, done: int, steps: int) -> int:
+        """Returns how many steps of the validation come next, after a look up; the chief decides."""
+        wanted = 1 if self._hooks.by_test_step else _stretch(count, seconds)
+        chief = self._run.cluster.is_chief
+        stop, agreed = self._run.collectives.total([self._preemption.requested, wanted * chief])
+        self._stop_if(stop > 0)
+        if chief and not self._hooks.by_test_step:
+            progress.advance("train", done, steps, "steps of the validation")
+        return int(agreed)
 
     def _save(self) -> None:
         """Saves a checkpoint at this position. A collective."""
+        self._watchdog.at(f"saving a checkpoint of step {self.position.steps:,}")
         self._merge()
-        self._checkpoints.save(self._state.capture(self.position))
+        seconds = self._seconds_before + time.monotonic() - self._started
+        snapshot = self._state.capture(self.position, logs=self.logs, seconds=seconds)
+        if name := self._state.not_finite(snapshot):
+            raise DivergedError(
+                f"{name} is not finite after step {self.position.steps:,}, whose loss still was, and is not "
+                f"saved; {self._way_out()}"
+            )
+        snapshot = self._state.share(snapshot, self._run.collectives)
+        step = self.position.steps
+        self._checkpoints.save(snapshot, lambda: setattr(self._preemption, "saved_step", step))
         self._saved = time.monotonic()
 
     def _look_at_limits(self) -> None:
@@ -113,46 +170,51 @@ class Training:
             self._ended = "epochs"
         elif settings.max_steps and self.position.steps >= settings.max_steps:
             self._ended = f"max_steps {settings.max_steps:,} reached"
-        elif self._model.stop_training:
-            self._ended = "a callback has stopped it"
 
-    def _epoch(self) -> Logs:
+    def _epoch(self) -> None:
         epoch = self.position.epoch
         plan = self._run.plan("train", start=self.position.examples)
-        self._callbacks.on_epoch_begin(epoch)
-        if self.position.examples == 0:
+        if not self._began:
             self._engine.reset_metrics()
-        logs, whole = self._steps(plan)
-        if whole:
-            self.position = Position(epoch + 1, 0, self.position.steps)
-        else:
-            self._save()  # before the validation, which uses the same metrics
-        self._merge()
-        logs |= self.validate()
-        self._callbacks.on_epoch_end(epoch, logs)
-        if whole:
-            self._save()
-        return logs
+            self._hooks("on_epoch_begin", epoch)
+        self._began = False
+        if self._steps(plan):
+            self.position = Position(epoch + 1, 0, self.position.steps, closed=False)
+        self._save()
+        self._close_epoch(epoch)
 
-    def _steps(self, plan: EpochPlan) -> tuple[Logs, bool]:
+    def _close_epoch(self, epoch: int) -> None:
+        """Validates an epoch, also one that a limit has cut short, and lets callbacks see its end."""
+        # Merged: what is validated is what a checkpoint has.
+        self._merge()
+        self.logs |= self.validate()
+        self._hooks("on_epoch_end", epoch, dict(self.logs))
+        self.position = replace(self.position, closed=True)
+        agreed = self._agree(Stretch(), 0)
+        if self._model.stop_training:
+            self._ended = self._ended or _STOPPED
+        if not self._ended:
+            self._stop_if(agreed.stop)
+
+    def _steps(self, plan: EpochPlan) -> bool:
         """Trains what is left of an epoch, or as much as a limit allows; returns whether that was all."""
         sizes, done = plan.step_sizes, 0
-        # Of an epoch that was interrupted, perhaps after its last step.
-        logs = self._engine.read_metrics() if plan.start else {}
+        first = self._run.plan("train").steps - len(sizes) if plan.start else 0
         while done < len(sizes) and not self._ended:
             count = min(self._stretch, len(sizes) - done, self._steps_to_cut())
             now = sizes[done : done + count]
-            self._callbacks.on_train_batch_begin(done)
+            self._hooks("on_train_batch_begin", first + done)
+            self._watchdog.at(f"in step {self.position.steps + 1:,}")
             started = time.monotonic()
             stretch = self._engine.train(now)
-            logs = self._engine.read_metrics()
+            self.logs = self._engine.read_metrics()
             self._advance(now, time.monotonic() - started, stretch)
+            done += count
+            self._hooks("on_train_batch_end", first + done - 1, dict(self.logs))
             agreed = self._agree(stretch, count)
             self._check_finite(agreed, plan)
-            done += count
-            self._callbacks.on_train_batch_end(done - 1, logs)
             self._obey(agreed, last=done == len(sizes))
-        return logs, done == len(sizes)
+        return done == len(sizes)
 
     def _steps_to_cut(self) -> int:
         """Returns the steps until the next one after which something has to happen."""
@@ -173,11 +235,12 @@ class Training:
         counters.examples += examples
         counters.seconds += seconds
         counters.waited += stretch.waited
-        if not self._run.settings.steps_per_execution:
-            wanted = int(len(sizes) * _SECONDS / max(seconds, 1e-6))
-            self._stretch = max(1, min(wanted, _GROWTH * max(len(sizes), self._stretch)))
+        if not self._fixed:
+            self._stretch = _stretch(max(len(sizes), self._stretch), seconds, of=len(sizes))
 
     def _agree(self, stretch: Stretch, count: int) -> Agreement:
+        """Agrees with all processes; what a callback of one has stopped, stops on all. A collective."""
+        self._watchdog.at(f"after step {self.position.steps:,}, to agree with the others")
         settings, cluster, now = self._run.settings, self._run.cluster, time.monotonic()
         chief = cluster.is_chief
         # Clocks differ between machines, and so would the times at which a checkpoint is due.
@@ -185,16 +248,19 @@ class Training:
         diverged = [0.0] * cluster.num_workers
         if stretch.diverged is not None:
             diverged[self._run.process] = self.position.steps - count + stretch.diverged + 1
-        stop, time_is_up, save, steps, *bad = self._run.collectives.total(
+        seconds = self._seconds_before + now - self._started
+        stop, stopped, time_is_up, save, steps, *bad = self._run.collectives.total(
             [
                 self._preemption.requested,
-                chief and 0 < settings.max_time <= now - self._started,
+                self._model.stop_training,
+                chief and 0 < settings.max_time <= seconds,
                 chief and 0 < minutes * 60 <= now - self._saved,
                 self._stretch if chief else 0,
                 *diverged,
             ]
         )
         self._stretch = int(steps)
+        self._model.stop_training = stopped > 0
         return Agreement(stop > 0, time_is_up > 0, save > 0, tuple(int(step) for step in bad))
 
     def _check_finite(self, agreed: Agreement, plan: EpochPlan) -> None:
@@ -212,18 +278,25 @@ class Training:
         where = f" on {self._run.processes[process]}" if self._run.cluster.num_workers > 1 else ""
         raise DivergedError(
             f"the loss is not finite since step {step:,} (epoch {self.position.epoch + 1}){where}, whose "
-            f"examples lie in {shards}; lower the learning rate, clip gradients, or look for broken examples"
+            f"examples lie in {shards}, or the update before it was too large; {self._way_out()}"
         )
+
+    def _way_out(self) -> str:
+        self._checkpoints.wait()
+        steps = self._checkpoints.steps()
+        kept = f"; the checkpoint of step {steps[-1]:,} is finite and is kept to go on from" if steps else ""
+        return f"lower the learning rate, clip gradients, or look for broken examples{kept}"
 
     def _obey(self, agreed: Agreement, *, last: bool) -> None:
         settings = self._run.settings
         if agreed.stop:
+            if last:
+                position = self.position
+                self.position = Position(position.epoch + 1, 0, position.steps, closed=False)
             self._save()
-            self._checkpoints.wait()
-            raise RestartError(
-                f"asked to stop (SIGTERM): a checkpoint was saved at step {self.position.steps:,}; "
-                "start the same command again to go on"
-            )
+            self._stop_if(True)
+        if self._model.stop_training:
+            self._ended = _STOPPED
         if agreed.time_is_up:
             self._ended = f"max_time {settings.max_time:g} s is over"
         if settings.max_steps and self.position.steps >= settings.max_steps:
@@ -232,3 +305,24 @@ class Training:
         # The end of an epoch saves one anyway.
         if (agreed.save or due) and not last and not self._ended:
             self._save()
+
+    def _stop_if(self, asked: bool) -> None:
+        """Ends a run that was asked to stop, and of which all is saved."""
+        if asked:
+            self._checkpoints.wait()
+            raise RestartError(
+                f"asked to stop (SIGTERM): a checkpoint was saved at step {self.position.steps:,}; "
+                "start the same command again to go on"
+            )
+
+
+def _stretch(steps: int, seconds: float, *, of: int = 0) -> int:
+    """Returns the steps of about a second when `of` of them, or `steps`, took some; growth is bounded."""
+    wanted = int((of or steps) * _SECONDS / max(seconds, 1e-6))
+    return max(1, min(wanted, _GROWTH * steps))
+
+
+def _compiled_steps(model: keras.Model) -> int:
+    """Returns the steps that `compile(steps_per_execution=...)` takes at a time; 0 where it says nothing."""
+    steps = model.steps_per_execution
+    return steps if isinstance(steps, int) and steps > 1 else 0

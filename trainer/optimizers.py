@@ -10,7 +10,12 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.keras_internals import all_layers, own_learning_rate
+from shardline.trainer.keras_internals import (
+    all_layers,
+    inner_optimizers,
+    moving_averages,
+    own_learning_rate,
+)
 from shardline.trainer.settings import TrainSettings
 
 
@@ -90,12 +95,16 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
         optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
 
 
-def finalize(model: keras.Model) -> bool:
-    """Gives a model the moving average of its weights; returns whether its optimizer keeps one."""
-    if model.optimizer is None or not innermost(model.optimizer).use_ema:
-        return False
-    model.optimizer.finalize_variable_values(model.trainable_variables)
-    return True
+def finalize(model: keras.Model) -> None:
+    """Gives a model the moving averages of its weights that its optimizers keep, as the end of `fit` does.
+
+    Of weights that are frozen still, which an optimizer may know already, nothing is changed.
+    """
+    trained = {id(variable) for variable in model.trainable_variables}
+    for optimizer in inner_optimizers(model.optimizer) if model.optimizer is not None else ():
+        for variable, average in moving_averages(optimizer):
+            if id(variable) in trained:
+                variable.assign(average)
 
 
 class FrozenLayers:
@@ -148,6 +157,15 @@ class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
             return
         self._frozen.unfreeze()
         self._frozen = None
-        if self._learning_rate and epoch + 1 == self._epoch:
-            innermost(self.model.optimizer).learning_rate = self._learning_rate
+        if self._learning_rate:
+            for optimizer in inner_optimizers(self.model.optimizer):
+                self._set_learning_rate(optimizer, begins=epoch + 1 == self._epoch)
         self._changed()
+
+    def _set_learning_rate(self, optimizer: keras.Optimizer, *, begins: bool) -> None:
+        """Sets the learning rate; a variable only once, since a checkpoint holds what it became."""
+        if isinstance(own_learning_rate(optimizer), LearningRateSchedule):
+            # Keras refuses a number in place of a schedule.
+            optimizer.learning_rate = ScaledWarmup(self._learning_rate)
+        elif begins:
+            optimizer.learning_rate = self._learning_rate

@@ -17,11 +17,13 @@ variable for its handle, and a ShardedVariable has none.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -32,8 +34,8 @@ from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import answers
 from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.keras_internals import OwnMetrics, optimizers
-from shardline.trainer.step import Logs, Stretch
+from shardline.trainer.keras_internals import OwnMetrics, flat_logs, optimizers
+from shardline.trainer.step import Logs, Stretch, is_finite
 from shardline.trainer.tensorflow_internals import report_workers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
@@ -44,10 +46,33 @@ _AHEAD = 2
 _SILENCE_S, _PROBE_S, _GONE_S, _CONNECT_S = 5.0, 1.0, 10.0, 5.0
 
 Sums: TypeAlias = npt.NDArray[np.float64]
-#: Result of a step: whether its loss is finite, and what it adds to each of the model's metric variables.
-Outcome: TypeAlias = tuple[bool, Sums]
-Step = Callable[[Any], tf.Tensor]
+#: Result of a step: whether its loss is finite, what it adds to each of the model's metric variables, and the
+#: numbers that a step of the user's own returns in place of metrics.
+Outcome: TypeAlias = tuple[bool, Sums, Logs]
 Decode = Callable[[Any], Any]
+
+
+@dataclass
+class Step:
+    """A traced step of an undecoded batch, and the sizes of the parts of the vector that it gives.
+
+    Attributes:
+        own_logs: Names and shapes of what the step returns, where it has other names than the metrics.
+    """
+
+    run: Callable[[Any], tf.Tensor]
+    metrics: int
+    own_logs: dict[str, tuple[int, ...]]
+
+    def parts(self, result: npt.NDArray[np.float64]) -> Outcome:
+        """Divides the vector."""
+        sums, rest = np.split(result[1:], [self.metrics])
+        logs: dict[str, Any] = {}
+        for name, shape in self.own_logs.items():
+            size = int(np.prod(shape))
+            logs[name] = rest[:size].reshape(shape)[()]
+            rest = rest[size:]
+        return bool(result[0]), sums, flat_logs(logs)
 
 
 class Workers:
@@ -72,7 +97,9 @@ class Workers:
         self._servers = cluster.tasks["ps"]
         self._timeout = timeout
         self._alone_since: float | None = None
-        self._scheduled: queue.SimpleQueue[tf.distribute.coordinator.RemoteValue] = queue.SimpleQueue()
+        self._scheduled: queue.SimpleQueue[tuple[Step, tf.distribute.coordinator.RemoteValue]] = (
+            queue.SimpleQueue()
+        )
         # None where a step has failed.
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         # In a thread, because there is no way to wait for a step for a limited time.
@@ -85,21 +112,27 @@ class Workers:
         """Returns the model's `train_step` or `test_step` as a function of an undecoded batch, for `run`."""
         variables = model.metrics_variables
         counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
+        names = flat_logs(model.get_metrics_result()).keys()
+        shapes: dict[str, tuple[int, ...]] = {}
 
         def take(data: Any) -> tf.Tensor:
             with OwnMetrics(variables, counters) as own:
-                logs = step(data)
+                logs = flat_logs(step(data))
                 sums = [tf.reshape(own.get_current_value(variable), [-1]) for variable in variables]
-            finite = tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float64))
+            values = {name: tf.convert_to_tensor(logs[name]) for name in logs if logs.keys() != names}
+            shapes.update({name: tuple(value.shape) for name, value in values.items()})
+            others = [tf.reshape(value, [-1]) for value in values.values()]
             # One vector: every tensor is fetched by a call of its own.
-            return tf.concat([tf.cast(part, tf.float64) for part in ([finite], *sums)], axis=0)
+            parts = ([is_finite(model, logs)], *sums, *others)
+            return tf.concat([tf.cast(part, tf.float64) for part in parts], axis=0)
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def run(batch: Any) -> tf.Tensor:
             return self._strategy.run(take, args=(decode(batch),))
 
         any_size = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), spec)
-        return cast("Step", run.get_concrete_function(any_size))
+        traced = run.get_concrete_function(any_size)
+        return Step(traced, sum(int(np.prod(variable.shape)) for variable in variables), shapes)
 
     def run(self, step: Step, batches: Iterable[Any]) -> Iterator[Outcome]:
         """Hands out a step for each batch and yields the outcomes, in the order of the batches.
@@ -112,7 +145,7 @@ class Workers:
             if pending == ahead:
                 yield self._next()
                 pending -= 1
-            self._scheduled.put(self._coordinator.schedule(step, args=(batch,)))
+            self._scheduled.put((step, self._coordinator.schedule(step.run, args=(batch,))))
             pending += 1
         for _ in range(pending):
             yield self._next()
@@ -120,8 +153,8 @@ class Workers:
     def _fetch(self) -> None:
         while True:
             try:
-                finite, sums = np.split(self._scheduled.get().fetch(), [1])
-                self._outcomes.put((bool(finite), sums))
+                step, scheduled = self._scheduled.get()
+                self._outcomes.put(step.parts(scheduled.fetch()))
             except tf.errors.OpError:
                 self._outcomes.put(None)
 
@@ -177,8 +210,9 @@ class CoordinatorLoop:
                     "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
                     "for replicas that step together; use larger batches or multi_worker_mirrored"
                 )
-        self.evaluate: Callable[[], Logs] = dict
+        self.evaluation: CoordinatorEvaluation | None = None
         self.reset_metrics = model.reset_metrics
+        self._own_logs: Logs = {}
         self._model = model
         self._workers = workers
         self._spec = batches.element_spec
@@ -202,12 +236,12 @@ class CoordinatorLoop:
                     diverged.append(index)
                 yield outcome
 
-        _add_to_metrics(self._model, outcomes())
+        self._own_logs = _add_to_metrics(self._model, outcomes())
         return Stretch(self._waited, diverged[0] if diverged else None)
 
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset."""
-        return _read_metrics(self._model)
+        return self._own_logs or flat_logs(self._model.get_metrics_result())
 
     def _take(self, count: int) -> Iterator[Any]:
         for _ in range(count):
@@ -218,35 +252,47 @@ class CoordinatorLoop:
 
 
 class CoordinatorEvaluation:
-    """Evaluates one split, of which `batches` are one pass, on the workers; else as `CoordinatorLoop`."""
+    """Evaluates one split, of which `batches` are one pass, on the workers; called as `step.Evaluation`."""
 
-    def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
+    def __init__(
+        self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode, steps: int
+    ):
+        self.steps = steps
         self._model = model
         self._workers = workers
         self._batches = batches
+        self._iterator: Iterator[Any] = iter(())
+        self._own_logs: Logs = {}
         self._step = workers.trace(model, model.test_step, decode, batches.element_spec)
 
-    def __call__(self) -> Logs:
-        """Returns the exact means over all examples."""
+    def begin(self) -> None:
+        """Sets the metrics back to nothing, and begins the pass."""
         self._model.reset_metrics()
-        _add_to_metrics(self._model, self._workers.run(self._step, self._batches))
-        return _read_metrics(self._model)
+        self._iterator = iter(self._batches)
+
+    def take(self, count: int) -> None:
+        """Takes some steps."""
+        batches = itertools.islice(self._iterator, count)
+        self._own_logs = _add_to_metrics(self._model, self._workers.run(self._step, batches))
+
+    def read(self) -> Logs:
+        """Returns the exact means over the examples taken."""
+        return self._own_logs or flat_logs(self._model.get_metrics_result())
 
 
-def _read_metrics(model: keras.Model) -> Logs:
-    return {name: float(value) for name, value in model.get_metrics_result().items()}
-
-
-def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> None:
-    """Adds what steps have counted to the model's metric variables, which nobody else writes."""
+def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> Logs:
+    """Adds what steps have counted to the model's metric variables; returns what the last returned itself."""
     variables = model.metrics_variables
     sums: Sums = np.zeros(sum(int(np.prod(variable.shape)) for variable in variables))
-    for _, added in outcomes:
+    own_logs: Logs = {}
+    for _, added, logs in outcomes:
         sums += added
+        own_logs = logs
     for variable in variables:
         size = int(np.prod(variable.shape))
         variable.assign_add(tf.cast(sums[:size].reshape(variable.shape), variable.dtype))
         sums = sums[size:]
+    return own_logs
 
 
 def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:

@@ -48,7 +48,7 @@ class Run:
     @functools.cached_property
     def collectives(self) -> Collectives:
         """Sums over the processes that train."""
-        return Collectives(self.strategy)
+        return Collectives(self.strategy, self.process, len(self.processes))
 
     @property
     def processes(self) -> tuple[str, ...]:

@@ -131,6 +131,9 @@ class TrainSettings:
     evaluator_timeout: Annotated[float, "Seconds for which the chief waits for that result."] = 600.0
     startup_timeout: Annotated[float, "Seconds for all replicas to come up."] = 600.0
     grace_period: Annotated[float, "Seconds from SIGTERM until the process must have ended."] = 25.0
+    stall_timeout: Annotated[
+        float, "Seconds without progress after which a replica says where it waits and ends; 0 for no limit."
+    ] = 1800.0
     cpu_devices: Annotated[
         int, "Logical devices into which this machine's CPU is divided; 0 leaves it whole."
     ] = 0

@@ -8,7 +8,7 @@ same step on every replica. As in `fit`, AutoGraph converts nothing: that takes 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,12 @@ import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Summation
 from shardline.trainer.cluster.exchange import GradientExchange, average, own_gradients
-from shardline.trainer.keras_internals import exact_means, random_by_replica
+from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import exact_means, flat_logs, random_by_replica, returns_own_logs
 from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
-Logs = dict[str, float]
+#: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
+Logs = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Stretch:
 class Loop:
     """Trains under any strategy whose replicas take each step together.
 
-    Every replica must call the same methods at the same step. `evaluate` returns the metrics of the
-    validation split, none where there is no such split.
+    Every replica must call the same methods at the same step. `evaluation` is that of the validation split,
+    None where there is no such split.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Loop:
         replica averages its weights with the others'; 0 sums the gradients of every step. TensorFlow, asked
         to be `deterministic`, refuses to tell the time in a function: the wait for input is not known then.
         """
-        self.evaluate: Callable[[], Logs] = dict
+        self.evaluation: Evaluation | None = None
         self._model = model
         self._strategy = strategy
         self._batches = keep_iterator(batches)
@@ -67,7 +69,8 @@ class Loop:
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         own = own_gradients(strategy.num_replicas_in_sync)
         self._exchange = GradientExchange(model, own if averaging_steps else summation)
-        metrics = Metrics(model)
+        self._own_logs = OwnLogs(model, model.train_step, strategy, self._batches)
+        metrics = Metrics(model, self._own_logs)
         self.reset_metrics, self.read_metrics = metrics.reset, metrics.read
         self.retrace()
 
@@ -89,10 +92,11 @@ class Loop:
             train_step = tf.function(train_step, jit_compile=True, autograph=False)
 
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
-            with self._exchange.weighted(_examples(data) * replicas / size):
+            weight = _examples(data) * replicas / size
+            with self._exchange.weighted(weight):
                 logs = train_step(data)
-            # A running mean: once not finite, it stays so until the epoch ends.
-            return tf.math.is_finite(tf.cast(logs.get("loss", 0.0), tf.float32))
+            self._own_logs.keep(logs, weight)
+            return is_finite(model, logs)
 
         def take(
             batches: Iterator[Any], i: tf.Tensor, size: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor
@@ -132,7 +136,11 @@ class Loop:
 
 
 class Evaluation:
-    """Evaluates one split under a strategy whose replicas take each step together."""
+    """Evaluates one split under a strategy whose replicas take each step together.
+
+    `begin`, then `take` until all of `steps` are taken, then `read`; a call does all of it. Every replica
+    must call the same methods at the same point.
+    """
 
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
@@ -141,45 +149,156 @@ class Evaluation:
 
         One iterator serves all evaluations, since making one costs more than a small split.
         """
-        self._metrics = Metrics(model)
+        self.steps = steps
+        self._model = model
+        self._strategy = strategy
         self._batches = batches
         self._iterator: Iterator[Any] | None = None
-        self._steps = tf.constant(steps)
+
+    def begin(self) -> None:
+        """Sets the metrics back to nothing."""
+        if self._iterator is None:
+            self._iterator = keep_iterator(iter(self._batches))
+            own_logs = OwnLogs(self._model, self._model.test_step, self._strategy, self._iterator)
+            self._metrics = Metrics(self._model, own_logs)
+            self._run = self._trace(own_logs)
+        self._metrics.reset()
+
+    def take(self, count: int) -> None:
+        """Takes some steps."""
+        self._run(self._iterator, tf.constant(count))
+
+    def read(self) -> Logs:
+        """Returns the exact means over the examples taken."""
+        return self._metrics.read()
+
+    def __call__(self) -> Logs:
+        """Returns the exact means over all examples."""
+        self.begin()
+        self.take(self.steps)
+        return self.read()
+
+    def _trace(self, own_logs: OwnLogs) -> Callable[[Iterator[Any] | None, tf.Tensor], None]:
+        def step(data: Any) -> None:
+            own_logs.keep(self._model.test_step(data), tf.constant(1.0))
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def run(iterator: Iterator[Any], count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
                 with random_by_replica(), exact_means():
-                    strategy.run(model.test_step, args=(next(iterator),))
+                    self._strategy.run(step, args=(next(iterator),))
                 return (i + 1,)
 
             tf.while_loop(lambda i: i < count, take, (tf.constant(0),))
 
-        self._run = run
-
-    def __call__(self) -> Logs:
-        """Returns the exact means over all examples; every replica must call it at the same point."""
-        self._iterator = self._iterator or keep_iterator(iter(self._batches))
-        self._metrics.reset()
-        self._run(self._iterator, self._steps)
-        return self._metrics.read()
+        traced: Callable[[Iterator[Any] | None, tf.Tensor], None] = run
+        return traced
 
 
 class Metrics:
     """A model's metrics over all replicas; every replica must call the same methods at the same point.
 
     Outside a function to read or reset any variable of a metric is an exchange of milliseconds: here they
-    share one.
+    share one. As in `fit`, what a step of the user's own returns takes the place of metrics of other names.
     """
 
-    def __init__(self, model: keras.Model) -> None:
-        self._result = tf.function(model.get_metrics_result, autograph=False)
+    def __init__(self, model: keras.Model, own_logs: OwnLogs) -> None:
+        self._result = tf.function(
+            lambda: own_logs.read() if own_logs.in_place else model.get_metrics_result(), autograph=False
+        )
         #: Sets the metrics back to nothing.
         self.reset: Callable[[], None] = tf.function(model.reset_metrics, autograph=False)
 
     def read(self) -> Logs:
         """Returns the metrics as they are now."""
-        return {name: float(value) for name, value in self._result().items()}
+        return flat_logs(self._result())
+
+
+class OwnLogs:
+    """What a `train_step` or `test_step` of the user's own returns beside metrics: the last values.
+
+    Attributes:
+        in_place: Whether the step returns other names than the metrics have, so that these are not shown.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Callable[[Any], Any],
+        strategy: tf.distribute.Strategy,
+        batches: Iterator[Any],
+    ):
+        """Traces a step that is not Keras' own, to learn the names, types and shapes of what it returns."""
+        self.in_place = False
+        self._kept: dict[str, tf.Variable] = {}
+        if not returns_own_logs(step):
+            return
+        found = _returned(step, strategy, batches)
+        self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
+        if self.in_place:
+            with strategy.scope():
+                self._kept = {name: _replica_variable(spec.shape) for name, spec in found.items()}
+
+    def keep(self, logs: Mapping[str, Any], weight: tf.Tensor) -> None:
+        """Keeps a replica's values, inside of it, with its weight among all (1 for an equal share)."""
+        if self.in_place:
+            flat = flat_logs(logs)
+            for name, variable in self._kept.items():
+                variable.assign(tf.cast(flat[name], tf.float32) * weight)
+
+    def read(self) -> dict[str, tf.Tensor]:
+        """Returns the means over all replicas."""
+        return {name: tf.convert_to_tensor(variable) for name, variable in self._kept.items()}
+
+
+def _returned(
+    step: Callable[[Any], Any], strategy: tf.distribute.Strategy, batches: Iterator[Any]
+) -> dict[str, tf.TensorSpec]:
+    """Returns types and shapes of the numbers that a step returns by name; a ModelError for no dict."""
+    found: dict[str, Any] = {}
+
+    def take(data: Any) -> None:
+        logs = step(data)
+        if not isinstance(logs, Mapping):
+            raise ModelError(
+                f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}; it has to "
+                'return a dict of numbers by name such as {"loss": loss}, as Keras wants it'
+            )
+        found.update({name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()})
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def once(batches: Iterator[Any]) -> None:
+        with random_by_replica():
+            strategy.run(take, args=(next(batches),))
+
+    once.get_concrete_function(batches)
+    return {
+        name: tf.TensorSpec(value.shape, value.dtype)
+        for name, value in found.items()
+        if value.shape.is_fully_defined() and (value.dtype.is_floating or value.dtype.is_integer)
+    }
+
+
+def _replica_variable(shape: tf.TensorShape) -> tf.Variable:
+    """Returns a variable of which each replica has its own value, and all together the mean."""
+    return tf.Variable(
+        tf.zeros(shape),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.MEAN,
+    )
+
+
+def is_finite(model: keras.Model, logs: Mapping[str, Any]) -> tf.Tensor:
+    """Returns whether a step's losses are finite; where it returns none, whether the weights are after it.
+
+    Keras' own loss is a running mean: once not finite, it stays so until the epoch ends.
+    """
+    flat = flat_logs(logs)
+    losses = [flat["loss"]] if "loss" in flat else [v for name, v in flat.items() if name.endswith("loss")]
+    watched = losses or [tf.convert_to_tensor(variable) for variable in model.trainable_variables]
+    checks = [tf.reduce_all(tf.math.is_finite(tf.cast(value, tf.float32))) for value in watched]
+    return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
 
 
 def _examples(data: Any) -> tf.Tensor:

@@ -122,6 +122,40 @@ def check_peer(task: str, timeout_ms: int) -> None:
     context.context().check_collective_ops_peer_health(task, timeout_ms)
 
 
+@contextlib.contextmanager
+def reading_own_means(
+    strategy: tf.distribute.Strategy, refuse: Callable[[], Exception] | None = None
+) -> Iterator[None]:
+    """Answers reads of means from this process's own replicas while the context lasts, without an exchange.
+
+    For code that runs just after all replicas have merged what each keeps for itself (moving statistics): the
+    mean over all is each one's own value. Whatever else would meet the other processes raises what `refuse`
+    returns; without it, it meets them. Everything that tf.distribute reduces outside of a function comes to
+    `_reduce_to` (tensorflow/python/distribute/values.py, `SyncOnReadVariable._get_cross_replica`).
+    """
+    import tensorflow as tf
+
+    extended = strategy.extended
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or extended._num_workers == 1:
+        yield
+        return
+    reduce_to = extended._reduce_to
+
+    def reduce_own(reduce_op: Any, value: Any, *rest: Any) -> Any:
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            own = [tf.convert_to_tensor(one) for one in strategy.experimental_local_results(value)]
+            return own[0] if len(own) == 1 else tf.reduce_mean(tf.stack(own), axis=0)
+        if refuse is not None:
+            raise refuse()
+        return reduce_to(reduce_op, value, *rest)
+
+    extended._reduce_to = reduce_own
+    try:
+        yield
+    finally:
+        del extended._reduce_to
+
+
 class SumBuffers:
     """Arrays that TensorFlow takes over as the results of a numpy_function, reused once nobody holds them.
 

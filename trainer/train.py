@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import evaluator, files, progress, saving
-from shardline.trainer.callbacks import Counters, chief_callbacks, stateful_callbacks
+from shardline.trainer.callbacks import Hooks, chief_reports, chosen_callbacks
 from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
@@ -38,9 +39,11 @@ from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
 from shardline.trainer.optimizers import FrozenLayers, finalize, tune_optimizer
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
+from shardline.trainer.reports import Counters
 from shardline.trainer.run import Run, announce, check_splits
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, Loop
+from shardline.trainer.watchdog import Watchdog
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -115,38 +118,46 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     if chief:
         announce(run, interface)
     counters = Counters(run.replicas)
-    own = stateful_callbacks(run, model, counters, frozen, lambda: engine.retrace())
-    chosen = [*own, *(chief_callbacks(run, counters) if chief else [])]
-    callbacks = keras.callbacks.CallbackList(chosen, model=model, epochs=settings.epochs)
+    engines: list[Engine] = []
+
+    def retrace() -> None:
+        for engine in engines:
+            engine.retrace()
+
+    chosen = chosen_callbacks(run, model, frozen, retrace)
+    hooks = Hooks(run, chosen, chief_reports(run, counters))
     model.stop_training = False
-    callbacks.on_train_begin()
-    state = TrainingState(model, own)  # after on_train_begin, which resets what callbacks remember
+    hooks.begin(model, epochs=settings.epochs, steps=run.plan("train").steps)
+    # After on_train_begin, which resets what callbacks remember.
+    state = TrainingState(model, hooks.remembering, hooks.chief_remembering)
     checkpoints = _checkpoints(run, state.variables, write=chief)
-    position = _resume(run, state, checkpoints)
-    engine = _make_engine(run, model, feed, position)
+    snapshot = _resume(run, hooks, state, checkpoints)
+    position = snapshot.position if snapshot else Position()
+    engines.append(_make_engine(run, model, feed, position))
     _count_steps(run, counters, position)
     preemption.ready()
-    training = Training(
-        run,
-        model,
-        engine,
-        position=position,
-        state=state,
-        checkpoints=checkpoints,
-        callbacks=callbacks,
-        preemption=preemption,
-        counters=counters,
-    )
     with evaluator.watched(run, position):
-        logs = training.run()
-        callbacks.on_train_end(logs)
-        checkpoints.wait()
-        averaged = finalize(model)
-        if averaged or model.stop_training or not logs:
-            # Averages, or the best weights that early stopping has put back, have not been validated.
-            logs |= training.validate()
-        _finish(run, model, training.position, logs)
-    return logs
+        with Watchdog(run.cluster.name, settings.stall_timeout) as hooks.watchdog:
+            training = Training(
+                run,
+                model,
+                engines[0],
+                resumed=snapshot,
+                state=state,
+                checkpoints=checkpoints,
+                hooks=hooks,
+                preemption=preemption,
+                counters=counters,
+                watchdog=hooks.watchdog,
+            )
+            training.run()
+            checkpoints.wait()
+            finalize(model)
+            hooks("on_train_end", dict(training.logs))
+            # The metrics are the saved model's: with averages, or the best weights put back.
+            training.logs |= training.validate(hooks=False)
+        _finish(run, model, training.position, training.logs)
+    return training.logs
 
 
 def _evaluate(run: Run) -> None:
@@ -215,8 +226,8 @@ def _checkpoints(run: Run, variables: Mapping[str, str], *, write: bool) -> Chec
     )
 
 
-def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints) -> Position:
-    """Restores the newest checkpoint and returns where it goes on; the beginning where there is none."""
+def _resume(run: Run, hooks: Hooks, state: TrainingState, checkpoints: Checkpoints) -> Snapshot | None:
+    """Restores the newest checkpoint and returns it; None where there is none."""
     snapshot = checkpoints.restore()
     at = snapshot.position if snapshot else Position()
     processes, steps = run.collectives.total([1, at.steps])
@@ -226,12 +237,15 @@ def _resume(run: Run, state: TrainingState, checkpoints: Checkpoints) -> Positio
             f"{at.steps:,}) than the others; all replicas must see the same directory: use a shared one (gs://)"
         )
     if snapshot is None:
-        return at
-    state.restore(snapshot)
+        return None
+    if at.examples or not at.closed:
+        # What callbacks do at the beginning of an epoch (to the learning rate) is part of what is restored.
+        hooks("on_epoch_begin", at.epoch if at.closed else at.epoch - 1)
+    state.restore(snapshot, run.process)
     if run.cluster.is_chief:
         within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
         progress.say("train", f"resuming after step {at.steps:,}{within}, from {run.dirs.checkpoints}")
-    return at
+    return snapshot
 
 
 def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engine:
@@ -246,7 +260,8 @@ def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -
         served = CoordinatorLoop(model, workers, raw, feed.decode)
         if validation:
             batches = validation.raw_dataset(0, 1)
-            served.evaluate = CoordinatorEvaluation(model, workers, batches, validation.decode)
+            steps = validation.plan.steps
+            served.evaluation = CoordinatorEvaluation(model, workers, batches, validation.decode, steps)
         return served
     batches = feed.distribute(strategy, run.process, position.epoch, settings.epochs, position.examples)
     loop = Loop(
@@ -260,7 +275,7 @@ def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -
     )
     if validation:
         split = validation.distribute(strategy, run.process, 0, 1)
-        loop.evaluate = Evaluation(model, strategy, split, validation.plan.steps)
+        loop.evaluation = Evaluation(model, strategy, split, validation.plan.steps)
     return loop
 
 
@@ -281,7 +296,15 @@ def _finish(run: Run, model: keras.Model, position: Position, logs: Logs) -> Non
     if run.cluster.is_chief:
         if run.settings.evaluator:
             logs |= evaluator.wait_for_last(run, position)
-        metrics = {"epochs": position.epoch, "steps": position.steps, **logs}
+        metrics = {"epochs": position.epoch, "steps": position.steps, **_finite(logs)}
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
         progress.fact("TensorBoard logs", str(run.dirs.logs))
+
+
+def _finite(logs: Logs) -> Logs:
+    """Returns metrics as JSON has them: one that is not finite, which is said, becomes null."""
+    unknown = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
+    if unknown:
+        progress.say("train", f"warning: {', '.join(unknown)} of the model is not finite")
+    return {name: None if name in unknown else np.asarray(value).tolist() for name, value in logs.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.trainer.callbacks import read_history
+from shardline.trainer.reports import read_history
 from tests.helpers import programs
 from tests.helpers.datasets import write_dataset
 

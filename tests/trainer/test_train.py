@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.callbacks import read_history
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import DatasetError, DivergedError, ModelError, RestartError, SettingsError
+from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardline.trainer import task
-from shardline.trainer.callbacks import Counters, TuningMetric
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.measurements import read_measurements
+from shardline.trainer.reports import Counters, TuningMetric
 from shardline.trainer.settings import TrainSettings
 from tests.helpers.datasets import write_table
 

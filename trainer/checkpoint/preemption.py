@@ -24,6 +24,8 @@ class Preemption:
     """
 
     def __init__(self, grace_period: float):
+        #: Step of the newest checkpoint that this process has put on disk; 0 for none.
+        self.saved_step = 0
         self._grace_period = grace_period
         self._requested = threading.Event()
         self._ready = threading.Event()
@@ -65,9 +67,12 @@ class Preemption:
             progress.say("train", f"asked to stop (SIGTERM): saving, for at most {self._grace_period:g} s")
             self._requested.set()
         if not self._over.wait(self._grace_period):
+            newest = (
+                f"the checkpoint of step {self.saved_step:,}" if self.saved_step else "the newest checkpoint"
+            )
             _end(
-                f"asked to stop (SIGTERM), but nothing was saved within the grace_period of "
-                f"{self._grace_period:g} s; started again, the run goes on from the checkpoint before"
+                f"asked to stop (SIGTERM), and not done with it within the grace_period of "
+                f"{self._grace_period:g} s; started again, the run goes on from {newest}"
             )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -13,10 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.errors import DivergedError, ModelError, SettingsError
 from shardline.trainer.keras_internals import optimizers, random_state
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+# Relative difference of the squares of two replicas' weights, which machines of two kinds round differently.
+_APART = 1e-4
 
 # Set by Keras, not by the training.
 _NOT_STATE = ("_model", "params")
@@ -29,8 +36,9 @@ class CallbackStates:
     what it was when training began; so a resumed run may give a callback other options (more patience).
     """
 
-    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
-        self._callbacks = dict(_named(callbacks))
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], prefix: str = ""):
+        """Takes callbacks, whose states get names that begin with a prefix."""
+        self._callbacks = {prefix + name: callback for name, callback in _named(callbacks)}
         self._initial = {name: _state(name, callback) for name, callback in self._callbacks.items()}
 
     def capture(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -52,6 +60,30 @@ class CallbackStates:
                 state = {key: _decode(value, arrays) for key, value in host[name].items()}
                 (callback.set_state if _keeps_its_own(callback) else vars(callback).update)(state)
 
+    def pack(self, snapshot: Snapshot) -> bytes:
+        """Returns these callbacks' part of a snapshot as bytes, the same for the same content."""
+        host = {name: snapshot.host["callbacks"][name] for name in self._callbacks}
+        arrays = {
+            name: value
+            for name, value in sorted(snapshot.arrays.items())
+            if name.startswith(tuple(f"callback/{one}/" for one in self._callbacks))
+        }
+        described = [[name, value.dtype.name, value.shape] for name, value in arrays.items()]
+        header = json.dumps([host, described]).encode()
+        return b"\0".join([header, b"".join(value.tobytes() for value in arrays.values())])
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Returns what `CallbackStates.pack` has packed: JSON by name of the callback, and arrays."""
+    header, _, content = data.partition(b"\0")
+    host, described = json.loads(header)
+    arrays, start = {}, 0
+    for name, dtype, shape in described:
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        arrays[name] = np.frombuffer(content[start : start + size], dtype).reshape(shape)
+        start += size
+    return host, arrays
+
 
 @dataclass(frozen=True, eq=False)
 class _Encoded:
@@ -69,7 +101,7 @@ class _Encoded:
 
 
 def _named(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[tuple[str, keras.callbacks.Callback]]:
-    """Yields the callbacks that have a state, numbered by class: replicas differ in the others they have."""
+    """Yields the callbacks that have a state, numbered by class."""
     count: Counter[str] = Counter()
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.TensorBoard):  # which remembers files and a profiler
@@ -128,18 +160,24 @@ def _decode(value: Any, arrays: Arrays) -> Any:
 
 @dataclass(frozen=True)
 class Position:
-    """Progress of a run: epochs done, examples trained of the next over all replicas, and steps in all."""
+    """Progress of a run: epochs trained, examples trained of the next over all replicas, and steps in all.
+
+    The last of those epochs is `closed` when it has been validated and callbacks have seen its end.
+    """
 
     epoch: int = 0
     examples: int = 0
     steps: int = 0
+    closed: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """State of a run at one position.
 
-    Arrays are all variables by name ("model/0003/conv2d/kernel") and those of callbacks; the rest is JSON.
+    Arrays are all variables by name ("model/0003/conv2d/kernel") and those of callbacks; the rest is JSON:
+    what callbacks remember and whether one has stopped the training, the epoch's metrics so far (`logs`), and
+    the seconds trained.
     """
 
     position: Position
@@ -152,10 +190,16 @@ class TrainingState:
 
     It covers the model's variables with the state of their random generators, every optimizer's, those of
     the metrics, the generator behind `keras.random` without a seed, and what callbacks remember. Make it of a
-    built model, after `on_train_begin`, which resets callbacks; they may differ from replica to replica.
+    built model, after `on_train_begin`, which resets callbacks.
     """
 
-    def __init__(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] = ()):
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        chief_callbacks: Sequence[keras.callbacks.Callback] = (),
+    ):
+        """Takes the callbacks that run on every replica, and those that run on this one, the chief, alone."""
         self._model = model
         self._variables = _named_variables(model)
         # What each replica keeps for itself: in one function, since each by itself is an exchange.
@@ -165,6 +209,7 @@ class TrainingState:
         )
         self._assign_own = tf.function(self._assign, autograph=False)
         self._callbacks = CallbackStates(callbacks)
+        self._chief_callbacks = CallbackStates(chief_callbacks, "chief/")
 
     @property
     def variables(self) -> dict[str, str]:
@@ -174,13 +219,17 @@ class TrainingState:
             for name, variable in self._variables.items()
         }
 
-    def capture(self, position: Position) -> Snapshot:
+    def capture(
+        self, position: Position, logs: Mapping[str, Any] | None = None, seconds: float = 0.0
+    ) -> Snapshot:
         """Copies the state to the host. Collective: every replica must call it at the same point.
 
         Values that each replica keeps for itself (moving statistics, gradient accumulators) are taken from
         the first: they must have been merged before.
         """
         remembered, arrays = self._callbacks.capture()
+        of_chief, arrays_of_chief = self._chief_callbacks.capture()
+        arrays |= arrays_of_chief
         own = dict(zip(self._own, self._read_own(), strict=True))
         arrays |= {
             name: np.asarray(own.get(name, variable).numpy()) for name, variable in self._variables.items()
@@ -188,13 +237,69 @@ class TrainingState:
         # Shares the sums out among the replicas as `restore` does: a run that goes on from here and one that
         # is restored from here round alike.
         self._assign_own(own)
-        host = {"callbacks": remembered, "stop_training": bool(self._model.stop_training)}
+        host = {
+            "callbacks": remembered | of_chief,
+            "stop_training": bool(self._model.stop_training),
+            "logs": {name: np.asarray(value).tolist() for name, value in (logs or {}).items()},
+            "seconds": seconds,
+        }
         return Snapshot(position, arrays, host)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Puts a state with the same variables back, on every replica and outside `strategy.run`."""
+    def not_finite(self, snapshot: Snapshot) -> str:
+        """Returns the name of the first variable of the model that is not finite throughout, or ""."""
+        for name in self._variables:
+            value = snapshot.arrays[name]
+            # A sum in float64 of finite float32 is finite, and one pass.
+            floats = np.issubdtype(value.dtype, np.floating)
+            if name.startswith("model/") and floats and not np.isfinite(np.sum(value, dtype=np.float64)):
+                return name
+        return ""
+
+    def squares(self, snapshot: Snapshot) -> float:
+        """Returns the sum of the squares of the trainable weights: the same everywhere, but for rounding."""
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        names = [name for name, variable in self._variables.items() if id(variable) in trained]
+        return float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
+
+    def share(self, snapshot: Snapshot, collectives: Collectives) -> Snapshot:
+        """Adds what the callbacks of other replicas remember, where that is something else. A collective.
+
+        A DivergedError says that the weights of a replica are no longer those of the others.
+        """
+        if collectives.processes == 1:
+            return snapshot
+        packed = self._callbacks.pack(snapshot)
+        digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
+        table = collectives.table([digest, len(packed), self.squares(snapshot)])
+        weights = [row[2] for row in table]
+        if max(weights) - min(weights) > _APART * max(weights):
+            raise DivergedError(
+                f"the replicas' weights are not the same after step {snapshot.position.steps:,}: the sum of "
+                f"their squares is {', '.join(f'{one:.7g}' for one in weights)}; look for a callback that "
+                "changes weights, learning rate or what is trained on one replica only"
+            )
+        if len({row[0] for row in table}) == 1:
+            return snapshot
+        arrays, others = dict(snapshot.arrays), {}
+        for process, data in enumerate(collectives.gather(packed, [int(row[1]) for row in table])):
+            if process and table[process][0] != table[0][0]:
+                others[str(process)], values = unpack(data)
+                arrays |= {f"process-{process}/{name}": value for name, value in values.items()}
+        return replace(snapshot, arrays=arrays, host={**snapshot.host, "others": others})
+
+    def restore(self, snapshot: Snapshot, process: int = 0) -> None:
+        """Puts a state with the same variables back, on every replica and outside `strategy.run`.
+
+        Callbacks remember what those of the process of this number did, or else those of the chief.
+        """
         self._assign({name: snapshot.arrays[name] for name in self._variables})
-        self._callbacks.restore(snapshot.host["callbacks"], snapshot.arrays)
+        host, arrays = snapshot.host["callbacks"], snapshot.arrays
+        if own := snapshot.host.get("others", {}).get(str(process)):
+            prefix = f"process-{process}/"
+            host = own
+            arrays = {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)}
+        self._callbacks.restore(host, arrays)
+        self._chief_callbacks.restore(host, arrays)
         self._model.stop_training = snapshot.host["stop_training"]
 
     def _assign(self, values: Mapping[str, tf.Tensor]) -> None:

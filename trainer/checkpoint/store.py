@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,11 +53,19 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Begins, as the writer, to write a checkpoint, once the one before it is written or has failed."""
+    def save(self, snapshot: Snapshot, done: Callable[[], None] = lambda: None) -> None:
+        """Begins, as the writer, to write a checkpoint, once the one before it is written or has failed.
+
+        `done` is called, in the writing thread, when it is on disk.
+        """
+
+        def write() -> None:
+            self._write_files(snapshot)
+            done()
+
         if self._write:
             self.wait()
-            self._pending = self._writer.submit(self._write_files, snapshot)
+            self._pending = self._writer.submit(write)
 
     def wait(self) -> None:
         """Returns when everything is on disk; a RunError when it could not be written (disk full)."""

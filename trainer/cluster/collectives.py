@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
@@ -37,9 +38,12 @@ _EXPONENT_BITS, _HALF = 0x7F800000, 2.0**14
 class Collectives:
     """Sums over the processes of a strategy. Every process must call the same methods in the same order."""
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, process: int = 0, processes: int = 1) -> None:
+        """Takes the number of this process, and how many there are, of a strategy for several."""
+        self.process, self.processes = 0, 1
         self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            self.process, self.processes = process, processes
             self._sum = _sum_over_processes(strategy)
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -48,6 +52,26 @@ class Collectives:
         if self._sum is None:
             return own
         return [float(value) for value in self._sum(tf.constant(own, tf.float64)).numpy()]
+
+    def table(self, values: Sequence[float]) -> list[list[float]]:
+        """Returns the values of each process, by its number; as many on each."""
+        width = len(values)
+        padded = [0.0] * (width * self.processes)
+        padded[self.process * width : (self.process + 1) * width] = values
+        told = self.total(padded)
+        return [told[start : start + width] for start in range(0, len(told), width)]
+
+    def gather(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
+        """Returns the data of each process, by its number; `sizes` are their lengths in bytes."""
+        if self._sum is None:
+            return [data]
+        # Four bytes make a whole number that float64 holds exactly, as its sum with zeros.
+        width = -(-max(sizes) // 4)
+        own = np.frombuffer(data.ljust(4 * width, b"\0"), "<u4")
+        rows = np.zeros((self.processes, width))
+        rows[self.process] = own
+        told = self._sum(tf.constant(rows.ravel(), tf.float64)).numpy().reshape(rows.shape).astype("<u4")
+        return [row.tobytes()[:size] for row, size in zip(told, sizes, strict=True)]
 
     def barrier(self) -> None:
         """Returns only after all processes have come here."""
@@ -141,7 +165,8 @@ def _common_scales(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     powers = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(bounds, tf.int32), _EXPONENT_BITS), tf.float32)
     # Finite both ways; of what is not finite nothing can be kept.
     scales = tf.where(tf.math.is_finite(bounds), _HALF / tf.clip_by_value(powers, 2.0**-100, 2.0**120), 1.0)
-    return tf.unstack(scales)
+    each: list[tf.Tensor] = tf.unstack(scales)
+    return each
 
 
 def _is_dense(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
