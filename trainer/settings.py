@@ -38,7 +38,13 @@ _KINDS = {
     str: "text",
     tuple: "a list of texts",
 }
-_AT_LEAST_ONE = ("epochs", "per_replica_batch_size", "gradient_accumulation_steps", "keep_checkpoints")
+_AT_LEAST_ONE = (
+    "epochs",
+    "per_replica_batch_size",
+    "gradient_accumulation_steps",
+    "keep_checkpoints",
+    "peer_timeout",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +136,10 @@ class TrainSettings:
     ] = False
     evaluator_timeout: Annotated[float, "Seconds for which the chief waits for that result."] = 600.0
     startup_timeout: Annotated[float, "Seconds for all replicas to come up."] = 600.0
+    peer_timeout: Annotated[
+        float,
+        "Seconds for which a replica may be silent, as in a live migration, until the others give it up.",
+    ] = 60.0
     grace_period: Annotated[float, "Seconds from SIGTERM until the process must have ended."] = 25.0
     stall_timeout: Annotated[
         float, "Seconds without progress after which a replica says where it waits and ends; 0 for no limit."

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,6 +154,39 @@ def reading_own_means(
         yield
     finally:
         del extended._reduce_to
+
+
+def abort_collectives(reason: str) -> None:
+    """Makes every collective of this process, from any thread, end with a tf.errors.UnavailableError.
+
+    tf.distribute does so itself where it checks the health of peers (collective_all_reduce_strategy.py,
+    `_check_health`); there is no public function.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+
+
+def wait_for_silent_peers(tasks: Mapping[str, Sequence[str]], seconds: float) -> None:
+    """Sets the silence after which a peer counts as dead; before MultiWorkerMirroredStrategy exists.
+
+    The strategy leaves the coordination service's default, 10 s, and keeps a configuration that is there
+    (collective_all_reduce_strategy.py, `_initialize_multi_worker`).
+    """
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.distribute import multi_worker_util
+    from tensorflow.python.eager import context
+
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(dict(tasks)),
+        heartbeat_timeout_in_ms=round(seconds * 1000),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=kind, num_tasks=len(hosts))
+            for kind, hosts in tasks.items()
+        ],
+    )
 
 
 class SumBuffers:

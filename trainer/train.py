@@ -24,6 +24,7 @@ from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.cluster import health
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
@@ -81,6 +82,8 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             named = tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
             scratch = Path(stack.enter_context(named))
         strategy = strategies.create(settings, cluster)
+        if name == "multi_worker_mirrored":
+            stack.enter_context(health.watched(cluster))
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch)
         if cluster.role == "evaluator":

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -13,49 +14,84 @@ PROGRAM = """
 import os, sys
 import tensorflow as tf
 from shardline.trainer import progress
-from shardline.trainer.cluster import strategy
+from shardline.trainer.cluster import health, strategy
 from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.collectives import Collectives, make_summation
 from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.settings import TrainSettings
 
 cluster = read_cluster(os.environ)
+settings = TrainSettings(dataset="-", model="-", peer_timeout=float(sys.argv[1]))
 peers = Peers(cluster)
 with progress.errors_end_the_process("train"):
     peers.meet(60)
-    collectives = Collectives(strategy.create(TrainSettings(dataset="-", model="-"), cluster))
-    collectives.barrier()
+    workers = strategy.create(settings, cluster)
+    collectives, ring = Collectives(workers), make_summation(settings, workers, cluster)
+    step = tf.function(lambda value: workers.run(lambda: ring([value])[0]))
+    through_ring = lambda value: step(tf.constant(value))
+    sum_ = through_ring if sys.argv[3] == "ring" else lambda value: collectives.total([value])[0]
+    sum_(0.0)
     print("together", flush=True)
     try:
-        while True:
-            collectives.barrier()
+        with health.watched(cluster):
+            while not sum_(float(os.path.exists(sys.argv[2]))):
+                pass
     except tf.errors.OpError as error:
         raise peers.explain(error) or error from error
 """
 
 
 @pytest.fixture
-def pair():
-    """Two processes that meet in barriers without end."""
-    processes = replicas.start(["-c", PROGRAM], 2)
+def pair(request, tmp_path):
+    """Two processes that sum, over TensorFlow or the ring, until there is a file `end`."""
+    timeout, way = request.param
+    processes = replicas.start(["-c", PROGRAM, timeout, str(tmp_path / "end"), way], 2)
     for process in processes:
         lines = []
         while "together\n" not in lines:
-            line = process.stdout.readline()
-            assert line, "".join(lines)
-            lines.append(line)
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
     yield processes
     for process in processes:
         process.kill()
         process.communicate()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize(("lost", "name"), [(0, "chief-0"), (1, "worker-0")])
-def test_a_peer_that_dies_or_stands_still_is_named(pair, how, lost, name):
-    os.kill(pair[lost].pid, how)
-
-    output = pair[1 - lost].communicate(timeout=60)[0]
-    assert pair[1 - lost].returncode == 1
+def assert_says_who_is_lost(process, name, within):
+    output = process.communicate(timeout=within)[0]
+    assert process.returncode == 1
     assert f"train: error: lost {name} (127.0.0.1:" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("pair", [("600", "tensorflow"), ("600", "ring")], indirect=True)
+@pytest.mark.parametrize(("dead", "name"), [(0, "chief-0"), (1, "worker-0")])
+def test_a_peer_that_dies_is_named_at_once(pair, dead, name):
+    """Whatever the patience with one that is silent."""
+    os.kill(pair[dead].pid, signal.SIGKILL)
+
+    assert_says_who_is_lost(pair[1 - dead], name, within=20)
+
+
+@pytest.mark.parametrize("pair", [("4", "tensorflow"), ("4", "ring")], indirect=True)
+@pytest.mark.parametrize(("still", "name"), [(0, "chief-0"), (1, "worker-0")])
+def test_a_peer_that_stands_still_for_too_long_is_named(pair, still, name):
+    os.kill(pair[still].pid, signal.SIGSTOP)
+
+    assert_says_who_is_lost(pair[1 - still], name, within=60)
+
+
+@pytest.mark.parametrize(
+    ("pair", "still"),
+    [(("60", "tensorflow"), 0), (("60", "tensorflow"), 1), (("60", "ring"), 1)],
+    indirect=["pair"],
+)
+def test_a_standstill_is_survived(pair, still, tmp_path):
+    """One that is longer than TensorFlow's own 10 s."""
+    os.kill(pair[still].pid, signal.SIGSTOP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        pair[1 - still].wait(timeout=15)
+    os.kill(pair[still].pid, signal.SIGCONT)
+    (tmp_path / "end").touch()
+
+    assert [process.wait(timeout=60) for process in pair] == [0, 0]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.losses import loss as losses
+from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
@@ -138,3 +139,10 @@ def test_an_import_of_tensorflow_prints_notices_and_loads_what_no_training_uses(
     assert plain.stderr.strip()  # tensorflow/tensorflow#100442
     assert plain.stdout.strip() == "[]"
     assert (quiet.stdout.strip(), quiet.stderr) == ("[]", "")
+
+
+def test_tensorflow_leaves_the_patience_with_silent_peers_at_its_default():
+    """Else `wait_for_silent_peers` would have to agree with it; or has become an option of the strategy."""
+    source = inspect.getsource(collective_all_reduce_strategy)
+    assert "context.context().coordination_service is None" in source
+    assert "heartbeat" not in source.replace("its internal heartbeat to detect", "")

@@ -14,10 +14,11 @@ import tensorflow as tf
 
 from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.ring import LostPeerError, Ring, make_ring
+from shardline.trainer.cluster.health import Health
+from shardline.trainer.cluster.ring import Ring, make_ring
 from shardline.trainer.keras_internals import Gradients
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.tensorflow_internals import SumBuffers, check_peer
+from shardline.trainer.tensorflow_internals import SumBuffers
 
 
 class Summation(Protocol):
@@ -30,7 +31,6 @@ class Summation(Protocol):
         """Returns the means of dense float values, exact where all are equal: weights travel as they are."""
 
 
-_HEALTH_TIMEOUT_MS = 5000
 # The exponent of a float32, and what the largest float16 may become: a sum that is bounded by twice it fits.
 _EXPONENT_BITS, _HALF = 0x7F800000, 2.0**14
 
@@ -99,7 +99,7 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
     compressed = settings.gradient_compression
     wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
     if _uses_ring(settings, strategy):
-        ring = make_ring(cluster, Collectives(strategy).total, lambda: _check_peers(cluster))
+        ring = make_ring(cluster, Collectives(strategy).total, Health(cluster, settings.peer_timeout).check)
         if ring is not None:
             return RingSummation(ring, wire)
         if cluster.is_chief:
@@ -115,17 +115,6 @@ def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> boo
     if len(devices) > 1 or strategy.num_replicas_in_sync == 1:
         return False
     return settings.communication == "tcp" or (settings.communication == "auto" and "CPU" in devices[0])
-
-
-def _check_peers(cluster: Cluster) -> None:
-    """Asks whether every peer's own TensorFlow answers, as one that is only slow does."""
-    for kind, hosts in cluster.tasks.items():
-        for index in range(len(hosts)):
-            task = f"/job:{kind}/replica:0/task:{index}"
-            try:
-                check_peer(task, _HEALTH_TIMEOUT_MS)
-            except tf.errors.OpError as error:
-                raise LostPeerError(f"no answer from {task}: {error.message}") from None
 
 
 class TensorFlowSummation:
@@ -203,8 +192,7 @@ class RingSummation:
         means = self._through_ring(dense, self._ring.mean) if dense else []
         with tf.control_dependencies(means):
             own = [tf.identity(value) for value in rest]
-        others = iter(TensorFlowSummation().mean(own) if own else [])
-        ours = iter(means)
+        ours, others = iter(means), iter(TensorFlowSummation().mean(own) if own else [])
         return [next(ours if _is_dense(value) else others) for value in values]
 
     def _through_ring(

@@ -1,9 +1,9 @@
 """Peers: the other processes of the cluster, met before TensorFlow starts and named when one is lost.
 
 TensorFlow waits for a missing peer without a word and without end, and holds the GIL while it does, so that
-nothing in this process could say anything. Peers are therefore met before. Later its coordination service
-ends every collective within about 10 s of a peer's death or standstill (killed, stopped and exited peers,
-chief and worker, were tried with 2.21); `Peers.explain` turns its words into ours.
+nothing in this process could say anything. Peers are therefore met before. Later `health` and TensorFlow's
+coordination service end every collective when a peer has died or stands still for too long (killed, stopped
+and exited peers, chief and worker, were tried with 2.21); `Peers.explain` turns their words into ours.
 """
 
 from __future__ import annotations
@@ -105,6 +105,18 @@ def answers(address: str, timeout: float = _PROBE_TIMEOUT) -> bool:
     except OSError:
         return False
     return True
+
+
+def refuses(address: str) -> bool:
+    """Whether the machine at host:port says that nobody serves it; else somebody may be slow, or cut off."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _silent(peers: dict[str, str]) -> dict[str, str]:

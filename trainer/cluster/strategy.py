@@ -9,7 +9,7 @@ from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import all_layers
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.tensorflow_internals import ended_after
+from shardline.trainer.tensorflow_internals import ended_after, wait_for_silent_peers
 
 _ONE_PROCESS = ("one_device", "mirrored", "central_storage", "tpu")
 _SEVERAL_CPUS = ("mirrored", "central_storage")
@@ -69,6 +69,8 @@ def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
         way = "auto" if settings.communication == "tcp" else settings.communication
         kind = tf.distribute.experimental.CommunicationImplementation[way.upper()]
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+        if cluster.tasks:
+            wait_for_silent_peers(cluster.tasks, settings.peer_timeout)
         with ended_after(settings.startup_timeout):
             return tf.distribute.MultiWorkerMirroredStrategy(_resolver(cluster), options)
     if name == "parameter_server":
