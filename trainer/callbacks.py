@@ -20,7 +20,7 @@ from shardline.trainer import plugins, progress
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
-from shardline.trainer.reports import Counters, HistoryFile, Profile, Report, TuningMetric
+from shardline.trainer.reports import Board, Counters, HistoryFile, Profile, Report, TuningMetric
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs
 from shardline.trainer.tensorflow_internals import reading_own_means
@@ -69,7 +69,7 @@ class Hooks:
         """Tells the callbacks what they will see, and that training begins."""
         for callback in self._called:
             callback.set_model(model)
-            callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
+            callback.set_params({"verbose": 2, "epochs": epochs, "steps": steps})
             if isinstance(callback, keras.callbacks.History):
                 model.history = callback
         self("on_train_begin")
@@ -206,7 +206,7 @@ def chief_reports(run: Run, counters: Counters) -> list[keras.callbacks.Callback
     callbacks = [
         HistoryFile(run.dirs.model, counters),
         Report(counters, settings.epochs, in_memory=run.feed("train").in_memory),
-        keras.callbacks.TensorBoard(str(logs), write_graph=False, histogram_freq=settings.histograms),
+        Board(str(logs), write_graph=False, histogram_freq=settings.histograms),
     ]
     if settings.tuning_metric:
         callbacks.append(TuningMetric(settings.tuning_metric, counters, os.environ))

@@ -91,19 +91,19 @@ class Training:
         self._counters = counters
         self._watchdog = watchdog
         self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
-        self._fixed = run.settings.steps_per_execution or _compiled_steps(model) or int(hooks.by_step)
+        asked = run.settings.steps_per_execution or _compiled_steps(model)
+        self._fixed = asked or int(hooks.by_step)
+        self._test_fixed = (asked or 1) if hooks.by_test_step else 0
         self._stretch = self._fixed or 1
         self._began = self.position.examples > 0
         self._started = self._saved = time.monotonic()
         self._seconds_before = float(resumed.host.get("seconds", 0.0)) if resumed else 0.0
-        self._ended = ""
+        self._ended = _STOPPED if resumed and resumed.host["stop_training"] else ""
 
     def run(self) -> None:
         """Trains until the epochs, a limit or a callback ends the run; then `logs` are the last metrics."""
         if not self.position.closed:
             self._close_epoch(self.position.epoch - 1)
-        elif self._model.stop_training:
-            self._ended = _STOPPED
         self._look_at_limits()
         while not self._ended:
             self._epoch()
@@ -123,7 +123,7 @@ class Training:
         call = self._hooks if hooks else lambda *_: None
         call("on_test_begin")
         evaluation.begin()
-        done, count = 0, 1 if hooks and self._hooks.by_test_step else self._stretch
+        done, count = 0, self._test_fixed or self._stretch
         while done < evaluation.steps:
             count = min(count, evaluation.steps - done)
             call("on_test_batch_begin", done)
@@ -131,7 +131,7 @@ class Training:
             evaluation.take(count)
             done += count
             self._watchdog.at(f"after step {done:,} of the validation")
-            call("on_test_batch_end", done - 1, evaluation.read() if self._hooks.by_test_step else {})
+            call("on_test_batch_end", done - 1, evaluation.read() if self._test_fixed else {})
             if done < evaluation.steps:
                 count = self._next_count(count, time.monotonic() - started, done, evaluation.steps)
         logs = evaluation.read()
@@ -140,11 +140,11 @@ class Training:
 
     def _next_count(self, count: int, seconds: float, done: int, steps: int) -> int:
         """Returns how many steps of the validation come next, after a look up; the chief decides."""
-        wanted = 1 if self._hooks.by_test_step else _stretch(count, seconds)
+        wanted = self._test_fixed or _stretch(count, seconds)
         chief = self._run.cluster.is_chief
         stop, agreed = self._run.collectives.total([self._preemption.requested, wanted * chief])
         self._stop_if(stop > 0)
-        if chief and not self._hooks.by_test_step:
+        if chief and seconds > _SECONDS / 2:
             progress.advance("train", done, steps, "steps of the validation")
         return int(agreed)
 
@@ -170,6 +170,8 @@ class Training:
             self._ended = "epochs"
         elif settings.max_steps and self.position.steps >= settings.max_steps:
             self._ended = f"max_steps {settings.max_steps:,} reached"
+        elif 0 < settings.max_time <= self._seconds_before:
+            self._ended = _time_is_up(settings.max_time)
 
     def _epoch(self) -> None:
         epoch = self.position.epoch
@@ -298,7 +300,7 @@ class Training:
         if self._model.stop_training:
             self._ended = _STOPPED
         if agreed.time_is_up:
-            self._ended = f"max_time {settings.max_time:g} s is over"
+            self._ended = _time_is_up(settings.max_time)
         if settings.max_steps and self.position.steps >= settings.max_steps:
             self._ended = f"max_steps {settings.max_steps:,} reached"
         due = settings.checkpoint_steps and self.position.steps % settings.checkpoint_steps == 0
@@ -320,6 +322,10 @@ def _stretch(steps: int, seconds: float, *, of: int = 0) -> int:
     """Returns the steps of about a second when `of` of them, or `steps`, took some; growth is bounded."""
     wanted = int((of or steps) * _SECONDS / max(seconds, 1e-6))
     return max(1, min(wanted, _GROWTH * steps))
+
+
+def _time_is_up(max_time: float) -> str:
+    return f"max_time {max_time:g} s is over"
 
 
 def _compiled_steps(model: keras.Model) -> int:

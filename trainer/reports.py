@@ -97,7 +97,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
 
 def metrics_text(logs: Logs | None) -> str:
     """Returns metrics that are numbers as one line, "loss 0.1234  accuracy 0.9876"."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(logs) if isinstance(value, float))
+    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(_scalars(logs)))
 
 
 def _loss_first(logs: Logs | None) -> list[tuple[str, Any]]:
@@ -173,6 +173,22 @@ def read_history(directory: Path) -> list[Row]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+class Board(keras.callbacks.TensorBoard):  # type: ignore[misc]  # keras has no types
+    """Writes metrics for TensorBoard: those that are one number, since Keras writes no others."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Writes what is due after a step."""
+        super().on_train_batch_end(batch, _scalars(logs))
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Writes what is due after an epoch."""
+        super().on_epoch_end(epoch, _scalars(logs))
+
+
+def _scalars(logs: Logs | None) -> Logs:
+    return {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

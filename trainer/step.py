@@ -261,8 +261,8 @@ def _returned(
         logs = step(data)
         if not isinstance(logs, Mapping):
             raise ModelError(
-                f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}; it has to "
-                'return a dict of numbers by name such as {"loss": loss}, as Keras wants it'
+                f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}, not a "
+                'dict; return numbers by name such as {"loss": loss}, as Keras wants it'
             )
         found.update({name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()})
 

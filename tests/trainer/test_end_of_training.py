@@ -1,0 +1,334 @@
+"""The end of an epoch and of a run: what is saved when, and that the metrics are those of the saved model."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.errors import DivergedError, RestartError, SettingsError
+from shardline.trainer.reports import read_history
+from shardline.trainer.saving import load_model
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.train import train
+from tests.helpers.datasets import read_examples, write_dataset
+
+HERE = "tests.trainer.test_end_of_training:"
+LOSS = "sparse_categorical_crossentropy"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dataset")
+    write_dataset(directory)
+    return directory
+
+
+def run(dataset, out, preemption=None, **changes):
+    changes = {"epochs": 3, **changes}
+    changes["model"] = HERE + changes.get("model", "steady")
+    changes["callbacks"] = tuple(HERE + name for name in changes.get("callbacks", ()))
+    settings = TrainSettings(dataset=str(dataset), model_dir=str(out), **changes)
+    return train(settings, {}, preemption or Preemption(1))
+
+
+def evaluated(dataset, out):
+    """Returns loss and accuracy of the saved model on the validation split, by plain Keras."""
+    _, encoded, labels = zip(*read_examples(dataset, "validation"), strict=True)
+    images = np.stack([tf.io.decode_png(one).numpy() for one in encoded])
+    model = load_model(out / "model.keras")
+    model.compile("sgd", LOSS, metrics=["accuracy"])
+    return model.evaluate(images, np.array(labels), batch_size=16, verbose=0)
+
+
+def written(out):
+    metrics = json.loads((out / "metrics.json").read_text())
+    return [metrics["val_loss"], metrics["val_accuracy"]]
+
+
+def dense(dataset, optimizer, metrics=("accuracy",)):
+    model = keras.Sequential(
+        [
+            keras.Input(dataset.input_shape, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(8, "relu"),
+            keras.layers.Dense(dataset.num_classes, "softmax"),
+        ]
+    )
+    model.compile(optimizer, LOSS, metrics=list(metrics))
+    return model
+
+
+def steady(dataset):
+    return dense(dataset, keras.optimizers.SGD(0.05))
+
+
+def exponential_average(dataset):
+    return dense(dataset, keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
+
+
+class Spoiler(keras.callbacks.Callback):
+    """Spoils the weights at the beginning of the last epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            self.model.set_weights([0 * one for one in self.model.get_weights()])
+
+
+def spoiler():
+    return Spoiler()
+
+
+@pytest.mark.parametrize("model", ["steady", "exponential_average"])
+@pytest.mark.parametrize("patience", [1, 9], ids=["stops", "does not stop"])
+def test_the_metrics_are_those_of_the_model_that_is_saved(dataset, tmp_path, model, patience):
+    """Early stopping puts the best weights back at the end, after the averages, stopped or not."""
+    changes = {"early_stopping": "val_loss", "early_stopping_patience": patience, "callbacks": ("spoiler",)}
+    run(dataset, tmp_path, model=model, **changes)
+
+    rows = read_history(tmp_path)
+    assert float(rows[2]["val_loss"]) > float(rows[1]["val_loss"])
+    np.testing.assert_allclose(written(tmp_path), evaluated(dataset, tmp_path), rtol=1e-5)
+    assert written(tmp_path)[0] == float(rows[1]["val_loss"])
+
+
+def two_averages(dataset):
+    model = dense(dataset, "sgd")
+    averages = [keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=1.0) for _ in range(2)]
+    multi = keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(averages[0], {".*kernel": averages[1]})
+    )
+    model.compile(multi, LOSS, metrics=["accuracy"])
+    return model
+
+
+def test_averages_of_several_optimizers_are_put_in(dataset, tmp_path):
+    """Momentum 1 keeps the average at the weights after the first step."""
+    run(dataset, tmp_path / "one", model="two_averages", max_steps=1)
+    run(dataset, tmp_path / "all", model="two_averages")
+
+    first, last = (load_model(tmp_path / name / "model.keras").get_weights() for name in ("one", "all"))
+    for one, other in zip(first, last, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(written(tmp_path / "all"), evaluated(dataset, tmp_path / "all"), rtol=1e-5)
+
+
+def half_frozen(dataset):
+    model = exponential_average(dataset)
+    model.layers[2].trainable = False
+    return model
+
+
+def test_averages_where_the_unfreezing_is_not_reached(dataset, tmp_path):
+    run(dataset, tmp_path, model="half_frozen", unfreeze_at_epoch=3, max_steps=6)
+
+    np.testing.assert_allclose(written(tmp_path), evaluated(dataset, tmp_path), rtol=1e-5)
+
+
+def scheduled(dataset):
+    model = dense(dataset, keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.05, 100)))
+    model.layers[2].trainable = False
+    return model
+
+
+RATES = []
+
+
+def rates():
+    RATES.clear()
+
+    def note(epoch, logs):
+        RATES.append(float(callback.model.optimizer.learning_rate.numpy()))
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=note)
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [({}, 0.001), ({"warmup_steps": 3}, 0.001)],
+    ids=["schedule", "warm-up"],
+)
+def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path, more, expected):
+    changes = {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.001, "callbacks": ("rates",), **more}
+    run(dataset, tmp_path, model="scheduled", per_replica_batch_size=8, **changes)
+
+    assert RATES[0] > 0.01
+    np.testing.assert_allclose(RATES[1:], [expected] * 2, rtol=1e-6)
+
+
+class Crash(keras.callbacks.Callback):
+    at = ""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if (self.at, epoch) == ("epoch_end", 1):
+            raise ZeroDivisionError("a callback of the user's")
+
+    def on_test_begin(self, logs=None):
+        if self.at == "test_begin":
+            raise ZeroDivisionError("in the validation")
+
+
+def crash():
+    return Crash()
+
+
+@pytest.mark.parametrize(("at", "steps"), [("epoch_end", 12), ("test_begin", 6)])
+def test_a_crash_in_a_callback_or_the_validation_loses_nothing(dataset, tmp_path, monkeypatch, at, steps):
+    monkeypatch.setattr(Crash, "at", at)
+    with pytest.raises(ZeroDivisionError):
+        run(dataset, tmp_path / "parts", model="steady", callbacks=("crash",))
+    monkeypatch.setattr(Crash, "at", "")
+    run(dataset, tmp_path / "parts", model="steady", callbacks=("crash",))
+    run(dataset, tmp_path / "whole", model="steady")
+
+    rows = [[{**row, "seconds": 0} for row in read_history(tmp_path / name)] for name in ("parts", "whole")]
+    assert rows[0] == rows[1]
+    assert written(tmp_path / "parts") == written(tmp_path / "whole")
+
+
+class Asked(Preemption):
+    """Asked to stop when so many looks have been taken."""
+
+    def __init__(self, looks):
+        super().__init__(1)
+        self.looks = looks
+
+    @property
+    def requested(self):
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_a_run_that_is_asked_to_stop_during_a_validation_does(dataset, tmp_path, capsys):
+    """Looks of a run with steps of the validation one by one: six of the training, one of the validation."""
+    with pytest.raises(RestartError, match="a checkpoint was saved at step 6"):
+        run(dataset, tmp_path, Asked(6), model="steady", steps_per_execution=1, callbacks=("by_test_step",))
+    assert not (tmp_path / "history.csv").exists()
+    run(dataset, tmp_path, model="steady")
+
+    assert "resuming after step 6, " in capsys.readouterr().out
+    assert [row["examples"] for row in read_history(tmp_path)] == ["96"] * 3
+
+
+class ByTestStep(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        pass
+
+
+def by_test_step():
+    return ByTestStep()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Infinite(keras.optimizers.schedules.LearningRateSchedule):
+    """Infinite from the sixth update on."""
+
+    def __call__(self, step):
+        return keras.ops.where(step >= 5, np.inf, 0.01)
+
+    def get_config(self):
+        return {}
+
+
+def explodes_at_the_end(dataset):
+    """Its sixth update, the last of the first epoch, makes every weight infinite, and no loss before."""
+    return dense(dataset, keras.optimizers.SGD(Infinite()))
+
+
+def test_weights_that_are_not_finite_are_never_saved(dataset, tmp_path):
+    message = r"is not finite after step 6, .* the checkpoint of step 3 is finite and is kept"
+    for _ in range(2):
+        with pytest.raises(DivergedError, match=message):
+            run(dataset, tmp_path, model="explodes_at_the_end", checkpoint_steps=3)
+    assert [path.stem for path in tmp_path.glob("checkpoints/*.index")] == ["ckpt-3"]
+
+
+@keras.saving.register_keras_serializable("tests")
+class NoLoss(keras.Model):
+    """A model with a step of its own that returns no loss, and whose weights become infinite in step 3."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        factor = keras.ops.where(self.optimizer.iterations == 3, np.inf, 1.0)
+        self.layers[-1].bias.assign(self.layers[-1].bias * factor + factor - 1)
+        return {"accuracy": keras.ops.ones(())}
+
+
+def no_loss(dataset):
+    model = dense(dataset, "sgd")
+    own = NoLoss(model.inputs, model.outputs)
+    own.compile("sgd", LOSS)
+    return own
+
+
+def test_a_step_that_returns_no_loss_is_checked_by_its_weights(dataset, tmp_path):
+    with pytest.raises(DivergedError, match="since step 3"):
+        run(dataset, tmp_path, model="no_loss", steps_per_execution=6)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Undefined(keras.metrics.SparseCategoricalAccuracy):
+    def result(self):
+        return super().result() * np.nan
+
+
+def undefined_metric(dataset):
+    return dense(dataset, "sgd", metrics=["accuracy", Undefined(name="undefined")])
+
+
+def test_a_metric_that_is_not_finite_is_null(dataset, tmp_path, capsys):
+    run(dataset, tmp_path, model="undefined_metric", epochs=1)
+
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["undefined"] is None
+    assert metrics["val_undefined"] is None
+    assert metrics["val_accuracy"] >= 0
+    assert "warning: undefined, val_undefined of the model is not finite" in capsys.readouterr().out
+
+
+def test_an_early_stopped_run_goes_on_with_more_patience(dataset, tmp_path):
+    changes = {"early_stopping": "val_loss", "callbacks": ("spoiler",), "epochs": 6, "model": "steady"}
+    run(dataset, tmp_path, early_stopping_patience=1, **changes)
+    assert len(read_history(tmp_path)) == 3
+    run(dataset, tmp_path, early_stopping_patience=1, **changes)
+    assert len(read_history(tmp_path)) == 3
+    run(dataset, tmp_path, early_stopping_patience=9, **changes)
+
+    assert len(read_history(tmp_path)) == 6
+
+
+def test_the_time_of_a_run_goes_on_where_it_was(dataset, tmp_path, capsys):
+    run(dataset, tmp_path, model="steady", max_steps=8)
+    # What it has trained before is more than this.
+    run(dataset, tmp_path, model="steady", max_time=1e-3)
+
+    assert "training ends after 8 steps: max_time" in capsys.readouterr().out
+
+
+class Multiplied(keras.callbacks.Callback):
+    """Halves the learning rate at the beginning of each epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * 0.5
+
+
+def multiplied():
+    return Multiplied()
+
+
+def test_what_a_callback_does_at_the_beginning_of_an_epoch_is_not_done_twice(dataset, tmp_path):
+    changes = {"model": "steady", "callbacks": ("multiplied",)}
+    run(dataset, tmp_path / "whole", **changes)
+    for steps in (4, 9, 12, 0):
+        run(dataset, tmp_path / "parts", max_steps=steps, **changes)
+
+    assert written(tmp_path / "whole") == written(tmp_path / "parts")
+
+
+def test_an_option_that_names_no_callback(dataset, tmp_path):
+    with pytest.raises(SettingsError, match="nowhere"):
+        run(dataset, tmp_path, callbacks=("nowhere",))
