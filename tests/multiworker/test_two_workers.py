@@ -33,23 +33,27 @@ def weights(out):
 
 
 @pytest.mark.parametrize(
-    ("model", "more"),
+    ("model", "more", "communication"),
     [
-        ("mnist_cnn", ()),
-        ("tests.helpers.models:scheduled", ("--communication", "ring")),
+        ("mnist_cnn", (), "auto"),
+        ("tests.helpers.models:scheduled", (), "ring"),
         (
             "tests.helpers.models:several",
             ("--transform", "tests.helpers.models:several_inputs", "--allow-unexportable"),
+            "auto",
         ),
-        ("tests.helpers.models:own_step", ()),
+        ("tests.helpers.models:own_step", (), "auto"),
     ],
 )
-def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(dataset, tmp_path, model, more):
+def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
+    dataset, tmp_path, model, more, communication
+):
     """Over 24 steps; so do mirrored devices of one process."""
     train(dataset, tmp_path / "one", 1, 16, model=model, epochs=4, more=more)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    outputs = train(dataset, tmp_path / "two", 2, 8, model=model, epochs=4, tmpdir=scratch, more=more)
+    way = (*more, "--communication", communication)
+    outputs = train(dataset, tmp_path / "two", 2, 8, model=model, epochs=4, tmpdir=scratch, more=way)
     mirrored = (*more, "--cpu-devices", 2)
     train(dataset, tmp_path / "mirrored", 1, 8, model=model, epochs=4, more=mirrored)
 
@@ -60,6 +64,8 @@ def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(dataset, tmp_pa
         for one, two in zip(weights(tmp_path / "one"), weights(tmp_path / other), strict=True):
             np.testing.assert_allclose(two, one, atol=1e-5)
     # The worker ran the same program, said nothing, and left nothing behind.
+    words = {"auto": "own TCP ring", "ring": "TensorFlow's ring (gRPC)"}
+    assert f"gradients: {words[communication]} between 2 CPUs\n" in outputs[0]
     assert "epoch 4/4" in outputs[0]
     assert "epoch" not in outputs[1]
     assert list(scratch.iterdir()) == []

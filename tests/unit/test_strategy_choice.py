@@ -1,6 +1,9 @@
 """Which strategy a run gets, and which contradictions are refused at once."""
 
+import contextlib
+
 import pytest
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
 from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.cluster import Cluster
@@ -60,6 +63,62 @@ def test_chooses(asked, cluster, cpu_devices, chosen):
 def test_refuses_contradictions(asked, cluster, cpu_devices, message):
     with pytest.raises(SettingsError, match=message):
         strategy.choose(settings(strategy=asked, cpu_devices=cpu_devices), cluster)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cluster", "gpus", "message"),
+    [
+        ("nccl", WORKERS, 0, "communication nccl is between GPUs, but worker-1 has none; use auto"),
+        ("tcp", WORKERS, 2, "communication tcp is between processes of one device each, .* has 2 GPUs"),
+        ("tcp", ALONE, 2, "communication tcp is between workers, but strategy mirrored exchanges"),
+        ("ring", ALONE, 2, "communication ring is between workers, but strategy mirrored exchanges"),
+        ("ring", SERVED, 0, "communication ring is between workers, but strategy parameter_server"),
+        ("nccl", WORKERS, 1, ""),
+        ("tcp", WORKERS, 1, ""),
+        ("ring", WORKERS, 2, ""),
+        ("tcp", ALONE, 1, ""),  # nothing is exchanged
+        ("nccl", EVALUATOR, 0, ""),
+    ],
+)
+def test_a_communication_that_cannot_be_had_is_refused(monkeypatch, asked, cluster, gpus, message):
+    monkeypatch.setattr(strategy.tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
+    refused = pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext()
+    with refused:
+        strategy.choose(settings(communication=asked), cluster)
+
+
+def between_two_devices(resolver, options):
+    """Returns a strategy that exchanges as one of two workers does, to be traced only."""
+    return CollectiveAllReduceStrategy._from_local_devices(["/cpu:0", "/cpu:1"], options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "hint"),
+    [
+        ("auto", 0, "ring"),
+        ("tcp", 0, "ring"),
+        ("ring", 0, "ring"),
+        ("auto", 1, "nccl"),
+        ("nccl", 2, "nccl"),
+        ("tcp", 1, "nccl"),  # of what are no gradients
+        ("ring", 2, "ring"),
+    ],
+)
+def test_the_collectives_of_a_step_say_how_they_travel(monkeypatch, asked, gpus, hint):
+    """TensorFlow takes NCCL for no other hint than "nccl"."""
+    with monkeypatch.context() as patch:
+        patch.setattr(strategy.tf.distribute, "MultiWorkerMirroredStrategy", between_two_devices)
+        patch.setattr(strategy.tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
+        made = strategy.create(settings(communication=asked, strategy="multi_worker_mirrored"), ALONE)
+
+    def step(value):
+        context = strategy.tf.distribute.get_replica_context()
+        return context.all_reduce("SUM", strategy.tf.identity(value))
+
+    traced = strategy.tf.function(lambda: made.run(step, args=(strategy.tf.constant(1.0),)))
+    operations = traced.get_concrete_function().graph.get_operations()
+    hints = {one.get_attr("communication_hint") for one in operations if one.type.startswith("Collective")}
+    assert hints == {hint.encode()}
 
 
 def test_no_tpu_is_said_in_one_line():

@@ -16,6 +16,7 @@ from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.health import Health
 from shardline.trainer.cluster.ring import Ring, make_ring
+from shardline.trainer.errors import ClusterError
 from shardline.trainer.keras_internals import Gradients
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.tensorflow_internals import SumBuffers
@@ -101,10 +102,34 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
     if _uses_ring(settings, strategy):
         ring = make_ring(cluster, Collectives(strategy).total, Health(cluster, settings.peer_timeout).check)
         if ring is not None:
+            _announce(settings, strategy, cluster, "own TCP ring")
             return RingSummation(ring, wire)
+        if settings.communication == "tcp":
+            raise ClusterError(
+                "communication tcp cannot be had: the replicas do not reach each other on free ports; "
+                "open the ports between them, or use auto"
+            )
         if cluster.is_chief:
             progress.say("train", "replicas cannot reach each other on free ports: gradients go through gRPC")
+    nccl = "GPU" in strategy.extended.worker_devices[0].upper() and settings.communication != "ring"
+    _announce(settings, strategy, cluster, "NCCL" if nccl else "TensorFlow's ring (gRPC)")
     return TensorFlowSummation(wire)
+
+
+def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: Cluster, way: str) -> None:
+    """Says once, on the chief, how the replicas exchange."""
+    count = strategy.num_replicas_in_sync
+    if count == 1 or not cluster.is_chief:
+        return
+    kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
+    what = "averaged weights" if settings.averaging_steps else "gradients"
+    shorter = settings.gradient_compression != "none" and not settings.averaging_steps
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        way = "NCCL" if kind == "GPU" else "sums in this process"
+    progress.say(
+        "train",
+        f"{what}: {way} between {count} {kind}s" + f", as {settings.gradient_compression}" * shorter,
+    )
 
 
 def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> bool:

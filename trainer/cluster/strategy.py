@@ -31,7 +31,35 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
             f"cpu_devices {settings.cpu_devices} divides the CPU for {' and '.join(_SEVERAL_CPUS)}; "
             f"strategy {name} uses one CPU device a process"
         )
+    _check_communication(settings.communication, name, cluster)
     return name
+
+
+def _check_communication(asked: str, name: str, cluster: Cluster) -> None:
+    """Refuses a way of exchanging gradients that this run cannot take; one replica alone exchanges none."""
+    if asked == "auto" or name == "one_device":
+        return
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if name != "multi_worker_mirrored":
+        reason = f"is between workers, but strategy {name} exchanges in its own way"
+    elif asked == "nccl" and not gpus:
+        reason = f"is between GPUs, but {cluster.name} has none"
+    elif asked == "tcp" and gpus > 1:
+        reason = f"is between processes of one device each, but {cluster.name} has {gpus} GPUs"
+    else:
+        return
+    raise SettingsError(f"communication {asked} {reason}; use auto")
+
+
+def implementation(communication: str) -> tf.distribute.experimental.CommunicationImplementation:
+    """Returns how TensorFlow exchanges: by NCCL where there are GPUs, which it does only when told to.
+
+    The ring of sockets (tcp) carries gradients only: all else goes TensorFlow's way. All replicas have the
+    same number of GPUs.
+    """
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    gpus = tf.config.list_physical_devices("GPU")
+    return kinds.NCCL if gpus and communication != "ring" else kinds.RING
 
 
 def _check_cluster(name: str, cluster: Cluster) -> None:
@@ -65,10 +93,8 @@ def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
     """Creates the strategy; a multi-worker one connects to its peers here, which must have been met."""
     name = choose(settings, cluster)
     if name == "multi_worker_mirrored":
-        # The ring of sockets carries gradients only: all else goes TensorFlow's way.
-        way = "auto" if settings.communication == "tcp" else settings.communication
-        kind = tf.distribute.experimental.CommunicationImplementation[way.upper()]
-        options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+        way = implementation(settings.communication)
+        options = tf.distribute.experimental.CommunicationOptions(implementation=way)
         if cluster.tasks:
             wait_for_silent_peers(cluster.tasks, settings.peer_timeout)
         with ended_after(settings.startup_timeout):
