@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from shardline.trainer.errors import SettingsError
@@ -14,6 +15,7 @@ from shardline.trainer.keras_internals import (
     all_layers,
     inner_optimizers,
     moving_averages,
+    optimizers,
     own_learning_rate,
 )
 from shardline.trainer.settings import TrainSettings
@@ -93,6 +95,37 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
         rate = own_learning_rate(optimizer)
         inner = rate if isinstance(rate, LearningRateSchedule) else float(rate.numpy())
         optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
+
+
+def learning_rates(model: keras.Model) -> list[float | dict[str, Any]]:
+    """Returns the learning rate of each of a model's optimizers: a number, or a schedule's configuration."""
+    return [_describe(own_learning_rate(one)) for one in _updating(model)]
+
+
+def _updating(model: keras.Model) -> list[keras.Optimizer]:
+    return [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
+
+
+def _describe(rate: Any) -> float | dict[str, Any]:
+    if isinstance(rate, LearningRateSchedule):
+        try:
+            found: dict[str, Any] = keras.saving.serialize_keras_object(rate)
+        except NotImplementedError:  # a user's own without get_config
+            found = {}
+        return {"class_name": type(rate).__name__, "config": found.get("config", {})}
+    if callable(rate):
+        return {"class_name": getattr(rate, "__name__", type(rate).__name__), "config": {}}
+    return float(str(np.float32(rate.numpy())))  # 0.001 as it was written
+
+
+def take_changed_rates(model: keras.Model, before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Gives optimizers that were built with another number than before, and then restored, their new one.
+
+    What a callback has made of an unchanged number stays. Schedules are not part of what is restored.
+    """
+    for optimizer, was, is_ in zip(_updating(model), before, now, strict=False):
+        if isinstance(is_, float) and was != is_:
+            own_learning_rate(optimizer).assign(is_)
 
 
 def finalize(model: keras.Model) -> None:

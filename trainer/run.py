@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -143,7 +145,7 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
 
 
 def announce(run: Run, interface: Interface) -> None:
-    """Says once what will run, with the arithmetic of batches and shards, and records it. For the chief."""
+    """Says once what will run, with the arithmetic of batches and shards. For the chief."""
     settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
     updates = settings.gradient_accumulation_steps
     progress.fact("replicas", run.cluster.num_workers, f"{run.cluster.num_workers} ({run.cluster})")
@@ -167,6 +169,11 @@ def announce(run: Run, interface: Interface) -> None:
         progress.say("train", f"learning rate x {factor}, reached over {settings.warmup_steps} updates")
     if settings.deterministic and settings.checkpoint_minutes:
         progress.say("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
+
+
+def write_settings(run: Run, interface: Interface, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Records what runs, and which settings have changed on the way, in settings.json. For the chief."""
+    settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
     run.dirs.model.mkdir(parents=True, exist_ok=True)
     files.write_json(
         run.dirs.model / saving.SETTINGS_FILE,
@@ -178,11 +185,12 @@ def announce(run: Run, interface: Interface) -> None:
             "head": interface.head,
             "seed": settings.seed,
             "settings": asdict(settings),
+            "changes": list(changes),
             "strategy": run.strategy_name,
             "cluster": str(run.cluster),
             "replicas": plan.replicas,
             "global_batch_size": plan.global_batch_size,
-            "examples_per_update": plan.global_batch_size * updates,
+            "examples_per_update": plan.global_batch_size * settings.gradient_accumulation_steps,
             "steps_per_epoch": plan.steps,
             "shard_policy": policy._asdict(),
             "versions": {

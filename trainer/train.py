@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from shardline.trainer import evaluator, files, progress, saving
 from shardline.trainer.callbacks import Hooks, chief_reports, chosen_callbacks
+from shardline.trainer.checkpoint.changes import Moment, Record
 from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
@@ -38,10 +39,16 @@ from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
-from shardline.trainer.optimizers import FrozenLayers, finalize, tune_optimizer
+from shardline.trainer.optimizers import (
+    FrozenLayers,
+    finalize,
+    learning_rates,
+    take_changed_rates,
+    tune_optimizer,
+)
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.reports import Counters
-from shardline.trainer.run import Run, announce, check_splits
+from shardline.trainer.run import Run, announce, check_splits, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, Loop
 from shardline.trainer.watchdog import Watchdog
@@ -118,6 +125,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     feed = run.feed("train")
     model, frozen, interface = _assemble(run, feed)
     feed = replace(feed, labels=interface.labels)
+    record = Record.of(settings, run.replicas, learning_rates(model))
     if chief:
         announce(run, interface)
     counters = Counters(run.replicas)
@@ -133,8 +141,10 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     hooks.begin(model, epochs=settings.epochs, steps=run.plan("train").steps)
     # After on_train_begin, which resets what callbacks remember.
     state = TrainingState(model, hooks.remembering, hooks.chief_remembering)
-    checkpoints = _checkpoints(run, state.variables, write=chief)
-    snapshot = _resume(run, hooks, state, checkpoints)
+    checkpoints = _checkpoints(run, state.variables, write=chief, record=record)
+    snapshot = _resume(run, model, hooks, state, checkpoints, record)
+    if chief:
+        write_settings(run, interface, state.record["changes"])
     position = snapshot.position if snapshot else Position()
     engines.append(_make_engine(run, model, feed, position))
     _count_steps(run, counters, position)
@@ -219,18 +229,31 @@ def _assemble(
     return model, frozen, interface
 
 
-def _checkpoints(run: Run, variables: Mapping[str, str], *, write: bool) -> Checkpoints:
+def _checkpoints(
+    run: Run, variables: Mapping[str, str], *, write: bool, record: Record | None = None
+) -> Checkpoints:
+    fixed = record.fixed if record else {}
     return Checkpoints(
         run.dirs.checkpoints,
-        Identity(run.settings.model, run.manifest.fingerprint, variables),
+        Identity(run.settings.model, run.manifest.fingerprint, variables, fixed),
         keep=run.settings.keep_checkpoints,
         write=write,
         allow_new_data=run.settings.allow_new_data,
     )
 
 
-def _resume(run: Run, hooks: Hooks, state: TrainingState, checkpoints: Checkpoints) -> Snapshot | None:
-    """Restores the newest checkpoint and returns it; None where there is none."""
+def _resume(
+    run: Run,
+    model: keras.Model,
+    hooks: Hooks,
+    state: TrainingState,
+    checkpoints: Checkpoints,
+    record: Record,
+) -> Snapshot | None:
+    """Restores the newest checkpoint and returns it; None where there is none.
+
+    What has changed since then takes effect, and a line says so, or is refused.
+    """
     snapshot = checkpoints.restore()
     at = snapshot.position if snapshot else Position()
     processes, steps = run.collectives.total([1, at.steps])
@@ -239,16 +262,33 @@ def _resume(run: Run, hooks: Hooks, state: TrainingState, checkpoints: Checkpoin
             f"{run.cluster.name} has found another newest checkpoint in {run.dirs.checkpoints} (of step "
             f"{at.steps:,}) than the others; all replicas must see the same directory: use a shared one (gs://)"
         )
+    state.record = record.json
     if snapshot is None:
         return None
+    before = Record(**snapshot.host.get("run", record.json))
+    now, said = record.continuing(before, Moment(at.epoch, at.examples, at.steps, _nothing_left(run, at)))
     if at.examples or not at.closed:
         # What callbacks do at the beginning of an epoch (to the learning rate) is part of what is restored.
         hooks("on_epoch_begin", at.epoch if at.closed else at.epoch - 1)
     state.restore(snapshot, run.process)
+    take_changed_rates(model, before.learning_rates, now.learning_rates)
+    state.record = now.json
     if run.cluster.is_chief:
         within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
         progress.say("train", f"resuming after step {at.steps:,}{within}, from {run.dirs.checkpoints}")
+        for change in said:
+            progress.say("train", str(change))
     return snapshot
+
+
+def _nothing_left(run: Run, at: Position) -> str:
+    """Returns why no step is left to train, or "" where one is."""
+    settings = run.settings
+    if at.epoch >= settings.epochs:
+        return f"the run has done its {settings.epochs} epochs"
+    if settings.max_steps and at.steps >= settings.max_steps:
+        return f"the run has done its {settings.max_steps:,} steps"
+    return ""
 
 
 def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ IDENTITY_FILE = "run.json"
 class Identity:
     """Identity of a run: its model in the settings, its dataset's fingerprint, and `TrainingState.variables`.
 
-    Variables are empty, and not compared, in a process that has only some of them (the evaluator).
+    `fixed` are further settings that a run keeps. They and the variables are empty, and not compared, in a
+    process that has only some of them (the evaluator).
     """
 
     model: str
     dataset: str
     variables: Mapping[str, str]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: bool) -> None:
@@ -67,6 +69,10 @@ def _refuse_others(
     for name, hint in (("model", ""), ("dataset", " (allow_new_data continues on the new one)")):
         if found.get(name) != own[name] and not (name == "dataset" and allow_new_data):
             differences.append(f"{name} was {found.get(name)!r}, is {own[name]!r}{hint}")
+    before, now = found.get("fixed", {}), own.get("fixed", {})
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            differences.append(f"{name} was {before[name]!r}, is {now[name]!r}")
     before, now = found.get("variables", {}), own.get("variables", {})
     for name in sorted(before.keys() | now.keys()) if now else ():
         if before.get(name) != now.get(name):

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.errors import DivergedError, ModelError, SettingsError
-from shardline.trainer.keras_internals import optimizers, random_state
+from shardline.trainer.keras_internals import accumulators, optimizers, random_state
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -176,8 +176,8 @@ class Snapshot:
     """State of a run at one position.
 
     Arrays are all variables by name ("model/0003/conv2d/kernel") and those of callbacks; the rest is JSON:
-    what callbacks remember and whether one has stopped the training, the epoch's metrics so far (`logs`), and
-    the seconds trained.
+    what the run is, and on how many replicas; what callbacks remember and whether one has stopped the
+    training, the epoch's metrics so far (`logs`), and the seconds trained.
     """
 
     position: Position
@@ -200,6 +200,8 @@ class TrainingState:
         chief_callbacks: Sequence[keras.callbacks.Callback] = (),
     ):
         """Takes the callbacks that run on every replica, and those that run on this one, the chief, alone."""
+        #: What the run is, as JSON, kept with its state.
+        self.record: Mapping[str, Any] = {}
         self._model = model
         self._variables = _named_variables(model)
         # What each replica keeps for itself: in one function, since each by itself is an exchange.
@@ -208,6 +210,8 @@ class TrainingState:
             lambda: [self._variables[name].value for name in self._own], autograph=False
         )
         self._assign_own = tf.function(self._assign, autograph=False)
+        sums = {id(variable) for variable in accumulators(model)}
+        self._sums = {name for name, variable in self._variables.items() if id(variable) in sums}
         self._callbacks = CallbackStates(callbacks)
         self._chief_callbacks = CallbackStates(chief_callbacks, "chief/")
 
@@ -238,6 +242,8 @@ class TrainingState:
         # is restored from here round alike.
         self._assign_own(own)
         host = {
+            "run": self.record,
+            "replicas": self._model.distribute_strategy.num_replicas_in_sync,
             "callbacks": remembered | of_chief,
             "stop_training": bool(self._model.stop_training),
             "logs": {name: np.asarray(value).tolist() for name, value in (logs or {}).items()},
@@ -292,7 +298,7 @@ class TrainingState:
 
         Callbacks remember what those of the process of this number did, or else those of the chief.
         """
-        self._assign({name: snapshot.arrays[name] for name in self._variables})
+        self._assign({name: self._shared_out(name, snapshot) for name in self._variables})
         host, arrays = snapshot.host["callbacks"], snapshot.arrays
         if own := snapshot.host.get("others", {}).get(str(process)):
             prefix = f"process-{process}/"
@@ -301,6 +307,15 @@ class TrainingState:
         self._callbacks.restore(host, arrays)
         self._chief_callbacks.restore(host, arrays)
         self._model.stop_training = snapshot.host["stop_training"]
+
+    def _shared_out(self, name: str, snapshot: Snapshot) -> npt.NDArray[Any]:
+        """Returns an array for each replica; of sums of gradients that N had, M replicas take N/M each."""
+        value = snapshot.arrays[name]
+        if name not in self._sums:
+            return value
+        now = self._model.distribute_strategy.num_replicas_in_sync
+        before = snapshot.host.get("replicas", now)
+        return value if before == now else (value * (before / now)).astype(value.dtype)
 
     def _assign(self, values: Mapping[str, tf.Tensor]) -> None:
         """Assigns; TensorFlow divides what was summed over the replicas (metrics) among them."""
