@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from shardline.trainer import plugins, progress
-from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.errors import SettingsError
 from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
 from shardline.trainer.reports import Board, Counters, HistoryFile, Profile, Report, TuningMetric
@@ -86,8 +86,8 @@ class Hooks:
     def _reading(self, hook: str, name: str, *, alone: bool) -> contextlib.AbstractContextManager[None]:
         """Answers what a callback reads: what it runs alone for cannot be asked of the others."""
 
-        def refuse() -> RunError:
-            return RunError(
+        def refuse() -> SettingsError:
+            return SettingsError(
                 f"{hook} of {name}, which runs on the chief alone, reads a metric of all replicas or takes a "
                 "step with them, and they are not there; take the metric from its logs, or set the "
                 f"callback's attribute on = {_PLACES[0]!r} so that it runs on every replica"

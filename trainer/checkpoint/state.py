@@ -256,9 +256,11 @@ class TrainingState:
         for name in self._variables:
             value = snapshot.arrays[name]
             # A sum in float64 of finite float32 is finite, and one pass.
-            floats = np.issubdtype(value.dtype, np.floating)
-            if name.startswith("model/") and floats and not np.isfinite(np.sum(value, dtype=np.float64)):
-                return name
+            if name.startswith("model/") and np.issubdtype(value.dtype, np.floating):
+                with np.errstate(invalid="ignore"):
+                    total = np.sum(value, dtype=np.float64)
+                if not np.isfinite(total):
+                    return name
         return ""
 
     def squares(self, snapshot: Snapshot) -> float:
