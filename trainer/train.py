@@ -29,6 +29,7 @@ from shardline.trainer.cluster import health
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
+from shardline.trainer.cluster.meeting import facts
 from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import pipeline
@@ -63,6 +64,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     SIGTERM, when a checkpoint has been saved, a RestartError.
     """
     cluster = read_cluster(environ)
+    asked = settings
     if has_evaluator(environ):
         settings = replace(settings, evaluator=True)
     name = strategies.choose(settings, cluster)
@@ -82,7 +84,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     peers = Peers(cluster)
-    peers.meet(settings.startup_timeout)
+    peers.meet(settings.startup_timeout, facts(asked, data, len(tf.config.list_physical_devices("GPU"))))
     with contextlib.ExitStack() as stack:
         scratch = None  # all but the chief write into a directory of their own, which is removed at the end
         if not cluster.is_chief:

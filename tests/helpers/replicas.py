@@ -39,20 +39,25 @@ def start(
     arguments: Sequence[str], replicas: int, *, chief: bool = True, environ: Mapping[str, str] | None = None
 ) -> list[programs.Popen]:
     """Starts `python ARGUMENTS` once per replica; one replica gets no TF_CONFIG."""
-    processes = []
-    for config in tf_configs(replicas, chief=chief):
-        extra = {"TF_CONFIG": json.dumps(config)} if replicas > 1 else {}
-        processes.append(
-            programs.Popen(
-                [sys.executable, *arguments],
-                env={**os.environ, "PYTHONPATH": str(ROOT), **extra, **(environ or {})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                cwd=ROOT,
-            )
-        )
-    return processes
+    return [
+        start_one(arguments, config if replicas > 1 else None, environ)
+        for config in tf_configs(replicas, chief=chief)
+    ]
+
+
+def start_one(
+    arguments: Sequence[str], config: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
+) -> programs.Popen:
+    """Starts `python ARGUMENTS` with that TF_CONFIG, or without one."""
+    extra = {"TF_CONFIG": json.dumps(config)} if config else {}
+    return programs.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **extra, **(environ or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+    )
 
 
 def run(arguments: Sequence[str], replicas: int, **options: object) -> list[str]:

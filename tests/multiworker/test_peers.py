@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
+from shardline.trainer.errors import EXIT_BAD_INPUT
 from tests.helpers import replicas
+from tests.helpers.datasets import write_dataset
 
 pytestmark = pytest.mark.multiworker
 
@@ -95,3 +97,19 @@ def test_a_standstill_is_survived(pair, still, tmp_path):
     (tmp_path / "end").touch()
 
     assert [process.wait(timeout=60) for process in pair] == [0, 0]
+
+
+def test_replicas_with_other_flags_end_before_they_train(tmp_path):
+    """As a mistake, which no job is started again for."""
+    write_dataset(tmp_path / "data", records={"train": 96, "validation": 25}, shards=4)
+    arguments = ["-m", "shardline.trainer.task", "--dataset", tmp_path / "data", "--model", "mnist_cnn"]
+    arguments += ["--model-dir", tmp_path / "out", "--per-replica-batch-size"]
+    processes = [
+        replicas.start_one([*map(str, arguments), size], config)
+        for size, config in zip(["16", "8"], replicas.tf_configs(2), strict=True)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+
+    assert [process.returncode for process in processes] == [EXIT_BAD_INPUT] * 2
+    assert "worker-0 has --per-replica-batch-size 8, chief-0 has 16: all replicas take the same" in outputs[0]
+    assert "chief-0 has --per-replica-batch-size 16, worker-0 has 8: all replicas take the same" in outputs[1]

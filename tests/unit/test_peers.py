@@ -1,5 +1,6 @@
 """Meeting peers over real sockets: those that are missing are named, in time."""
 
+import contextlib
 import re
 import socket
 import threading
@@ -7,9 +8,11 @@ import threading
 import pytest
 
 from shardline.trainer import progress
+from shardline.trainer.cluster import meeting, peers
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import Peers
-from shardline.trainer.errors import ClusterError, RunError
+from shardline.trainer.errors import ClusterError, RunError, SettingsError, ShardlineError
+from shardline.trainer.settings import TrainSettings
 from tests.helpers.replicas import free_ports
 
 
@@ -19,28 +22,116 @@ def clusters(ports):
     return [Cluster(kind, index, hosts) for kind, index in kinds]
 
 
-def test_all_meet():
-    everybody = threading.Barrier(3)
+@contextlib.contextmanager
+def tensorflow(port):
+    """Answers as a peer does that has met the others, in HTTP/2."""
+    with socket.create_server(("127.0.0.1", port)) as server:
 
-    def start(cluster):
-        Peers(cluster).meet(60)
-        # From here on TensorFlow answers.
-        with socket.create_server(("127.0.0.1", int(cluster.addresses[cluster.name].rpartition(":")[2]))):
-            everybody.wait(60)
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b"\x00\x00\x18\x04")
 
-    threads = [threading.Thread(target=start, args=(cluster,)) for cluster in clusters(free_ports(3))]
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def meet(*facts, ports=(), before=lambda: None):
+    """Lets peers with these facts meet, and returns by peer the error with which it left, or None.
+
+    The last one comes when `before` has returned.
+    """
+    found, everybody = [None] * len(facts), threading.Barrier(len(facts))
+
+    def start(rank, cluster):
+        if rank == len(facts) - 1:
+            before()
+        try:
+            Peers(cluster).meet(30, facts[rank])
+        except ShardlineError as error:
+            found[rank] = error
+            return
+        with tensorflow(int(cluster.hosts[rank].rpartition(":")[2])):
+            everybody.wait(30)
+
+    items = enumerate(clusters(ports or free_ports(len(facts))))
+    threads = [threading.Thread(target=start, args=item) for item in items]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
+    return found
 
-    assert not everybody.broken
-    assert not any(thread.is_alive() for thread in threads)
+
+def made(fingerprint="one", gpus=0, **settings):
+    return meeting.facts(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
+
+
+@pytest.mark.parametrize(
+    ("chief", "worker", "name", "message"),
+    [
+        (
+            {"per_replica_batch_size": 16},
+            {"per_replica_batch_size": 8},
+            "--per-replica-batch-size",
+            "has {} 8, chief-0 has 16: all replicas take the same flags",
+        ),
+        ({}, {"callbacks": ("a:b",)}, "--callback", r'has {} \["a:b"\], chief-0 has \[\]: all replicas'),
+        ({}, {"fingerprint": "two"}, "fingerprint", "has {} two, chief-0 has one: .* the same dataset"),
+        ({"gpus": 4}, {}, "GPUs", "has {} 0, chief-0 has 4: all replicas need as many"),
+        ({"seed": 1, "epochs": 3}, {}, "--epochs", r"has {} 10, chief-0 has 3 \(and 1 more\)"),
+    ],
+)
+def test_a_difference_is_named_on_both_sides(monkeypatch, chief, worker, name, message):
+    monkeypatch.setattr(peers, "_LINGER", 1.0)
+    first, second = meet(made(**chief), made(**worker))
+
+    assert isinstance(first, SettingsError)
+    assert isinstance(second, SettingsError)
+    assert re.search("worker-0 " + message.format(name), str(first))
+    assert f"chief-0 has {name} " in str(second)
+
+
+def test_places_may_differ():
+    assert meet(made(model_dir="a"), made(model_dir="b", evaluator=True)) == [None, None]
+
+
+def test_all_hear_of_one_that_differs(monkeypatch):
+    monkeypatch.setattr(peers, "_LINGER", 2.0)
+    found = meet(made(), made(seed=1), made())
+
+    assert [isinstance(error, SettingsError) for error in found] == [True] * 3
+    assert "worker-0 has --seed 1, worker-1 has 0" in str(found[2])
+
+
+@pytest.mark.parametrize("said", [b"", b"shardline facts 1\n[[["])
+def test_strangers_and_damaged_answers_are_harmless(monkeypatch, said):
+    """A stranger's connection to this process, and an answer that breaks off."""
+    monkeypatch.setattr(meeting, "_TIMEOUT", 0.2)
+    ports = free_ports(2)
+
+    def disturb():
+        with socket.create_server(("127.0.0.1", ports[1])) as server:
+            connection = server.accept()[0]
+            with connection, socket.create_connection(("127.0.0.1", ports[0])) as stranger:
+                stranger.sendall(said)
+                connection.sendall(said)
+
+    assert meet(made(), made(), ports=ports, before=disturb) == [None, None]
+
+
+def test_all_meet():
+    assert meet(None, None, None) == [None] * 3
 
 
 def test_names_the_host_that_is_missing():
     chief, *_ = clusters(ports := free_ports(3))
-    with socket.create_server(("127.0.0.1", ports[1])):
+    with tensorflow(ports[1]):
         expected = f"within 0.1 s: no answer from worker-1 (127.0.0.1:{ports[2]})"
         with pytest.raises(RunError, match=re.escape(expected)):
             Peers(chief).meet(0.1)
@@ -79,8 +170,8 @@ def test_a_port_that_is_only_reserved_is_no_obstacle():
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
-        with socket.create_server(("127.0.0.1", 0)) as peer:
-            chief, _ = clusters([port, peer.getsockname()[1]])
+        with tensorflow(0) as peer:
+            chief, _ = clusters([port, peer])
             Peers(chief).meet(60)
 
 

@@ -15,14 +15,18 @@ import time
 import tensorflow as tf
 
 from shardline.trainer import progress
+from shardline.trainer.cluster import meeting
 from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.meeting import Facts
 from shardline.trainer.cluster.ring import LostPeerError, listen
-from shardline.trainer.errors import ClusterError, RunError
+from shardline.trainer.errors import ClusterError, RunError, SettingsError
 
 # Seconds for a peer to accept a connection, and between two attempts.
 _PROBE_TIMEOUT, _PROBE_INTERVAL = 3.0, 0.25
 # Seconds that the chief has to end once all work is done, and after which it says for whom it waits.
 _FAREWELL, _PATIENCE = 5.0, 10.0
+# Seconds for which a process that found a difference goes on telling the others what it has.
+_LINGER = 5.0
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
@@ -35,18 +39,22 @@ class Peers:
         self._cluster = cluster
         self._others = {n: a for n, a in cluster.addresses.items() if n != cluster.name}
 
-    def meet(self, startup_timeout: float) -> None:
+    def meet(self, startup_timeout: float, own: Facts | None = None) -> None:
         """Returns when all peers have come up; to be called just before the strategy is created.
 
-        While it waits, this process answers on its own port. A ClusterError says that another one serves it,
-        a RunError which peers are still missing after the timeout (seconds; 0 for none).
+        While it waits, this process answers on its own port, with its own `meeting.facts`, if given. A
+        ClusterError says that another one serves the port, a RunError which peers are still missing after
+        the timeout (seconds; 0 for none), a SettingsError in what a peer differs.
         """
-        own = self._cluster.addresses.get(self._cluster.name)
-        if own is None:  # no cluster, or the evaluator, with whom nobody connects
+        address, facts = self._cluster.addresses.get(self._cluster.name), own or {}
+        if address is None:  # no cluster, or the evaluator, with whom nobody connects
             return
         start, missing, said = time.monotonic(), self._others, False
-        with _serve(self._cluster.name, own, len(self._others)):
-            while missing := _silent(missing):
+        with (
+            _serve(self._cluster.name, address, len(self._others)) as listener,
+            meeting.told(listener, facts),
+        ):
+            while missing := self._compared(missing, facts):
                 waited = time.monotonic() - start
                 if startup_timeout and waited > startup_timeout:
                     raise RunError(
@@ -57,6 +65,22 @@ class Peers:
                     progress.say("train", f"waiting for {_listed(missing)}")
                     said = True
                 time.sleep(_PROBE_INTERVAL)
+
+    def _compared(self, peers: dict[str, str], own: Facts) -> dict[str, str]:
+        """Returns the peers that do not answer; a SettingsError, told to them as well, names a difference."""
+        missing, differences = {}, []
+        for name, address in peers.items():
+            try:
+                theirs = meeting.ask(address)
+            except OSError:
+                missing[name] = address
+                continue
+            if own and theirs and (words := meeting.difference(self._cluster.name, own, name, theirs)):
+                differences.append(words)
+        if differences:
+            time.sleep(_LINGER)
+            raise SettingsError(differences[0])
+        return missing
 
     def leave(self) -> None:
         """Waits, on any replica but the chief, up to some seconds for the chief to end; all work is done.
@@ -86,7 +110,7 @@ class Peers:
 
 
 def _serve(name: str, address: str, peers: int) -> socket.socket:
-    """Listens as TensorFlow will; the kernel answers for us."""
+    """Listens as TensorFlow will."""
     port = int(address.rpartition(":")[2])
     try:
         return listen(port, backlog=2 * peers + 8)
