@@ -7,6 +7,8 @@ are. tests/trainer/test_internals.py notices when a workaround is no longer need
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ import tensorflow as tf
 from keras.src.losses import loss as losses
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random import seed_generator
-from keras.src.trainers import compile_utils
+from keras.src.trainers import compile_utils, trainer
 from keras.src.utils.python_utils import is_default, pythonify_logs
 
 from shardline.trainer.errors import ModelError
@@ -135,6 +137,38 @@ def random_state() -> keras.Variable:
     To be called in the strategy's scope, where it is created if need be.
     """
     return seed_generator.global_seed_generator().state
+
+
+@contextlib.contextmanager
+def noting_compile() -> Iterator[None]:
+    """Notes what models that are compiled meanwhile ask of XLA, for `asked_for_xla`.
+
+    A model keeps only what Keras makes of it, and under a strategy that is False where it was "auto"
+    (keras/src/trainers/trainer.py, `_resolve_auto_jit_compile`).
+    """
+    compile_ = trainer.Trainer.compile
+    signature = inspect.signature(compile_)
+
+    @functools.wraps(compile_)
+    def noted(self: keras.Model, *args: Any, **options: Any) -> None:
+        compile_(self, *args, **options)
+        vars(self)["_asked_for_xla"] = signature.bind(self, *args, **options).arguments.get(
+            "jit_compile", "auto"
+        )
+
+    with _replaced(trainer.Trainer, "compile", noted):
+        yield
+
+
+def asked_for_xla(model: keras.Model) -> bool | str:
+    """Returns the `jit_compile` that a model was compiled with: True, False or "auto"."""
+    asked: bool | str = vars(model).get("_asked_for_xla", "auto")
+    return asked
+
+
+def supports_xla(model: keras.Model) -> bool:
+    """Whether XLA can compile a model's layers, as `fit` finds it out for `jit_compile="auto"`."""
+    return bool(trainer.model_supports_jit(model))
 
 
 # Odd and large, so that no sum with it is a seed that another replica, layer or step has.

@@ -29,6 +29,7 @@ CHOICES = {
     "gradient_compression": ("none", "bfloat16", "float16"),
     "shard_policy": ("auto", "file", "data", "off"),
     "cache": ("auto", "memory", "off"),
+    "jit_compile": ("auto", "on", "off"),
     "precision": ("float32", "bfloat16", "float16"),
 }
 _KINDS = {
@@ -97,7 +98,9 @@ class TrainSettings:
         "reports none.",
     ] = ""
     precision: Annotated[str, "Type of the computation; weights stay float32."] = "float32"
-    jit_compile: Annotated[bool, "Whether XLA compiles the step."] = False
+    jit_compile: Annotated[
+        str, "Whether XLA compiles the step: on, off, or auto for where `fit` would do so on one GPU."
+    ] = "auto"
     seed: Annotated[int, "Seed of weights, dropout and shuffling."] = 0
     deterministic: Annotated[bool, "Whether TensorFlow has to choose deterministic kernels."] = False
     strategy: Annotated[str, "Strategy of tf.distribute; auto chooses by cluster and devices."] = "auto"
@@ -151,6 +154,8 @@ class TrainSettings:
     profile_steps: Annotated[str, 'First and last profiled step for TensorBoard, "10,20"; "" for none.'] = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.jit_compile, bool):  # of settings that are older than auto
+            object.__setattr__(self, "jit_compile", "on" if self.jit_compile else "off")
         for field_ in fields(self):
             self._check_type_and_range(field_.name, field_.default)
         for name, choices in CHOICES.items():

@@ -117,7 +117,6 @@ class Loop:
         # Or the first call, of one step, and the next, of several, would each trace the whole step.
         signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
 
-        @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
         def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             count = tf.size(sizes)
             begin = (tf.constant(0), tf.constant(0.0, tf.float64), count)
@@ -126,8 +125,7 @@ class Loop:
             )
             return waited, diverged
 
-        traced: Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = steps
-        return traced
+        return steps if model.run_eagerly else tf.function(steps, signature, autograph=False)
 
     def _average(self) -> tf.Tensor:
         variables = self._model.trainable_variables
@@ -178,12 +176,11 @@ class Evaluation:
         self.take(self.steps)
         return self.read()
 
-    def _trace(self, own_logs: OwnLogs) -> Callable[[Iterator[Any] | None, tf.Tensor], None]:
+    def _trace(self, own_logs: OwnLogs) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
             own_logs.keep(self._model.test_step(data), tf.constant(1.0))
 
-        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-        def run(iterator: Iterator[Any], count: tf.Tensor) -> None:
+        def run(iterator: Any, count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
                 with random_by_replica(), exact_means():
                     self._strategy.run(step, args=(next(iterator),))
@@ -191,8 +188,7 @@ class Evaluation:
 
             tf.while_loop(lambda i: i < count, take, (tf.constant(0),))
 
-        traced: Callable[[Iterator[Any] | None, tf.Tensor], None] = run
-        return traced
+        return run if self._model.run_eagerly else tf.function(run, autograph=False)
 
 
 class Metrics:
@@ -228,10 +224,13 @@ class OwnLogs:
         strategy: tf.distribute.Strategy,
         batches: Iterator[Any],
     ):
-        """Traces a step that is not Keras' own, to learn the names, types and shapes of what it returns."""
+        """Traces a step that is not Keras' own, to learn the names, types and shapes of what it returns.
+
+        A step that is to run eagerly may be of the kind that cannot be traced: its metrics alone are shown.
+        """
         self.in_place = False
         self._kept: dict[str, tf.Variable] = {}
-        if not returns_own_logs(step):
+        if not returns_own_logs(step) or model.run_eagerly:
             return
         found = _returned(step, strategy, batches)
         self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()

@@ -34,8 +34,8 @@ from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import pipeline
 from shardline.trainer.data.pipeline import Feed
-from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.keras_internals import weigh_output_losses
+from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.keras_internals import asked_for_xla, supports_xla, weigh_output_losses
 from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
@@ -111,7 +111,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
 
 def _check_strategy(settings: TrainSettings, name: str) -> None:
     """Refuses settings that the strategy cannot follow."""
-    if settings.jit_compile and name != "one_device":
+    if settings.jit_compile == "on" and name != "one_device":
         raise SettingsError(
             f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
         )
@@ -315,13 +315,38 @@ def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -
         iter(batches),
         make_summation(settings, strategy, run.cluster),
         averaging_steps=settings.averaging_steps,
-        jit_compile=settings.jit_compile,
+        jit_compile=_uses_xla(run, model),
         deterministic=settings.deterministic,
     )
     if validation:
         split = validation.distribute(strategy, run.process, 0, 1)
         loop.evaluation = Evaluation(model, strategy, split, validation.plan.steps)
     return loop
+
+
+def _uses_xla(run: Run, model: keras.Model) -> bool:
+    """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
+
+    On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md). A ModelError says that
+    `compile` asked for what the strategy cannot do.
+    """
+    chosen, asked = run.settings.jit_compile, asked_for_xla(model)
+    wanted = "run_eagerly" if model.run_eagerly else "jit_compile" if asked is True else ""
+    if wanted and run.strategy_name != "one_device":
+        raise ModelError(
+            f"compile({wanted}=True) needs strategy one_device, on one replica, and this run has "
+            f"{run.strategy_name}; leave it out"
+        )
+    if model.run_eagerly and chosen == "on":
+        raise SettingsError(
+            "jit_compile on and compile(run_eagerly=True) exclude each other; give one of them"
+        )
+    if chosen != "auto" or model.run_eagerly:
+        return chosen == "on"
+    if asked != "auto":
+        return bool(asked)
+    gpus = tf.config.list_logical_devices("GPU")
+    return run.strategy_name == "one_device" and bool(gpus) and supports_xla(model)
 
 
 def _count_steps(run: Run, counters: Counters, position: Position) -> None:

@@ -276,3 +276,33 @@ def halving():
             self.model.optimizer.learning_rate = self.model.optimizer.learning_rate.numpy() / 2
 
     return Halving()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Eager(OwnStep):
+    """Counts its steps in Python, which a graph would do while it is traced only."""
+
+    steps = 0
+
+    def train_step(self, data):
+        Eager.steps += 1
+        assert data[0].numpy().shape[0]
+        return super().train_step(data)
+
+
+def eager(dataset):
+    model = Eager(dataset.num_classes)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True)
+    return model
+
+
+def asking_for_xla(dataset):
+    model = plain(dataset)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    return model
+
+
+def refusing_xla(dataset):
+    model = plain(dataset)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    return model

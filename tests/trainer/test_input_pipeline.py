@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.data.decode import decode_batch
+from shardline.trainer.data.decode import decode_batch, parse_batch
 from shardline.trainer.data.manifest import Feature, Split
 from shardline.trainer.data.pipeline import Feed, explain
 from shardline.trainer.data.sharding import EpochPlan
-from shardline.trainer.data.transforms import class_weights, load_augmentation
+from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
 from shardline.trainer.errors import DatasetError, SettingsError
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
 
@@ -167,6 +167,37 @@ def test_images_that_differ_in_size_cannot_be_trained_on(tmp_path):
         DatasetError, match="differ in size and cannot be batched; preprocess with image_size"
     ):
         dataclasses.replace(manifest, features=features).info()
+
+
+@pytest.mark.parametrize("name", ["words", "pixels_of_any_number", "of_any_rank"])
+def test_a_transform_whose_examples_vary_in_size_is_refused(dataset, name):
+    transform = load_transform(f"tests.helpers.augmentations:{name}")
+    with pytest.raises(
+        SettingsError, match=r"transform makes batches of .*, whose examples vary in size; give"
+    ):
+        _ = make_feed(dataset, 1, 8, transform=transform).element_spec
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "an example of the dataset has no 'label'; preprocess the data again"),
+        ([1, 2], "an example of the dataset has 2 values of 'label', and a model takes one"),
+    ],
+)
+def test_an_example_with_too_few_or_too_many_values_is_named(tmp_path, values, message):
+    manifest = write_dataset(tmp_path, shards=1)
+    shard = tmp_path / manifest.splits["train"].shards[0].file
+    example = tf.train.Example.FromString(next(tf.data.TFRecordDataset(str(shard)).as_numpy_iterator()))
+    example.features.feature["label"].int64_list.value[:] = values
+    if not values:
+        del example.features.feature["label"]
+    inputs = manifest.info().inputs
+    batch = tf.data.Dataset.from_tensors([example.SerializeToString()]).map(lambda b: parse_batch(b, inputs))
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        next(iter(batch))
+    assert str(explain(caught.value)).startswith(message)
 
 
 @pytest.mark.parametrize(

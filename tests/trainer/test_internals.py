@@ -44,6 +44,16 @@ def test_keras_draws_alike_on_all_replicas():
     assert "replica" not in inspect.getsource(keras.random.SeedGenerator)
 
 
+def test_keras_forgets_whether_xla_was_asked_for():
+    compiled = []
+    for asked in ("auto", False):
+        with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), keras_internals.noting_compile():
+            compiled.append(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
+            compiled[-1].compile("sgd", "mse", jit_compile=asked)
+    assert [model.jit_compile for model in compiled] == [False, False]
+    assert [keras_internals.asked_for_xla(model) for model in compiled] == ["auto", False]
+
+
 def test_keras_divides_a_loss_by_the_weights_of_one_replica():
     assert "all_reduce" not in inspect.getsource(losses)
     assert "reduce_weighted_values(" in inspect.getsource(keras.losses.Loss.__call__)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import load_augmentation
@@ -54,6 +55,15 @@ def test_a_dataset_of_images_with_columns_beside_them_is_one_of_images(tmp_path,
 
     assert list(both.info().inputs) == ["image"]
     assert not both.info().is_table
+
+
+def test_a_column_with_several_values_is_refused(table):
+    words = manifests.Feature("words", "int64", (None,))
+    varying = dataclasses.replace(table[1], features=(*table[1].features, words))
+    with pytest.raises(
+        DatasetError, match=r"column 'words' has values of shape \(None,\), and a model takes one"
+    ):
+        varying.info()
 
 
 def test_examples_with_nothing_but_a_label_are_refused(table):

@@ -211,7 +211,7 @@ def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
     [
         {"precision": "bfloat16"},
         {"precision": "float16"},
-        {"jit_compile": True},
+        {"jit_compile": "on"},
         {"class_weights": "balanced"},
         {"label_smoothing": 0.1},
         {"shard_policy": "off"},

@@ -176,11 +176,17 @@ class Manifest:
         return {"image": columns["image"]} if "image" in columns else columns
 
     def info(self) -> DatasetInfo:
-        """Returns what a model function sees; a DatasetError when images differ in size, or as `inputs`."""
+        """Returns what a model function sees; a DatasetError when examples differ in size, or as `inputs`."""
         inputs = self.inputs
         shape = tuple(size for size in inputs["image"].shape if size is not None) if "image" in inputs else ()
         if "image" in inputs and len(shape) != 3:
             raise DatasetError("the images differ in size and cannot be batched; preprocess with image_size")
+        for name, feature in inputs.items():
+            if name != "image" and feature.shape:
+                raise DatasetError(
+                    f"column {name!r} has values of shape {feature.shape}, and a model takes one value of "
+                    "each column: store a column for each value"
+                )
         return DatasetInfo(
             input_shape=shape,
             inputs=inputs,

@@ -17,10 +17,20 @@ from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.memory import Memory, load, untuned
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
-from shardline.trainer.data.transforms import Augmentation, LabelForm, Transform, augment_batch, form_labels
-from shardline.trainer.errors import DatasetError
+from shardline.trainer.data.transforms import (
+    Augmentation,
+    LabelForm,
+    Transform,
+    augment_batch,
+    describe_structure,
+    form_labels,
+)
+from shardline.trainer.errors import DatasetError, SettingsError
 
 _BAD_LABEL = re.compile(r"(the \w+ split has a label outside 0\.\.\d+:)\]? *\[?(-?\d+)")
+# Of TensorFlow's ParseExample.
+_ABSENT = re.compile(r"Feature: (\S+) \(data type: \w+\) is required but could not be found")
+_NOT_ONE = re.compile(r"Key: (\S+), Index: \d+\. +Number of \w+ values != expected\. +Values size: (\d+)")
 
 
 def check_labels(labels: tf.Tensor, classes: int, split: str) -> tf.Tensor:
@@ -36,6 +46,13 @@ def explain(error: tf.errors.OpError) -> DatasetError | None:
     text = " ".join(str(error).split())
     if bad_label := _BAD_LABEL.search(text):
         return DatasetError(f"{bad_label[1]} {bad_label[2]}; preprocess the data again")
+    if absent := _ABSENT.search(text):
+        return DatasetError(f"an example of the dataset has no {absent[1]!r}; preprocess the data again")
+    if not_one := _NOT_ONE.search(text):
+        return DatasetError(
+            f"an example of the dataset has {not_one[2]} values of {not_one[1]!r}, and a model takes one: "
+            "what varies in length cannot be batched; store a column for each value, in every example"
+        )
     if isinstance(error, tf.errors.DataLossError):
         return DatasetError(f"a shard of the dataset is damaged: {text}; preprocess the data again")
     return None
@@ -108,14 +125,21 @@ class Feed:
 
     @property
     def element_spec(self) -> Data:
-        """Types and shapes of what `decode` returns: a tf.TensorSpec for each tensor, of any batch size."""
+        """Types and shapes of what `decode` returns: a tf.TensorSpec for each tensor, of any batch size.
+
+        A SettingsError says that a transformation makes examples that vary in size.
+        """
         raw = {"example": tf.TensorSpec([None], tf.string)}
         if self.augmentation is not None:
             raw["seed"] = tf.TensorSpec([None, 2], tf.int64)
-        traced = tf.function(self.decode, autograph=False).get_concrete_function(raw)
-        return tf.nest.map_structure(
-            lambda one: tf.TensorSpec(one.shape, one.dtype), traced.structured_outputs
-        )
+        made = tf.function(self.decode, autograph=False).get_concrete_function(raw).structured_outputs
+        for one in tf.nest.flatten(made):
+            if not isinstance(one, tf.TensorSpec | tf.Tensor) or not one.shape[1:].is_fully_defined():
+                raise SettingsError(
+                    f"transform makes batches of {describe_structure(made)}, whose examples vary in size; "
+                    "give all one size, as by padding (to_tensor(shape=[None, 64]) of a ragged tensor)"
+                )
+        return tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), made)
 
     def distribute(
         self, strategy: tf.distribute.Strategy, worker: int, first_epoch: int, epochs: int, start: int = 0

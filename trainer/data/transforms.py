@@ -41,7 +41,10 @@ def describe_structure(structure: Any) -> str:
     """Returns a nested structure of tensors, or of their specifications, as "(uint8 (9, 9, 3), int64 ())"."""
 
     def words(item: Any) -> str:
-        return f"{item.dtype.name} {tuple(item.shape)}" if hasattr(item, "dtype") else type(item).__name__
+        if not hasattr(item, "dtype"):
+            return type(item).__name__
+        shape = tf.TensorShape(item.shape)
+        return f"{item.dtype.name} {'of any shape' if shape.rank is None else tuple(shape)}"
 
     return str(tf.nest.map_structure(words, structure)).replace("'", "")
 

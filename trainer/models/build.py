@@ -16,7 +16,7 @@ from shardline.trainer import plugins
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, ShardlineError
-from shardline.trainer.keras_internals import build_symbolically
+from shardline.trainer.keras_internals import build_symbolically, noting_compile
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.models.zoo import find_application
 
@@ -47,7 +47,8 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
             f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
         ) from None
     try:
-        built = function(dataset, **arguments)
+        with noting_compile():
+            built = function(dataset, **arguments)
     except ShardlineError:
         raise
     except Exception as error:  # the user's code runs here and may raise anything
