@@ -45,6 +45,7 @@ class Hooks:
         chief_remembering: Those of the chief alone; empty on any other replica.
         by_step: Whether a callback of the user's has a hook of every training step.
         by_test_step: Whether one has a hook of every step of an evaluation.
+        watchdog: Knows in which hook the process is.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Hooks:
         self.chief_remembering = [*alone, *(one for one in reports if isinstance(one, HistoryFile))] * chief
         self.by_step = any(has_batch_hooks(one, "train") for one in chosen)
         self.by_test_step = any(has_batch_hooks(one, "test") for one in chosen)
-        self.watchdog: Watchdog | None = None
+        self.watchdog = Watchdog(run.cluster.name, run.settings.stall_timeout)
         self._strategy = run.strategy
         self._alone = {id(one) for one in (*alone, *reports)} if run.cluster.num_workers > 1 else set()
         self._called = [*chosen, *reports] if chief else self.remembering
@@ -78,8 +79,7 @@ class Hooks:
         """Calls a hook of every callback that has it ("on_epoch_end", with an epoch and logs)."""
         for callback in self._called:
             name = type(callback).__name__
-            if self.watchdog:
-                self.watchdog.at(f"in {hook} of {name}")
+            self.watchdog.at(f"in {hook} of {name}")
             with self._reading(hook, name, alone=id(callback) in self._alone):
                 getattr(callback, hook)(*arguments)
 

@@ -30,11 +30,11 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.exchange import replica_merger
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.errors import DivergedError, RestartError
+from shardline.trainer.optimizers import finalize
 from shardline.trainer.parameter_server import CoordinatorLoop
 from shardline.trainer.reports import Counters
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs, Loop, Stretch
-from shardline.trainer.watchdog import Watchdog
 
 Engine = Loop | CoordinatorLoop
 
@@ -76,7 +76,6 @@ class Training:
         hooks: Hooks,
         preemption: Preemption,
         counters: Counters,
-        watchdog: Watchdog,
     ):
         """Goes on from a snapshot, if any, within whose epoch the callbacks have seen `on_epoch_begin`."""
         self.position = resumed.position if resumed else Position()
@@ -89,7 +88,7 @@ class Training:
         self._hooks = hooks
         self._preemption = preemption
         self._counters = counters
-        self._watchdog = watchdog
+        self._watchdog = hooks.watchdog
         self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
         asked = run.settings.steps_per_execution or _compiled_steps(model)
         self._fixed = asked or int(hooks.by_step)
@@ -101,7 +100,20 @@ class Training:
         self._ended = _STOPPED if resumed and resumed.host["stop_training"] else ""
 
     def run(self) -> None:
-        """Trains until the epochs, a limit or a callback ends the run; then `logs` are the last metrics."""
+        """Trains to the end of the run; then `logs` are the last metrics, those of validation of the final model.
+
+        What `fit` does at its end comes in its order: moving averages are put in, then callbacks get
+        `on_train_end`, where early stopping puts the best weights back.
+        """
+        with self._watchdog:
+            self._train()
+            self._checkpoints.wait()
+            finalize(self._model)
+            self._hooks("on_train_end", dict(self.logs))
+            self.logs |= self._validate(hooks=False)
+
+    def _train(self) -> None:
+        """Trains until the epochs, a limit or a callback ends the run."""
         if not self.position.closed:
             self._close_epoch(self.position.epoch - 1)
         self._look_at_limits()
@@ -111,7 +123,7 @@ class Training:
         if self._run.cluster.is_chief and self._ended != "epochs":
             progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
 
-    def validate(self, *, hooks: bool = True) -> Logs:
+    def _validate(self, *, hooks: bool = True) -> Logs:
         """Returns the metrics of the validation split under their names val_*. A collective.
 
         A RestartError says that a process was asked to stop. Without `hooks` no callback hears of it.
@@ -189,7 +201,7 @@ class Training:
         """Validates an epoch, also one that a limit has cut short, and lets callbacks see its end."""
         # Merged: what is validated is what a checkpoint has.
         self._merge()
-        self.logs |= self.validate()
+        self.logs |= self._validate()
         self._hooks("on_epoch_end", epoch, dict(self.logs))
         self.position = replace(self.position, closed=True)
         agreed = self._agree(Stretch(), 0)

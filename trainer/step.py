@@ -7,6 +7,7 @@ same step on every replica. As in `fit`, AutoGraph converts nothing: that takes 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Loop:
         replica averages its weights with the others'; 0 sums the gradients of every step. TensorFlow, asked
         to be `deterministic`, refuses to tell the time in a function: the wait for input is not known then.
         """
-        self.evaluation: Evaluation | None = None
+        self.evaluation: SplitEvaluation | None = None
         self._model = model
         self._strategy = strategy
         self._batches = keep_iterator(batches)
@@ -133,12 +134,35 @@ class Loop:
         return tf.constant(True)
 
 
-class Evaluation:
-    """Evaluates one split under a strategy whose replicas take each step together.
+class SplitEvaluation(abc.ABC):
+    """Evaluation of one split: `begin`, then `take` until all of `steps` are taken, then `read`.
 
-    `begin`, then `take` until all of `steps` are taken, then `read`; a call does all of it. Every replica
-    must call the same methods at the same point.
+    Every replica must call the same methods at the same point.
     """
+
+    steps: int
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Sets the metrics back to nothing."""
+
+    @abc.abstractmethod
+    def take(self, count: int) -> None:
+        """Takes some steps."""
+
+    @abc.abstractmethod
+    def read(self) -> Logs:
+        """Returns the exact means over the examples taken."""
+
+    def __call__(self) -> Logs:
+        """Returns the exact means over all examples."""
+        self.begin()
+        self.take(self.steps)
+        return self.read()
+
+
+class Evaluation(SplitEvaluation):
+    """Evaluates one split under a strategy whose replicas take each step together."""
 
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
@@ -169,12 +193,6 @@ class Evaluation:
     def read(self) -> Logs:
         """Returns the exact means over the examples taken."""
         return self._metrics.read()
-
-    def __call__(self) -> Logs:
-        """Returns the exact means over all examples."""
-        self.begin()
-        self.take(self.steps)
-        return self.read()
 
     def _trace(self, own_logs: OwnLogs) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:

@@ -52,7 +52,6 @@ from shardline.trainer.reports import Counters
 from shardline.trainer.run import Run, announce, check_splits, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, Loop
-from shardline.trainer.watchdog import Watchdog
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -151,20 +150,19 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     engines.append(_make_engine(run, model, feed, position))
     _count_steps(run, counters, position)
     preemption.ready()
+    training = Training(
+        run,
+        model,
+        engines[0],
+        resumed=snapshot,
+        state=state,
+        checkpoints=checkpoints,
+        hooks=hooks,
+        preemption=preemption,
+        counters=counters,
+    )
     with evaluator.watched(run, position):
-        with Watchdog(run.cluster.name, settings.stall_timeout) as hooks.watchdog:
-            training = Training(
-                run,
-                model,
-                engines[0],
-                resumed=snapshot,
-                state=state,
-                checkpoints=checkpoints,
-                hooks=hooks,
-                preemption=preemption,
-                counters=counters,
-                watchdog=hooks.watchdog,
-            )
+        with hooks.watchdog:
             training.run()
             checkpoints.wait()
             finalize(model)

@@ -95,7 +95,7 @@ class Chief:
         return CoordinatorLoop(self.model, self.workers, raw_batches(**options), decode)
 
     def evaluation(self):
-        return CoordinatorEvaluation(self.model, self.workers, raw_batches(), decode)
+        return CoordinatorEvaluation(self.model, self.workers, raw_batches(), decode, len(SIZES))
 
 
 def train_for_ever(loop):
