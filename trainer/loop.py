@@ -100,7 +100,7 @@ class Training:
         self._ended = _STOPPED if resumed and resumed.host["stop_training"] else ""
 
     def run(self) -> None:
-        """Trains to the end of the run; then `logs` are the last metrics, those of validation of the final model.
+        """Trains to the end of the run; then `logs` are the last metrics, val_* those of the final model.
 
         What `fit` does at its end comes in its order: moving averages are put in, then callbacks get
         `on_train_end`, where early stopping puts the best weights back.

@@ -42,7 +42,6 @@ from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
 from shardline.trainer.optimizers import (
     FrozenLayers,
-    finalize,
     learning_rates,
     take_changed_rates,
     tune_optimizer,
@@ -162,13 +161,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
         counters=counters,
     )
     with evaluator.watched(run, position):
-        with hooks.watchdog:
-            training.run()
-            checkpoints.wait()
-            finalize(model)
-            hooks("on_train_end", dict(training.logs))
-            # The metrics are the saved model's: with averages, or the best weights put back.
-            training.logs |= training.validate(hooks=False)
+        training.run()
         _finish(run, model, training.position, training.logs)
     return training.logs
 
