@@ -162,7 +162,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     )
     with evaluator.watched(run, position):
         training.run()
-        _finish(run, model, training.position, training.logs)
+        _finish(run, model, training.position, training.logs, checkpoints)
     return training.logs
 
 
@@ -351,12 +351,14 @@ def _count_steps(run: Run, counters: Counters, position: Position) -> None:
         counters.total_steps = min(counters.total_steps, settings.max_steps)
 
 
-def _finish(run: Run, model: keras.Model, position: Position, logs: Logs) -> None:
+def _finish(run: Run, model: keras.Model, position: Position, logs: Logs, checkpoints: Checkpoints) -> None:
     """Saves the model. A collective; the chief's copy is kept."""
+    checkpoints.check_writer()
     saving.save_model(model, run.dirs.model, scratch=run.scratch)
     if run.cluster.is_chief:
         if run.settings.evaluator:
             logs |= evaluator.wait_for_last(run, position)
+        checkpoints.check_writer()
         metrics = {"epochs": position.epoch, "steps": position.steps, **_finite(logs)}
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))

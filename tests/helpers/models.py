@@ -255,6 +255,17 @@ def notes(directory):
     return keras.callbacks.LambdaCallback(on_train_batch_end=note)
 
 
+def usurped(directory):
+    """A callback in which, at the end of training, another process takes over the directory."""
+
+    def take_over(logs):
+        (directory / "checkpoints" / "writer.json").write_text(
+            '{"token": "another", "host": "b", "process": 7}'
+        )
+
+    return keras.callbacks.LambdaCallback(on_train_end=take_over)
+
+
 def no_model(dataset):
     return "a model"
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shardline.trainer import progress
+from shardline.trainer.checkpoint import store
 from shardline.trainer.checkpoint.state import Position, Snapshot
 from shardline.trainer.errors import RunError
 from tests.helpers import programs
@@ -59,7 +60,11 @@ def test_what_is_saved_is_read_and_the_oldest_go(tmp_path):
     same(written.restore(), snapshot(10))
     same(written.read(2), snapshot(2))
     assert sorted(os.listdir(tmp_path)) == sorted(
-        ["run.json", *(f"ckpt-{steps}{suffix}" for steps in (2, 10) for suffix in (DATA, ".index"))]
+        [
+            "run.json",
+            "writer.json",
+            *(f"ckpt-{steps}{suffix}" for steps in (2, 10) for suffix in (DATA, ".index")),
+        ]
     )
 
 
@@ -80,6 +85,43 @@ def test_the_same_step_can_be_saved_again(tmp_path):
 
     assert written.steps() == [5]
     same(written.restore(), later)
+
+
+def test_a_process_that_was_thought_dead_writes_no_more(tmp_path):
+    old = save(tmp_path, 1, 2)
+    new = save(tmp_path, 2, 3)
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    old.save(snapshot(4))
+    with pytest.raises(
+        RunError, match=rf"process {os.getpid()} on \S+ has taken over .*: this one was thought dead"
+    ):
+        old.wait()
+    with pytest.raises(RunError, match="has taken over"):
+        old.check_writer()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
+    new.save(snapshot(4))
+    new.wait()
+    new.check_writer()
+
+
+def test_who_takes_over_and_who_was_writing_keep_apart(tmp_path, monkeypatch):
+    """The new one removes what is being written; that is no full disk, and its own files stay."""
+    old = save(tmp_path, 1)
+    flush, taken = store._flush, []
+
+    def take_over(path):
+        monkeypatch.setattr(store, "_flush", flush)
+        flush(path)
+        taken.append(save(tmp_path, 1))
+        (tmp_path / ".tmp-new-ckpt-2.index").touch()
+
+    monkeypatch.setattr(store, "_flush", take_over)
+    old.save(snapshot(2))
+    with pytest.raises(RunError, match="has taken over"):
+        old.wait()
+    assert taken[0].steps() == [1]
+    assert (tmp_path / ".tmp-new-ckpt-2.index").exists()
 
 
 def truncate(prefix):
@@ -142,7 +184,7 @@ def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, said):
     same(checkpoints(tmp_path, write=False).restore(), snapshot(1))
     assert (tmp_path / f"ckpt-2{DATA}").exists()  # a reader removes nothing
     same(checkpoints(tmp_path).restore(), snapshot(1))
-    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json"]
+    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json", "writer.json"]
     assert said == []
 
 
@@ -183,7 +225,7 @@ written.wait()
 
     assert len(os.listdir(tmp_path)) > 3  # something was under way
     same(checkpoints(tmp_path).restore(), snapshot(1))
-    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json"]
+    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json", "writer.json"]
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(tmp_path):
@@ -207,7 +249,7 @@ print(sorted(os.listdir(directory)), written.restore().position.steps)
         f"cannot write checkpoint {tmp_path}/ckpt-2: File too large; make room there and start the run "
         "again: it continues from the checkpoint before"
     )
-    assert rest == f"{['ckpt-1' + DATA, 'ckpt-1.index', 'run.json']} 1"
+    assert rest == f"{['ckpt-1' + DATA, 'ckpt-1.index', 'run.json', 'writer.json']} 1"
 
 
 def test_a_directory_that_vanishes_is_an_error(tmp_path):

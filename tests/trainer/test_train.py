@@ -11,7 +11,14 @@ import pytest
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Feature
-from shardline.trainer.errors import DatasetError, DivergedError, ModelError, RestartError, SettingsError
+from shardline.trainer.errors import (
+    DatasetError,
+    DivergedError,
+    ModelError,
+    RestartError,
+    RunError,
+    SettingsError,
+)
 from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
@@ -139,6 +146,14 @@ def test_callbacks_of_the_user_see_every_step(dataset, tmp_path):
     run(dataset, tmp_path, epochs=1, steps_per_execution=1, callbacks=("tests.helpers.models:notes",))
 
     assert (tmp_path / "notes.txt").read_text() == "012345"
+
+
+def test_a_chief_that_was_thought_dead_saves_no_model(dataset, tmp_path):
+    with pytest.raises(RunError, match=r"process 7 on b has taken over .*checkpoints"):
+        run(dataset, tmp_path, epochs=1, callbacks=("tests.helpers.models:usurped",))
+
+    assert not (tmp_path / "model.keras").exists()
+    assert not (tmp_path / "metrics.json").exists()
 
 
 def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import progress
+from shardline.trainer import files, progress
 from shardline.trainer.checkpoint import identity as identities
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
@@ -23,6 +25,8 @@ from shardline.trainer.errors import RunError
 _DATA = ".data-00000-of-00001"
 _INDEX = ".index"
 _TEMPORARY = ".tmp-"
+#: Says which process writes into the directory.
+WRITER_FILE = "writer.json"
 # What reading a damaged one raises: TensorFlow's checkpoint reader maps its status codes to all of these.
 _DAMAGED = (tf.errors.OpError, OSError, RuntimeError, ValueError, TypeError, LookupError)
 # Name of the tensor that holds everything that is not an array.
@@ -35,6 +39,7 @@ class Checkpoints:
     The index is renamed to its name last: a checkpoint exists when it has one, and is complete then. The
     chief writes, in a thread of its own, while training goes on; every process may read. The newest `keep`
     are kept. The directory is claimed, another run's refused, and what a killed writer had left is removed.
+    Once a process claims it later, because this one was thought dead, only that one writes.
     """
 
     def __init__(
@@ -45,7 +50,9 @@ class Checkpoints:
         self._keep = keep
         self._write = write
         identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
+        self._token = secrets.token_hex(8)
         if write:
+            self._take_over()
             self._remove_temporary()
             for data in directory.glob(f"ckpt-*{_DATA}"):
                 if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
@@ -72,6 +79,29 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         if pending:
             pending.result()
+
+    def check_writer(self) -> None:
+        """Raises a RunError when this process should write and is no longer the one that does."""
+        path = self._directory / WRITER_FILE
+        if not self._write:
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        if found.get("token") == self._token:
+            return
+        by = f"process {found.get('process')} on {found.get('host')}" if found else "somebody"
+        raise RunError(
+            f"{by} has taken over {self._directory} since this process claimed it: this one was thought "
+            "dead, or is a second chief; end one of the two, or give it directories of its own"
+        )
+
+    def _take_over(self) -> None:
+        """Makes this process the one that writes; on a mounted bucket there are neither locks nor links."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        writer = {"token": self._token, "host": socket.gethostname(), "process": os.getpid()}
+        files.write_json(self._directory / WRITER_FILE, writer)
 
     def steps(self) -> list[int]:
         """Returns the steps of which there are checkpoints, in order."""
@@ -111,22 +141,26 @@ class Checkpoints:
 
     def _write_files(self, snapshot: Snapshot) -> None:
         path = self._path(snapshot.position.steps)
-        temporary = path.with_name(_TEMPORARY + path.name)
+        temporary = path.with_name(f"{_TEMPORARY}{self._token}-{path.name}")
         position, dataset = asdict(snapshot.position), self._identity.dataset
         host = {"position": position, "dataset": dataset, "host": snapshot.host}
         try:
             _save_tensors(temporary, {**snapshot.arrays, _HOST: json.dumps(host)})
             for suffix in (_DATA, _INDEX):
+                self.check_writer()
                 Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
             _flush(self._directory)
+            self.check_writer()
             self._prune(snapshot.position.steps)
         except (tf.errors.OpError, OSError) as error:
+            if self._directory.is_dir():
+                self.check_writer()  # who takes over removes what is being written
             raise RunError(
                 f"cannot write checkpoint {path}: {_reason(error)}; make room there and start the run "
                 "again: it continues from the checkpoint before"
             ) from error
         finally:
-            self._remove_temporary()
+            self._remove_temporary(self._token)
 
     def _prune(self, written: int) -> None:
         """Removes checkpoints older than those that are kept, and later ones: damaged, or of another past."""
@@ -135,8 +169,8 @@ class Checkpoints:
             for suffix in (_INDEX, _DATA):
                 Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
 
-    def _remove_temporary(self) -> None:
-        for path in self._directory.glob(f"{_TEMPORARY}*"):
+    def _remove_temporary(self, token: str = "") -> None:
+        for path in self._directory.glob(f"{_TEMPORARY}{token}*"):
             path.unlink(missing_ok=True)
 
 
