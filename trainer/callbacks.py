@@ -18,9 +18,17 @@ import keras
 
 from shardline.trainer import plugins, progress
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.keras_internals import check_direction, has_batch_hooks
+from shardline.trainer.keras_internals import check_direction, flat_logs, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
-from shardline.trainer.reports import Board, Counters, HistoryFile, Profile, Report, TuningMetric
+from shardline.trainer.reports import (
+    Board,
+    Counters,
+    HistoryFile,
+    Profile,
+    Report,
+    TuningMetric,
+    numbers,
+)
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs
 from shardline.trainer.tensorflow_internals import reading_own_means
@@ -189,7 +197,10 @@ def chosen_callbacks(
         callbacks.append(Unfreeze(frozen, settings.unfreeze_at_epoch, rate, changed))
     for reference in settings.callbacks:
         callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
-    names = list(model.get_metrics_result())
+    result = flat_logs(model.get_metrics_result())
+    for setting in ("early_stopping", "tuning_metric"):
+        _check_number(setting, getattr(settings, setting), result)
+    names = list(result)
     available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
     if settings.early_stopping:
         callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
@@ -213,6 +224,16 @@ def chief_reports(run: Run, counters: Counters) -> list[keras.callbacks.Callback
     if settings.profiled_steps:
         callbacks.append(Profile(logs, counters, *settings.profiled_steps))
     return callbacks
+
+
+def _check_number(setting: str, metric: str, result: Logs) -> None:
+    """Refuses a metric of several numbers, of which Keras could not say which is better."""
+    name = metric.removeprefix("val_")
+    if name in result and name not in numbers(result):
+        raise SettingsError(
+            f"{setting}: {metric} is a number for each class; give the metric an average "
+            '(F1Score(average="macro")), or name another one'
+        )
 
 
 def _check_metric(setting: str, metric: str, available: Sequence[str]) -> None:

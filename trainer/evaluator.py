@@ -23,8 +23,8 @@ from shardline.trainer.callbacks import Stopping
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
-from shardline.trainer.keras_internals import is_improvement
-from shardline.trainer.reports import metrics_text
+from shardline.trainer.keras_internals import flat_logs, is_improvement, saveable
+from shardline.trainer.reports import as_json, metrics_text, numbers
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs
 
@@ -50,8 +50,7 @@ class Evaluations:
     def write(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Writes the result of a checkpoint; a metric that is not finite becomes null."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        content = {"steps": position.steps, "epoch": position.epoch, "metrics": finite}
+        content = {"steps": position.steps, "epoch": position.epoch, "metrics": as_json(dict(metrics))}
         files.write_json(self._path(position.steps), content)
 
     def read(self, steps: int) -> dict[str, float] | None:
@@ -133,7 +132,7 @@ class Evaluator:
         self._best_file = directory / BEST_FILE
         self._metric = metric
         self._writer = tf.summary.create_file_writer(str(logs / "evaluator"))
-        self._judge = Stopping(metric, 0, list(model.get_metrics_result()))
+        self._judge = Stopping(metric, 0, list(numbers(flat_logs(model.get_metrics_result()))))
         self._judge.set_model(model)
         self._judge.on_train_begin()
         self._skipped: set[int] = set()
@@ -181,7 +180,7 @@ class Evaluator:
         restore_model(self._model, snapshot)
         metrics = self._evaluate()
         with self._writer.as_default():
-            for name, value in metrics.items():
+            for name, value in numbers(metrics).items():
                 # The name that Keras' own callback gives to evaluations by step.
                 tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=position.steps)
         self._writer.flush()
@@ -200,7 +199,8 @@ class Evaluator:
         self._best_file.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._best_file.with_name(f".tmp-{BEST_FILE}")
         try:
-            self._model.save(temporary)
+            with saveable(self._model):
+                self._model.save(temporary)
             temporary.replace(self._best_file)
         finally:
             temporary.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,6 +130,21 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs as callbacks get them: flat, sorted by name, numbers as floats, all else as it is."""
     flat: dict[str, Any] = pythonify_logs(logs)
     return flat
+
+
+@contextlib.contextmanager
+def saveable(model: keras.Model) -> Iterator[None]:
+    """Lets a model be saved without its compilation where that has no form in a file (functools.partial)."""
+    try:
+        json.dumps(model.get_compile_config())
+    except Exception:  # the user's code runs here and may raise anything
+        model.get_compile_config = lambda: None
+        try:
+            yield
+        finally:
+            del model.get_compile_config
+    else:
+        yield
 
 
 def random_state() -> keras.Variable:

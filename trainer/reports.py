@@ -95,9 +95,22 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         return f"epoch {self._epoch + 1}/{self._epochs}  {metrics_text(logs)}  {self._speed}  ETA {eta:.0f} s"
 
 
+def numbers(logs: Logs | None) -> dict[str, float]:
+    """Returns the metrics that are one number, not one for each class as F1Score."""
+    return {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
+
+
+def as_json(logs: Logs) -> dict[str, Any]:
+    """Returns metrics as JSON has them: several numbers as a list, and null where one is not finite."""
+    return {
+        name: np.asarray(value).tolist() if np.all(np.isfinite(value)) else None
+        for name, value in logs.items()
+    }
+
+
 def metrics_text(logs: Logs | None) -> str:
     """Returns metrics that are numbers as one line, "loss 0.1234  accuracy 0.9876"."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(_scalars(logs)))
+    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(numbers(logs)))
 
 
 def _loss_first(logs: Logs | None) -> list[tuple[str, Any]]:
@@ -180,15 +193,15 @@ class Board(keras.callbacks.TensorBoard):  # type: ignore[misc]  # keras has no 
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Writes what is due after a step."""
-        super().on_train_batch_end(batch, _scalars(logs))
+        super().on_train_batch_end(batch, numbers(logs))
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Writes what is due after a validation."""
+        super().on_test_end(numbers(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Writes what is due after an epoch."""
-        super().on_epoch_end(epoch, _scalars(logs))
-
-
-def _scalars(logs: Logs | None) -> Logs:
-    return {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
+        super().on_epoch_end(epoch, numbers(logs))
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

@@ -11,7 +11,7 @@ import keras
 
 from shardline.trainer import files, plugins
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import reason
+from shardline.trainer.keras_internals import reason, saveable
 from shardline.trainer.models import import_string
 from shardline.trainer.models.head import HEADS, Head
 
@@ -28,7 +28,8 @@ def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> 
     """
     target = scratch or directory
     temporary = target / f".tmp-{MODEL_FILE}"
-    model.save(temporary)
+    with saveable(model):
+        model.save(temporary)
     temporary.replace(target / MODEL_FILE)
 
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import evaluator, files, progress, saving
@@ -47,7 +46,7 @@ from shardline.trainer.optimizers import (
     tune_optimizer,
 )
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
-from shardline.trainer.reports import Counters
+from shardline.trainer.reports import Counters, as_json
 from shardline.trainer.run import Run, announce, check_splits, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, Loop
@@ -359,15 +358,9 @@ def _finish(run: Run, model: keras.Model, position: Position, logs: Logs, checkp
         if run.settings.evaluator:
             logs |= evaluator.wait_for_last(run, position)
         checkpoints.check_writer()
-        metrics = {"epochs": position.epoch, "steps": position.steps, **_finite(logs)}
+        metrics = {"epochs": position.epoch, "steps": position.steps, **as_json(logs)}
+        if unknown := [name for name, value in metrics.items() if value is None]:
+            progress.say("train", f"warning: {', '.join(unknown)} of the model is not finite")
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
         progress.fact("TensorBoard logs", str(run.dirs.logs))
-
-
-def _finite(logs: Logs) -> Logs:
-    """Returns metrics as JSON has them: one that is not finite, which is said, becomes null."""
-    unknown = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
-    if unknown:
-        progress.say("train", f"warning: {', '.join(unknown)} of the model is not finite")
-    return {name: None if name in unknown else np.asarray(value).tolist() for name, value in logs.items()}

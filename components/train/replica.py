@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def run(
         metrics = task.run(
             settings.of_trainer(dataset=dataset.path, model_dir=model.path, usual_batch_size=usual)
         )
-    model.metadata.update({"framework": "keras", "model_function": settings.model, **metrics})
+    # A number for each class has no place in an artifact's metadata, and one that is not finite none in JSON.
+    shown = {name: value for name, value in metrics.items() if isinstance(value, float) and isfinite(value)}
+    model.metadata.update({"framework": "keras", "model_function": settings.model, **shown})
 
 
 def _usual_batch_size(dataset: Path) -> int:

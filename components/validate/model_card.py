@@ -70,7 +70,9 @@ def _parse_settings(path: Path) -> dict[str, Any]:
 def _parse_history(path: Path) -> dict[str, tuple[float, ...]]:
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {name: tuple(float(row[name] or math.nan) for row in rows) for name in (rows[0] if rows else ())}
+    # A metric of a number for each class is a list there, and has no curve.
+    single = [name for name in (rows[0] if rows else ()) if not any(row[name][:1] == "[" for row in rows)]
+    return {name: tuple(float(row[name] or math.nan) for row in rows) for name in single}
 
 
 def set_rows(settings: Mapping[str, Any]) -> Rows:

@@ -584,7 +584,7 @@ def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
 
 def test_training_history_and_settings_reach_the_report(dataset, tmp_path, events):
     model_file = save(band_model(), tmp_path / "model")
-    history = "epoch,loss,val_loss,examples,seconds\n1,1.5,1.25,12,0.1\n2,0.5,,12,0.1\n"
+    history = 'epoch,loss,f1_score,val_loss,examples,seconds\n1,1.5,"[0, 1]",1.25,12,0.1\n2,0.5,,,12,0.1\n'
     (tmp_path / "model/history.csv").write_text(history)
     settings = {"model": "mnist_cnn", "settings": {"hparams": {"width": 8}}, "versions": {"keras": "3.15.0"}}
     (tmp_path / "model/settings.json").write_text(json.dumps(settings))

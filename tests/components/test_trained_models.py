@@ -9,10 +9,14 @@ from shardline.components import model_store
 from shardline.components.validate import validation
 from shardline.components.validate.gate import accuracy_gate
 from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.errors import SettingsError
 from shardline.trainer.predict import predict
+from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
+
+OWN = "tests.helpers.unexportable:own_loss_and_metric"
 
 
 def trained(dataset, out, model, **changes):
@@ -27,13 +31,22 @@ def validated(dataset, out):
 
 def test_a_loss_and_a_metric_that_no_file_can_name_train_and_are_validated(tmp_path, capsys):
     write_dataset(tmp_path / "data")
-    logs = trained(tmp_path / "data", tmp_path, "tests.helpers.unexportable:own_loss_and_metric", epochs=3)
+    logs = trained(tmp_path / "data", tmp_path, OWN, epochs=3)
     done, _ = validated(tmp_path / "data", tmp_path)
 
     assert "labels: one-hot, as the loss own_loss takes them" in capsys.readouterr().out
-    assert logs["val_own_metric"] > 0.9
+    assert logs["val_categorical_accuracy"] > 0.9
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert np.min(written["val_f1_score"]) > 0.9
+    assert len(json.loads(read_history(tmp_path)[-1]["f1_score"])) == 3
     assert done.blessed
     assert done.evaluation.accuracy > 0.9
+
+
+def test_a_metric_of_a_number_for_each_class_cannot_stop_a_run(tmp_path):
+    write_dataset(tmp_path / "data")
+    with pytest.raises(SettingsError, match=r"val_f1_score is a number for each class; .*average"):
+        trained(tmp_path / "data", tmp_path, OWN, early_stopping="val_f1_score")
 
 
 @pytest.mark.parametrize(("from_logits", "head"), [(False, "probability"), (True, "logit")])

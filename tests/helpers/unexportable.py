@@ -148,7 +148,7 @@ class OwnMetric(keras.metrics.CategoricalAccuracy):
 
 
 def own_loss_and_metric(dataset):
-    return _compiled([], dataset, loss=own_loss, metrics=[OwnMetric()])
+    return _compiled([], dataset, loss=own_loss, metrics=[OwnMetric(), keras.metrics.F1Score()])
 
 
 def single(dataset, from_logits=False):

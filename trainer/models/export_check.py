@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import reason
+from shardline.trainer.keras_internals import reason, saveable
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
 
 _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -41,12 +41,12 @@ def check_export(model: keras.Model, dataset: DatasetInfo) -> None:
     Raises:
         ModelError: When one of it fails, or the loaded model gives other answers than the model.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), saveable(model):
         warnings.simplefilter("ignore")  # what matters is refused
         config = _described(model)
     if not any(_is_foreign(part) for part in _parts(config)):
         return
-    with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
+    with saveable(model), tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
         path = Path(directory) / "model.keras"
         try:
             with warnings.catch_warnings():

@@ -1,0 +1,369 @@
+"""Ways to build and compile a model: `python -m tests.trainer.compiling > docs/compiling.md`.
+
+Each is trained by Shardline, and by Keras' own `fit` on the same batches in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from shardline.trainer.data.manifest import DatasetInfo
+from tests.helpers import models, unexportable
+from tests.trainer import own_models as own
+
+SAME, SPARSE, ONE_HOT, BINARY = "", "sparse", "one-hot", "binary"
+
+layers, losses, metrics, optimizers = keras.layers, keras.losses, keras.metrics, keras.optimizers
+CATEGORICAL = "categorical_crossentropy"
+OF_NUMBERS = "sparse_categorical_crossentropy"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to build and compile a model.
+
+    Attributes:
+        shown: The way, as the page has it.
+        make: Makes the model for a dataset.
+        labels: Form of the labels with which `fit` is compared.
+        refused: What the refusal says; "" where training gives the same as `fit`.
+        settings: Further settings of the run.
+        classes: Number of classes of the dataset.
+        tolerance: Largest difference of loss and metrics.
+    """
+
+    shown: str
+    make: Callable[[DatasetInfo], Any]
+    labels: str = SPARSE
+    refused: str = SAME
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    classes: int = 3
+    tolerance: float = 1e-5
+
+
+def net(
+    dataset: DatasetInfo, *middle: Any, activation: str | None = "softmax", units: int = 0
+) -> keras.Model:
+    """Returns a small model that is not compiled."""
+    return keras.Sequential(
+        [
+            keras.Input(dataset.input_shape, dtype="uint8"),
+            layers.Rescaling(1 / 255),
+            layers.Flatten(),
+            *middle,
+            layers.Dense(units or dataset.num_classes, activation, dtype="float32"),
+        ]
+    )
+
+
+def compiled(
+    loss: Any = OF_NUMBERS,
+    metric: Any = ("accuracy",),
+    optimizer: Any = "adam",
+    *middle: Callable[[], Any],
+    activation: str | None = "softmax",
+    units: int = 0,
+    **options: Any,
+) -> Callable[[DatasetInfo], keras.Model]:
+    """Returns a model function; what has a state is given as a function that makes it."""
+
+    def make(dataset: DatasetInfo) -> keras.Model:
+        model = net(dataset, *(one() for one in middle), activation=activation, units=units)
+        given = [one() if isinstance(one, type | functools.partial) else one for one in metric]
+        model.compile(optimizer() if callable(optimizer) else optimizer, loss, metrics=given, **options)
+        return model
+
+    return make
+
+
+def _with(optimizer: Callable[[], Any]) -> Callable[[DatasetInfo], keras.Model]:
+    return compiled(optimizer=optimizer)
+
+
+def _of(*middle: Callable[[], Any]) -> Callable[[DatasetInfo], keras.Model]:
+    return compiled(OF_NUMBERS, ("accuracy",), "adam", *middle)
+
+
+_part = functools.partial
+
+LOSSES = (
+    Case("`sparse_categorical_crossentropy`", compiled()),
+    Case(
+        "`SparseCategoricalCrossentropy(from_logits=True)`, no softmax",
+        compiled(losses.SparseCategoricalCrossentropy(from_logits=True), activation=None),
+    ),
+    Case(
+        "`SparseCategoricalCrossentropy(reduction='sum')`",
+        compiled(losses.SparseCategoricalCrossentropy(reduction="sum")),
+        tolerance=1e-4,
+    ),
+    Case("`categorical_crossentropy`", compiled(CATEGORICAL), ONE_HOT),
+    Case(
+        "`CategoricalCrossentropy(label_smoothing=0.1)`",
+        compiled(losses.CategoricalCrossentropy(label_smoothing=0.1)),
+        ONE_HOT,
+    ),
+    Case(
+        "`CategoricalCrossentropy(from_logits=True)`, no softmax",
+        compiled(losses.CategoricalCrossentropy(from_logits=True), activation=None),
+        ONE_HOT,
+    ),
+    Case("`CategoricalFocalCrossentropy()`", compiled(losses.CategoricalFocalCrossentropy()), ONE_HOT),
+    Case("`crossentropy`, which takes either", compiled("crossentropy")),
+    Case("`mean_squared_error`", compiled("mean_squared_error"), ONE_HOT),
+    Case("`kl_divergence`", compiled("kl_divergence"), ONE_HOT),
+    Case("`Huber()`", compiled(losses.Huber()), ONE_HOT),
+    Case("`categorical_hinge`", compiled("categorical_hinge"), ONE_HOT),
+    Case("`cosine_similarity`", compiled("cosine_similarity"), ONE_HOT),
+    Case("`Dice()`", compiled(losses.Dice()), ONE_HOT),
+    Case("`binary_crossentropy` of three classes", compiled("binary_crossentropy"), ONE_HOT),
+    Case("a list of one loss, with `loss_weights`", compiled([CATEGORICAL], loss_weights=[2.0]), ONE_HOT),
+    Case("a function of one's own, of class numbers", compiled(own.of_numbers)),
+    Case("a function of one's own, of one-hot labels", compiled(own.of_one_hot), ONE_HOT),
+    Case("a `Loss` of one's own, not registered", compiled(own.OwnLoss()), ONE_HOT),
+    Case(
+        "`functools.partial` of a loss, logits",
+        compiled(_part(losses.sparse_categorical_crossentropy, from_logits=True), activation=None),
+    ),
+    Case("no loss but `add_loss` in a layer", own.entropy),
+)
+
+TWO_CLASSES = (
+    Case(
+        "`binary_crossentropy`, one sigmoid",
+        compiled("binary_crossentropy", activation="sigmoid", units=1),
+        BINARY,
+        classes=2,
+    ),
+    Case(
+        "`BinaryCrossentropy(from_logits=True)`, one output",
+        compiled(losses.BinaryCrossentropy(from_logits=True), (), activation=None, units=1),
+        BINARY,
+        classes=2,
+    ),
+    Case(
+        "`BinaryFocalCrossentropy()`, `AUC()`, `F1Score()`, one sigmoid",
+        compiled(
+            losses.BinaryFocalCrossentropy(),
+            (metrics.AUC, _part(metrics.F1Score, threshold=0.5)),
+            activation="sigmoid",
+            units=1,
+        ),
+        BINARY,
+        classes=2,
+    ),
+    Case(
+        "`binary_crossentropy`, `AUC()`, softmax of two",
+        compiled("binary_crossentropy", (metrics.AUC,)),
+        ONE_HOT,
+        classes=2,
+    ),
+    Case(
+        "`hinge`, one tanh",
+        compiled("hinge", activation="tanh", units=1),
+        refused="end the model with a sigmoid",
+        classes=2,
+    ),
+    Case(
+        "`sparse_categorical_crossentropy`, one sigmoid",
+        compiled(activation="sigmoid", units=1),
+        refused="end it with Dense(2), or compile it with binary_crossentropy",
+        classes=2,
+    ),
+)
+
+METRICS = (
+    Case(
+        "`AUC()`, `Precision()`, `Recall()`",
+        compiled(CATEGORICAL, (metrics.AUC, metrics.Precision, metrics.Recall)),
+        ONE_HOT,
+    ),
+    Case("`F1Score()`, a number for each class", compiled(CATEGORICAL, (metrics.F1Score,)), ONE_HOT),
+    Case(
+        "`F1Score(average='macro')`",
+        compiled(CATEGORICAL, (_part(metrics.F1Score, average="macro"),)),
+        ONE_HOT,
+    ),
+    Case(
+        "`CategoricalAccuracy()`, `TopKCategoricalAccuracy(2)`",
+        compiled(CATEGORICAL, (metrics.CategoricalAccuracy, _part(metrics.TopKCategoricalAccuracy, 2))),
+        ONE_HOT,
+    ),
+    Case(
+        "`SparseTopKCategoricalAccuracy(2)`",
+        compiled(metric=(_part(metrics.SparseTopKCategoricalAccuracy, 2),)),
+    ),
+    Case(
+        "`MeanIoU(3, sparse_y_pred=False)`",
+        compiled(metric=(_part(metrics.MeanIoU, 3, sparse_y_pred=False),)),
+    ),
+    Case("a metric of one's own, not registered", compiled(CATEGORICAL, (unexportable.OwnMetric,)), ONE_HOT),
+    Case("a function of one's own as a metric", compiled(metric=(own.share_right,))),
+    Case(
+        "`weighted_metrics`, and class weights of the run",
+        compiled(CATEGORICAL, (), weighted_metrics=["accuracy"]),
+        ONE_HOT,
+        settings={"class_weights": '{"top": 3.0}'},
+    ),
+    Case(
+        "`sparse_categorical_crossentropy` with `AUC()`",
+        compiled(metric=(metrics.AUC,)),
+        refused="takes class numbers and the metric AUC one-hot labels",
+    ),
+)
+
+OPTIMIZERS = (
+    Case(
+        "`SGD(momentum=0.9, nesterov=True, clipnorm=0.1)`",
+        _with(_part(optimizers.SGD, 0.1, momentum=0.9, nesterov=True, clipnorm=0.1)),
+    ),
+    Case("`AdamW(global_clipnorm=0.5)`", _with(_part(optimizers.AdamW, global_clipnorm=0.5))),
+    Case("`Lion()`", _with(optimizers.Lion)),
+    Case("`Adam(use_ema=True)`", _with(_part(optimizers.Adam, use_ema=True))),
+    Case(
+        "a schedule of the learning rate",
+        _with(lambda: optimizers.Adam(optimizers.schedules.CosineDecay(0.1, 3))),
+    ),
+    Case(
+        "`SGD(gradient_accumulation_steps=3)`",
+        _with(_part(optimizers.SGD, 0.1, gradient_accumulation_steps=3)),
+    ),
+    Case("`LossScaleOptimizer(SGD())`", _with(lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))),
+    Case("an optimizer of one's own", _with(own.OwnSGD)),
+    Case("two optimizers of a `train_step` of one's own", own.two_optimizers),
+    Case("`MultiOptimizer`", own.multi_optimizer),
+)
+
+PRECISIONS = (
+    Case(
+        "policy `mixed_bfloat16`",
+        _of(_part(layers.Dense, 8)),
+        settings={"precision": "bfloat16"},
+        tolerance=1e-3,
+    ),
+    Case(
+        "policy `mixed_float16`, its loss scaled",
+        _of(_part(layers.Dense, 8)),
+        settings={"precision": "float16"},
+        tolerance=1e-3,
+    ),
+    Case("one layer in `float64`", _of(_part(layers.Dense, 8, dtype="float64"))),
+)
+
+MODELS = (
+    Case("`Sequential` without `Input`", own.without_input),
+    Case("functional, with branches and a shared layer", own.functional),
+    Case("functional, with operations of `keras.ops`", own.operations),
+    Case("a model inside of a model, frozen", own.nested),
+    Case("subclassed, registered", own.subclassed),
+    Case("`BatchNormalization`", _of(layers.BatchNormalization)),
+    Case(
+        "`LayerNormalization`, L2 regularization",
+        _of(layers.LayerNormalization, _part(layers.Dense, 8, kernel_regularizer="l2")),
+    ),
+    Case("a kernel constraint", _of(_part(layers.Dense, 8, kernel_constraint="max_norm"))),
+    Case(
+        "`TimeDistributed`, `Bidirectional(LSTM)`",
+        _of(
+            _part(layers.Reshape, (4, 4)),
+            lambda: layers.TimeDistributed(layers.Dense(4)),
+            lambda: layers.Bidirectional(layers.LSTM(3)),
+        ),
+    ),
+    Case("`SpectralNormalization(Dense)`", _of(lambda: layers.SpectralNormalization(layers.Dense(8)))),
+    Case("`MultiHeadAttention`", own.attention),
+    Case("a layer of one's own, registered", _of(_part(unexportable.Scaled, 2.0))),
+    Case("LoRA: `dense.enable_lora(2)`", own.low_rank),
+    Case("a `train_step` of one's own", models.own_step),
+    Case("a `train_step` of one's own that returns no loss", own.silent),
+    Case("a `compute_loss` of one's own", own.own_compute_loss),
+    Case("`compile(jit_compile=True)`", compiled(jit_compile=True)),
+    Case("`Lambda`", unexportable.lambda_layer, refused="has a Lambda layer"),
+    Case("`Lambda`, `allow_unexportable`", unexportable.lambda_layer, settings={"allow_unexportable": True}),
+    Case(
+        "a layer or activation of one's own, not registered",
+        unexportable.unregistered,
+        refused="classes and functions of its own need @keras.saving.register_keras_serializable()",
+    ),
+    Case(
+        "a registered layer without its `get_config`",
+        unexportable.unconfigured,
+        refused="give each class of its own a get_config()",
+    ),
+    Case(
+        "a layer whose weights Keras does not know",
+        unexportable.forgetful,
+        refused="some of its weights are not saved",
+    ),
+    Case(
+        "`tf.numpy_function`, `tf.py_function`", unexportable.called, refused="calls Python while it predicts"
+    ),
+    Case("several inputs", unexportable.two_inputs, refused="make the others of it in layers"),
+    Case("several outputs", models.two_outputs, refused="train a model with that one alone"),
+    Case(
+        "several inputs and outputs, of a `transform`, `allow_unexportable`",
+        models.several,
+        settings={"transform": "tests.helpers.models:several_inputs", "allow_unexportable": True},
+    ),
+    Case(
+        "logits whose loss does not say `from_logits`",
+        models.undeclared_logits,
+        refused="end the model with a softmax, or compile it with from_logits=True",
+    ),
+    Case("more outputs than classes", models.wrong_classes, refused="it was made for other data"),
+    Case("not compiled", models.uncompiled, refused="call model.compile(...)"),
+)
+
+GROUPS = {
+    "Losses": LOSSES,
+    "Two classes": TWO_CLASSES,
+    "Metrics": METRICS,
+    "Optimizers": OPTIMIZERS,
+    "Precision": PRECISIONS,
+    "Models": MODELS,
+}
+CASES = {case.shown: case for group in GROUPS.values() for case in group}
+
+
+def build(dataset: DatasetInfo, case: str) -> keras.Model:
+    """Model function of a case, by its name."""
+    return CASES[case].make(dataset)
+
+
+_HEAD = """\
+# What compiles in Keras
+
+This page says for ways to build and compile a model whether Shardline trains it as Keras' own `fit` does, or
+refuses it, and why. A test trains each of them with both, on the same batches in the same order: "same" means
+that loss and metrics differ by less than 0.00001 (0.001 in half precision).
+
+Labels take the form that loss and metrics need: class numbers, one-hot, or 0 and 1 for a single output.
+A line of the log says which. What is refused is refused before the first step; what cannot be exported trains
+all the same with `allow_unexportable`. `python -m tests.trainer.compiling` prints this page.
+"""
+_FORMS = {SPARSE: "numbers", ONE_HOT: "one-hot", BINARY: "0 or 1"}
+
+
+def page() -> str:
+    """Returns the page of the documentation."""
+    parts = [_HEAD]
+    for title, group in GROUPS.items():
+        rows = [
+            f"| {case.shown} | refused: {case.refused} | |"
+            if case.refused
+            else f"| {case.shown} | same | {'' if 'transform' in case.settings else _FORMS[case.labels]} |"
+            for case in group
+        ]
+        parts.append(
+            "\n".join([f"## {title}", "", "| way | as `fit` | labels |", "|---|---|---|", *rows, ""])
+        )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
