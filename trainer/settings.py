@@ -39,6 +39,8 @@ _KINDS = {
     str: "text",
     tuple: "a list of texts",
 }
+# The trainer seeds with one more, and NumPy takes 32 bits.
+_LARGEST_SEED = 2**32 - 2
 _AT_LEAST_ONE = (
     "epochs",
     "per_replica_batch_size",
@@ -163,6 +165,8 @@ class TrainSettings:
                 raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
         if not self.model:
             raise SettingsError("model is empty; give a built-in name or pkg.module:function")
+        if self.seed > _LARGEST_SEED:
+            raise SettingsError(f"seed must be at most {_LARGEST_SEED:,}, got {self.seed:,}")
         if self.label_smoothing >= 1:
             raise SettingsError(f"label_smoothing must be below 1, got {self.label_smoothing}")
         if self.fine_tuning_learning_rate and not self.unfreeze_at_epoch:

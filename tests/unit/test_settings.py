@@ -28,6 +28,7 @@ def settings(**changes):
         ({"per_replica_batch_size": 0}, "per_replica_batch_size must be at least 1"),
         ({"learning_rate": -1.0}, "learning_rate must not be negative"),
         ({"seed": -1}, "seed must not be negative"),
+        ({"seed": 2**32 - 1}, "seed must be at most 4,294,967,294, got 4,294,967,295"),
         ({"strategy": "magic"}, "unknown strategy 'magic'; there are auto, one_device"),
         ({"model": ""}, "model is empty"),
     ],
