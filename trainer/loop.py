@@ -199,8 +199,6 @@ class Training:
 
     def _close_epoch(self, epoch: int) -> None:
         """Validates an epoch, also one that a limit has cut short, and lets callbacks see its end."""
-        # Merged: what is validated is what a checkpoint has.
-        self._merge()
         self.logs |= self._validate()
         self._hooks("on_epoch_end", epoch, dict(self.logs))
         self.position = replace(self.position, closed=True)
