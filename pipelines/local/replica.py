@@ -28,16 +28,19 @@ from shardline.trainer.errors import PipelineError
 _KILL_S = 2.0
 
 
-def launches(job: CustomJob, addresses: Sequence[str], gcs_root: Path | None) -> dict[str, Launch]:
+def launches(
+    job: CustomJob, addresses: Sequence[str], gcs_root: Path | None, temporary: Path
+) -> dict[str, Launch]:
     """Returns how each replica is started, by name, the chief first.
 
     An environment is this process's, the pool's, and the platform's own on top. `gcs_root` stands in for
-    /gcs/, unless this process's environment names another.
+    /gcs/, unless this process's environment names another. Temporary files go to the directory `temporary`.
 
     Raises:
         PipelineError: When there is no such command on this machine.
     """
     inherited = {key: value for key, value in os.environ.items() if key not in cluster.PLATFORM_VARIABLES}
+    inherited["TMPDIR"] = str(temporary)
     if gcs_root is not None:
         inherited.setdefault(files.GCS_ROOT_VARIABLE, str(gcs_root))
     # "python3" in a replica's command is the Python of this environment.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardline.pipelines.local import job as cluster
-from shardline.pipelines.local import processes, start
+from shardline.pipelines.local import processes, scratch, start
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.output import Output, ShowLine
 from shardline.pipelines.local.processes import ProcessFailedError
@@ -120,8 +120,12 @@ def run_job(
     """
     names = [member.name for member in cluster.replicas(job)]
     rehearsal = Rehearsal(injections, names, topic)
-    with processes.stop_on_signals(), processes.reserve(len(names)) as addresses:
-        starts = launches(job, addresses, gcs_root)
+    with (
+        processes.stop_on_signals(),
+        processes.reserve(len(names)) as addresses,
+        scratch.directory() as temporary,
+    ):
+        starts = launches(job, addresses, gcs_root, temporary)
         log_directory.mkdir(parents=True, exist_ok=True)
         progress.say(topic, f"starting {', '.join(names)}")
         with (

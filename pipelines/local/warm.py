@@ -44,6 +44,7 @@ _IMMATERIAL = {
     *PLATFORM_VARIABLES,
     "PATH",
     "PYTHONUNBUFFERED",
+    "TMPDIR",
     progress.EVENTS_VARIABLE,
     files.GCS_ROOT_VARIABLE,
     SERVER_VARIABLE,
@@ -155,6 +156,7 @@ def _run(request: Request) -> NoReturn:
     """Does in this process what `python -m MODULE ARGUMENTS` does in a new one, and ends it."""
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # as the environment says
     with contextlib.suppress(ImportError):
         import numpy as np
 

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
+from shardline.pipelines.local import scratch
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
 from shardline.trainer.errors import EXIT_BAD_INPUT
 from tests.helpers.jobs import PRELUDE, eventually, marked
@@ -23,6 +25,8 @@ _HANG = """
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 daemon = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
 subprocess.run([sys.executable, "-c", daemon])
+import tempfile
+tempfile.mkdtemp(prefix=f"shardline-{name}-")
 Path(os.environ["STARTED"], name).touch()
 time.sleep(600)
 """
@@ -34,6 +38,10 @@ def _runner(payload: str, resources: Path) -> list[str]:
         *("--type", "CustomJob", "--project", "p", "--location", "l", "--payload", payload),
         *("--gcp_resources", str(resources)),
     ]
+
+
+def _temporary(tmp_path: Path) -> Path:
+    return tmp_path / "temporary"
 
 
 def _start_runner(tmp_path: Path) -> subprocess.Popen[bytes]:
@@ -48,9 +56,10 @@ def _start_runner(tmp_path: Path) -> subprocess.Popen[bytes]:
     }
     pool = {"container_spec": container, "replica_count": 1.0}
     payload = {"display_name": "toy", "job_spec": {"worker_pool_specs": [pool, pool]}}
+    _temporary(tmp_path).mkdir()
     runner = subprocess.Popen(
         _runner(json.dumps(payload), tmp_path / "task" / "gcp_resources"),
-        env={**os.environ, "STARTED": str(started)},
+        env={**os.environ, "STARTED": str(started), "TMPDIR": str(_temporary(tmp_path))},
     )
     eventually(lambda: len(list(started.iterdir())) == 2)
     return runner
@@ -60,12 +69,22 @@ def _start_runner(tmp_path: Path) -> subprocess.Popen[bytes]:
     ("signum", "code"),
     [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
 )
-def test_no_replica_outlives_the_runner(tmp_path: Path, no_orphans: str, signum: int, code: int) -> None:
+def test_no_replica_and_no_temporary_file_outlives_the_runner(
+    tmp_path: Path, no_orphans: str, monkeypatch: pytest.MonkeyPatch, signum: int, code: int
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(_temporary(tmp_path)))
     runner = _start_runner(tmp_path)
     # The runner, two guardians, two shells, two programs, and two processes that each has started.
     assert len(marked(no_orphans)) == 11
     runner.send_signal(signum)
     assert runner.wait(10) == code  # and the fixture looks for what is left
+    eventually(lambda: len(marked(no_orphans)) == 0)
+    temporary = _temporary(tmp_path)
+    if signum == signal.SIGKILL:  # the next one removes what this one could not
+        assert len(list(temporary.glob("shardline-job-*/shardline-*"))) == 2
+        with scratch.directory() as other, scratch.directory():
+            assert other.exists()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("which", ["guardian.py", "sh"])

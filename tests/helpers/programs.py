@@ -15,6 +15,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -163,6 +164,7 @@ def _run(command: list[str], env: Mapping[str, str], cwd: str, files: Mapping[in
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # as the environment says
     os.chdir(cwd)
     sys.path[:0] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     # To the program this is the main process: it may start others.
