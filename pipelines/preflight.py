@@ -17,6 +17,7 @@ from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.check.schedule import Schedule
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
+from shardline.trainer import plugins
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.models import import_string
 
@@ -37,7 +38,7 @@ def check_run(
         spec: The compiled pipeline (IR).
         given: Values by name: as text, as on a command line, or of the declared type already.
         schedule: Schedule of the run, if it has one.
-        here: Whether it is to run on this machine, which must then have the data.
+        here: Whether it is to run on this machine, which must then have the data and the model function.
 
     Returns:
         The given parameters, of their declared types, and the warnings of `shardline check`.
@@ -69,7 +70,7 @@ def check_tune(parameters: Mapping[str, Any]) -> None:
 
 
 def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
-    """Checks every parameter of the retraining pipeline; where `here`, the data is to be on this machine.
+    """Checks every parameter of the retraining pipeline; `here`, data and model have to be on this machine.
 
     The steps check them again where they use them; here they are checked before anything has been spent.
     Loads neither TensorFlow nor the user's own code. Raises as `check_run`.
@@ -78,7 +79,9 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
     read(GateSettings, own_fields(GateSettings, values), "gate")
-    import_string(training.model)
+    function = import_string(training.model)
+    if here:
+        plugins.look(function, "model")
     source = parameters["source"]
     # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
     elsewhere = not here or "{date" in source or "://" in source or source.startswith("images:/gcs/")

@@ -105,7 +105,7 @@ def reason(error: Exception) -> str:
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
     for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
         text = text.partition(end)[0]
-    return " ".join(text.split()) or type(error).__name__
+    return " ".join(text.split()).rstrip(". ") or type(error).__name__
 
 
 def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,56 @@ def load(
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
         there = _closest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
+
+
+def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
+    """Looks whether an import string names what the source of its module defines, without importing any code.
+
+    Raises `error` when the module's file is not there, is not Python, or defines no such name; a module that
+    cannot be looked into (compiled, or one that imports all of another) may have it.
+    """
+    module_name, _, name = reference.partition(":")
+    _make_working_directory_importable()
+    file = _source_of(module_name)
+    if file is None:
+        raise error(f"unknown {kind} {reference!r}: no module {module_name!r}{_neighbours(module_name)}")
+    if file.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError as failure:
+        raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
+    bound = set(_bound_names(tree))
+    if not bound & {name, "*", "__getattr__"}:
+        there = _closest(name, bound) or "nothing"
+        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
+
+
+def _source_of(module_name: str) -> Path | None:
+    """Returns the file of a module, or the directory of a package without one; None where there is none."""
+    path: Sequence[str] | None = None
+    found = None
+    for end in range(1, module_name.count(".") + 2):
+        found = PathFinder.find_spec(".".join(module_name.split(".")[:end]), path)
+        if found is None:
+            return None
+        path = list(found.submodule_search_locations or ())
+    return Path(found.origin or "") if found else None
+
+
+def _bound_names(tree: ast.Module) -> Iterator[str]:
+    """Yields the names that a module binds anywhere outside of functions and classes."""
+    within: list[ast.AST] = list(tree.body)
+    while within:
+        node = within.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            yield node.name
+            continue
+        if isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        within.extend(ast.iter_child_nodes(node))
 
 
 def describe(error: BaseException) -> str:

@@ -32,6 +32,7 @@ def assert_refused(result, message):
         ("source=digit", "unknown source 'digit'; known: digits, tfds:NAME[:CONFIG], images:DIR"),
         ("source=images:/nowhere", "/nowhere"),
         ("model=resnet", "unknown model 'resnet'; built in are mnist_cnn, resnet50"),
+        ("model=tests.helpers.models:plian", "tests.helpers.models has no 'plian', it has plain"),
         ("min_accuracy=1.5", "min_accuracy must be"),
         ("epochs=0", "epochs must be at least 1, got 0"),
         ("per_replica_batch_size=-1", "per_replica_batch_size must be at least 1"),

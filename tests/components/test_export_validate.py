@@ -357,7 +357,7 @@ def two_outputs():
         (lambda: band_model(activation=None), r"not probabilities \(on a black image: \[0, 0, 0\]\)"),
         (lambda: band_model(activation="sigmoid"), "does not say from_logits"),
         (two_inputs, "has 2 inputs"),
-        (two_outputs, "output is list, the dataset has 3 classes"),
+        (two_outputs, "the model has 2 outputs; an exported model has one"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_and_nothing_written(make, message, manifest, tmp_path):

@@ -13,6 +13,7 @@ from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import load_augmentation
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build, create_variables
+from shardline.trainer.models.head import read_head
 from shardline.trainer.models.mlp import Standardization
 from tests.helpers.datasets import example_batch, write_dataset, write_table
 
@@ -177,9 +178,9 @@ def test_a_model_may_take_some_of_the_columns(table):
 )
 def test_a_model_of_other_columns_is_refused(table, name, message):
     with pytest.raises(ModelError, match=message):
-        build(f"tests.helpers.models:{name}", table[1].info(), {})
+        read_head(build(f"tests.helpers.models:{name}", table[1].info(), {}), table[1].info())
 
 
 def test_a_table_model_of_other_classes_is_refused(table):
     with pytest.raises(ModelError, match=r"output is shape \(n, 5\), the dataset has 3 classes"):
-        build("tests.helpers.models:by_year", table[1].info(), {"classes": 5})
+        read_head(build("tests.helpers.models:by_year", table[1].info(), {"classes": 5}), table[1].info())
