@@ -47,6 +47,23 @@ def test_what_each_replica_keeps_for_itself_is_averaged(mirrored):
         assert comparison.flat(replica) == pytest.approx((first + second) / 2, abs=1e-6)
 
 
+def test_what_is_equal_on_all_replicas_is_not_changed_by_averaging():
+    """A third of three times a float32 is another number for one in seven."""
+    program = (
+        "import keras, numpy as np\n"
+        "from shardline.trainer.cluster import exchange, strategy\n"
+        "from shardline.trainer.cluster.cluster import Cluster\n"
+        "from shardline.trainer.settings import TrainSettings\n"
+        "made = strategy.create(TrainSettings(dataset='-', model='-', cpu_devices=3), Cluster())\n"
+        "with made.scope():\n"
+        "    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50, trainable=False)])\n"
+        "before = model.get_weights()\n"
+        "exchange.replica_merger(made, model)()\n"
+        "np.testing.assert_array_equal(before[0], model.get_weights()[0])\n"
+    )
+    replicas.run(["-c", program], 1)
+
+
 @pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
 def test_logical_cpu_devices_are_the_replicas(strategy):
     program = (
