@@ -23,7 +23,8 @@ from shardline.trainer.callbacks import Stopping
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
-from shardline.trainer.keras_internals import flat_logs, is_improvement, saveable
+from shardline.trainer.keras_compilation import saveable
+from shardline.trainer.keras_internals import flat_logs, is_improvement
 from shardline.trainer.reports import as_json, metrics_text, numbers
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs

@@ -1,7 +1,8 @@
 """Keras' inside: every place where the trainer leaves Keras' documented interface, and why.
 
 Most of it changes methods of one object, as attributes: class, configuration and saved form stay as they
-are. tests/trainer/test_internals.py notices when a workaround is no longer needed.
+are. What is about compiling stands in keras_compilation.py. tests/trainer/test_internals.py notices when a
+workaround is no longer needed.
 """
 
 from __future__ import annotations
@@ -9,18 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
-import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.losses import loss as losses
-from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random import seed_generator
-from keras.src.trainers import compile_utils, trainer
+from keras.src.trainers import trainer
 from keras.src.utils.python_utils import is_default, pythonify_logs
 
 from shardline.trainer.errors import ModelError
@@ -59,55 +56,6 @@ def check_direction(stopping: keras.callbacks.EarlyStopping) -> None:
     stopping._set_monitor_op()
 
 
-def compiled_losses(model: keras.Model) -> list[Any]:
-    """Returns the losses given to `compile`, and those that a model holds for a `train_step` of its own."""
-    given = getattr(model, "loss", None)
-    nested = (
-        given.values() if isinstance(given, dict) else given if isinstance(given, list | tuple) else [given]
-    )
-    whole = compile_utils.CompileLoss
-    held = [one for one in vars(model).values() if isinstance(one, keras.Loss) and not isinstance(one, whole)]
-    return list({id(one): one for one in (*nested, *held) if one is not None}.values())
-
-
-def compiled_metrics(model: keras.Model) -> list[Any]:
-    """Returns the metrics of a compiled model as they were given to `compile`: `metrics` has them built."""
-    given = getattr(model, "_compile_metrics", None)
-    if given is None:
-        return []
-    nested = (given._user_metrics, given._user_weighted_metrics)
-    return [one for one in keras.tree.flatten(nested) if one is not None]
-
-
-def loss_of(loss: Any, y_true: Any, y_pred: Any) -> Any:
-    """Computes a loss given to `compile`, a text, a function or an object, as `compute_loss` does."""
-    return compile_utils.get_loss(loss, y_true, y_pred)(y_true, y_pred)
-
-
-def wrapped_function(given: Any) -> Any:
-    """Returns the function behind a loss or metric that only wraps one; anything else as it is."""
-    if isinstance(given, LossFunctionWrapper):
-        return given.fn
-    return given._fn if isinstance(given, keras.metrics.MeanMetricWrapper) else given
-
-
-def is_activated(outputs: Any) -> bool:
-    """Whether outputs come of a softmax or sigmoid of Keras, which remembers the logits behind them.
-
-    By this a loss with from_logits=True finds its way back (keras/src/backend/tensorflow/nn.py,
-    `_get_logits`).
-    """
-    return hasattr(outputs, "_keras_logits")
-
-
-def reason(error: Exception) -> str:
-    """Returns what an exception of Keras says, in a line: without colours, arguments and configurations."""
-    text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
-    for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
-        text = text.partition(end)[0]
-    return " ".join(text.split()).rstrip(". ") or type(error).__name__
-
-
 def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
     """Whether a callback has a hook of every step ("train" or "test") that does something.
 
@@ -130,21 +78,6 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs as callbacks get them: flat, sorted by name, numbers as floats, all else as it is."""
     flat: dict[str, Any] = pythonify_logs(logs)
     return flat
-
-
-@contextlib.contextmanager
-def saveable(model: keras.Model) -> Iterator[None]:
-    """Lets a model be saved without its compilation where that has no form in a file (functools.partial)."""
-    try:
-        json.dumps(model.get_compile_config())
-    except Exception:  # the user's code runs here and may raise anything
-        model.get_compile_config = lambda: None
-        try:
-            yield
-        finally:
-            del model.get_compile_config
-    else:
-        yield
 
 
 def random_state() -> keras.Variable:
@@ -403,35 +336,6 @@ def agree_on_finite(optimizer: keras.optimizers.LossScaleOptimizer, replicas: in
         return tf.equal(total, float(replicas))
 
     optimizer.check_finite = check_finite
-
-
-def weigh_output_losses(model: keras.Model) -> None:
-    """Makes the metrics of each output's loss exact means over the examples.
-
-    Keras weighs them by the static size of the batch, which is not known where the last batch of a split may
-    be smaller, and then averages over batches (keras/src/trainers/compile_utils.py, `CompileLoss.call`;
-    keras-team/keras#19363 has mended the loss of the whole only). The model is compiled and built.
-    """
-    compiled = model._compile_loss
-    if compiled is None or not compiled.metrics:
-        return
-    batch = threading.local()
-    call = compiled.call
-
-    def counted_call(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        batch.examples = tf.shape(tf.nest.flatten(y_pred)[0])[0]
-        return call(y_true, y_pred, sample_weight)
-
-    compiled.call = counted_call
-
-    def weigh(update: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda value, sample_weight=None: update(
-            value, sample_weight=batch.examples if sample_weight is None else sample_weight
-        )
-
-    for metric in compiled.metrics:
-        if metric is not None:
-            metric.update_state = weigh(metric.update_state)
 
 
 class OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no types

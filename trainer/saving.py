@@ -11,7 +11,7 @@ import keras
 
 from shardline.trainer import files, plugins
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import reason, saveable
+from shardline.trainer.keras_compilation import reason, saveable
 from shardline.trainer.models import import_string
 from shardline.trainer.models.head import HEADS, Head
 

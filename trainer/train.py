@@ -34,7 +34,8 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import pipeline
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import ModelError, RunError, SettingsError
-from shardline.trainer.keras_internals import asked_for_xla, supports_xla, weigh_output_losses
+from shardline.trainer.keras_compilation import weigh_output_losses
+from shardline.trainer.keras_internals import asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export

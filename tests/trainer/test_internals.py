@@ -1,5 +1,6 @@
 """Each workaround for Keras or TensorFlow is still needed: a test that fails here says which one may go."""
 
+import functools
 import inspect
 import logging
 import subprocess
@@ -14,7 +15,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
-from shardline.trainer import keras_internals, tensorflow_internals
+from shardline.trainer import keras_compilation, keras_internals, tensorflow_internals
 
 
 def test_keras_builds_no_optimizer_and_no_metric_with_the_model():
@@ -69,7 +70,7 @@ def test_keras_averages_the_losses_of_outputs_over_batches():
         y = tf.constant([[0.0], [0.0], [3.0]])
         keras_internals.build_symbolically(model, (y, {"a": y, "b": y}))
         if weigh:
-            keras_internals.weigh_output_losses(model)
+            keras_compilation.weigh_output_losses(model)
         step = tf.function(
             model.test_step,
             input_signature=[(tf.TensorSpec([None, 1]), dict.fromkeys("ab", tf.TensorSpec([None, 1])))],
@@ -81,6 +82,25 @@ def test_keras_averages_the_losses_of_outputs_over_batches():
 
     assert measured(weigh=False) == pytest.approx(1.5)
     assert measured(weigh=True) == pytest.approx(1.0)
+
+
+def test_keras_saves_no_model_whose_loss_has_no_form_in_a_file(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", functools.partial(keras.losses.huber, delta=2.0))
+    with pytest.raises(TypeError, match=r"Cannot serialize object functools\.partial"):
+        model.save(tmp_path / "model.keras")
+
+    with keras_compilation.saveable(model):
+        model.save(tmp_path / "model.keras")
+    assert not keras.models.load_model(tmp_path / "model.keras").compiled
+    assert keras_compilation.compiled_losses(model)
+
+
+def test_keras_remembers_the_logits_behind_a_sigmoid_and_a_softmax():
+    inputs = np.zeros((1, 2), np.float32)
+    for activation, remembered in (("sigmoid", True), ("softmax", True), ("relu", False)):
+        outputs = keras.Sequential([keras.layers.Dense(2, activation)])(inputs)
+        assert keras_compilation.is_activated(outputs) is remembered
 
 
 def test_a_stateless_scope_keeps_every_assignment_back():

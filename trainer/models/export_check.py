@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import reason, saveable
+from shardline.trainer.keras_compilation import reason, saveable
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
 
 _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")

@@ -14,7 +14,7 @@ import tensorflow as tf
 from shardline.trainer.data.decode import Inputs
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import compiled_losses, is_activated, reason
+from shardline.trainer.keras_compilation import compiled_losses, is_activated, reason
 
 
 def probe_inputs(dataset: DatasetInfo) -> Inputs:

@@ -12,7 +12,12 @@ import tensorflow as tf
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import LabelForm, describe_structure
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import compiled_losses, compiled_metrics, loss_of, wrapped_function
+from shardline.trainer.keras_compilation import (
+    compiled_losses,
+    compiled_metrics,
+    loss_of,
+    wrapped_function,
+)
 from shardline.trainer.models.head import ALL_THE_SAME, Head, probe_inputs, read_head
 
 # What takes either form, deciding by the shape of the labels.

@@ -1,0 +1,111 @@
+"""Keras' inside, of compiling: what a model was compiled with, and how it is saved without that.
+
+As keras_internals.py: every place has its reason, and tests/trainer/test_internals.py notices when one goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses.losses import LossFunctionWrapper
+from keras.src.trainers import compile_utils
+
+
+def compiled_losses(model: keras.Model) -> list[Any]:
+    """Returns the losses given to `compile`, and those that a model holds for a `train_step` of its own."""
+    given = getattr(model, "loss", None)
+    nested = (
+        given.values() if isinstance(given, dict) else given if isinstance(given, list | tuple) else [given]
+    )
+    whole = compile_utils.CompileLoss
+    held = [one for one in vars(model).values() if isinstance(one, keras.Loss) and not isinstance(one, whole)]
+    return list({id(one): one for one in (*nested, *held) if one is not None}.values())
+
+
+def compiled_metrics(model: keras.Model) -> list[Any]:
+    """Returns the metrics of a compiled model as they were given to `compile`: `metrics` has them built."""
+    given = getattr(model, "_compile_metrics", None)
+    if given is None:
+        return []
+    nested = (given._user_metrics, given._user_weighted_metrics)
+    return [one for one in keras.tree.flatten(nested) if one is not None]
+
+
+def loss_of(loss: Any, y_true: Any, y_pred: Any) -> Any:
+    """Computes a loss given to `compile`, a text, a function or an object, as `compute_loss` does."""
+    return compile_utils.get_loss(loss, y_true, y_pred)(y_true, y_pred)
+
+
+def wrapped_function(given: Any) -> Any:
+    """Returns the function behind a loss or metric that only wraps one; anything else as it is."""
+    if isinstance(given, LossFunctionWrapper):
+        return given.fn
+    return given._fn if isinstance(given, keras.metrics.MeanMetricWrapper) else given
+
+
+def is_activated(outputs: Any) -> bool:
+    """Whether outputs come of a softmax or sigmoid of Keras, which remembers the logits behind them.
+
+    By this a loss with from_logits=True finds its way back (keras/src/backend/tensorflow/nn.py,
+    `_get_logits`).
+    """
+    return hasattr(outputs, "_keras_logits")
+
+
+def reason(error: Exception) -> str:
+    """Returns what an exception of Keras says, in a line: without colours, arguments and configurations."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
+    for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
+        text = text.partition(end)[0]
+    return " ".join(text.split()).rstrip(". ") or type(error).__name__
+
+
+@contextlib.contextmanager
+def saveable(model: keras.Model) -> Iterator[None]:
+    """Lets a model be saved without its compilation where that has no form in a file (functools.partial)."""
+    try:
+        json.dumps(model.get_compile_config())
+    except Exception:  # the user's code runs here and may raise anything
+        model.get_compile_config = lambda: None
+        try:
+            yield
+        finally:
+            del model.get_compile_config
+    else:
+        yield
+
+
+def weigh_output_losses(model: keras.Model) -> None:
+    """Makes the metrics of each output's loss exact means over the examples.
+
+    Keras weighs them by the static size of the batch, which is not known where the last batch of a split may
+    be smaller, and then averages over batches (keras/src/trainers/compile_utils.py, `CompileLoss.call`;
+    keras-team/keras#19363 has mended the loss of the whole only). The model is compiled and built.
+    """
+    compiled = model._compile_loss
+    if compiled is None or not compiled.metrics:
+        return
+    batch = threading.local()
+    call = compiled.call
+
+    def counted_call(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        batch.examples = tf.shape(tf.nest.flatten(y_pred)[0])[0]
+        return call(y_true, y_pred, sample_weight)
+
+    compiled.call = counted_call
+
+    def weigh(update: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda value, sample_weight=None: update(
+            value, sample_weight=batch.examples if sample_weight is None else sample_weight
+        )
+
+    for metric in compiled.metrics:
+        if metric is not None:
+            metric.update_state = weigh(metric.update_state)
