@@ -34,6 +34,10 @@ def build_symbolically(model: keras.Model, batch: Any) -> None:
     same, but fails on several workers (keras-team/keras#20585).
     """
     model._symbolic_build(data_batch=batch)
+    for part in _parts(model):
+        optimizer = getattr(part, "optimizer", None) if isinstance(part, keras.Model) else None
+        if optimizer is not None and part.built and not optimizer.built:
+            optimizer.build(part.trainable_variables)
 
 
 def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
@@ -203,12 +207,17 @@ def optimizers(model: keras.Model) -> list[keras.Optimizer]:
     Keras' own `train_step` uses the compiled one only: one that a part has kept, of its own compilation,
     counts where the model has a `train_step` of its own.
     """
-    own_step = type(model).train_step is not keras.Model.train_step
     found: dict[int, keras.Optimizer] = {}
-    for layer in model._flatten_layers() if own_step else [model]:
+    for layer in _parts(model):
         for optimizer in _optimizers_in(list(vars(layer).values())):
             found[id(optimizer)] = optimizer
     return list(found.values())
+
+
+def _parts(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yields the model, and all that is inside of it where the model has a `train_step` of its own."""
+    own_step = type(model).train_step is not keras.Model.train_step
+    yield from model._flatten_layers() if own_step else [model]
 
 
 def _optimizers_in(value: Any) -> Iterator[keras.Optimizer]:
