@@ -89,7 +89,7 @@ class TrainSettings:
         str, 'pkg.module:function from a batch (x, y) to what the model takes; "" for none.'
     ] = ""
     allow_unexportable: Annotated[
-        bool, "Whether to train a model that cannot be saved, loaded again or exported."
+        bool, "Whether to train a model that cannot be loaded again once it is saved, or exported."
     ] = False
     callbacks: Annotated[tuple[str, ...], "pkg.module:make of further Keras callbacks."] = ()
     early_stopping: Annotated[str, 'Metric that must improve ("val_loss"); "" trains to the end.'] = ""

@@ -196,26 +196,25 @@ def _assemble(
     # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
+    element, exported = feed.element_spec, not settings.allow_unexportable
     with run.strategy.scope():
         info = run.manifest.info()
         model = build(settings.model, info, settings.model_arguments)
         interface = read_interface(
-            model,
-            info,
-            feed.element_spec,
-            transformed=bool(settings.transform),
-            exported=not settings.allow_unexportable,
+            model, info, element, transformed=bool(settings.transform), exported=exported
         )
         strategies.check_model(run.strategy, model)
         frozen = None
         if not evaluate_only:
             tune_optimizer(model, settings, run.replicas)
             frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
-    if not (evaluate_only or settings.allow_unexportable):
-        check_export(model, info)
+    if not evaluate_only:
+        check_export(model, info, exported=exported)
     with run.strategy.scope():
+        if interface.labels != "sparse":
+            element = replace(feed, labels=interface.labels).element_spec
         with frozen.thawed() if frozen else contextlib.nullcontext():
-            create_variables(model, replace(feed, labels=interface.labels).element_spec)
+            create_variables(model, element)
         weigh_output_losses(model)
         if settings.initial_model and not evaluate_only:
             saving.warm_start(model, settings.initial_model)

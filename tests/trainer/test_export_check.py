@@ -45,6 +45,12 @@ def test_what_would_fail_after_training_is_refused_before_it(info, model, messag
     assert "\n" not in str(error.value)
 
 
+def test_what_cannot_be_loaded_but_is_not_to_be_exported_is_saved_only(info):
+    check_export(build("tests.helpers.unexportable:lambda_layer", info, {}), info, exported=False)
+    with pytest.raises(ModelError, match="the model cannot be saved"):
+        check_export(build("tests.helpers.unexportable:unconfigured", info, {}), info, exported=False)
+
+
 @pytest.mark.parametrize("model", ["scaled", "own_loss_and_metric"])
 def test_what_can_be_loaded_without_its_compilation_is_let_through(info, model):
     check(model, info)

@@ -27,16 +27,22 @@ _INNER = ("_", "Xla")
 _LAMBDA = "__lambda__"  # which Keras leaves out where the lambda is an activation
 _FOREIGN = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
 
+_SAVEABLE = (
+    "give each class of its own a get_config() that returns the arguments of its constructor, as numbers, "
+    "text or objects of Keras"
+)
+
 # A batch of two is computed otherwise than one of many, but no more than this.
 _TOLERANCE = 1e-3
 
 
-def check_export(model: keras.Model, dataset: DatasetInfo) -> None:
+def check_export(model: keras.Model, dataset: DatasetInfo, *, exported: bool = True) -> None:
     """Saves a model, loads it in safe mode, and traces it, where it has any code that is not Keras' own.
 
     Collective: every replica must call it at the same point, outside the strategy's scope, since to read
     what each replica keeps for itself is an exchange. A model of Keras' own layers alone can be saved, loaded
-    and traced: that would take seconds for a large one and is not tried.
+    and traced: that would take seconds for a large one and is not tried. One that is not to be `exported` is
+    saved only.
 
     Raises:
         ModelError: When one of it fails, or the loaded model gives other answers than the model.
@@ -44,19 +50,18 @@ def check_export(model: keras.Model, dataset: DatasetInfo) -> None:
     with warnings.catch_warnings(), saveable(model):
         warnings.simplefilter("ignore")  # what matters is refused
         config = _described(model)
-    if not any(_is_foreign(part) for part in _parts(config)):
-        return
-    with saveable(model), tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
-        path = Path(directory) / "model.keras"
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        if not model.built or not any(_is_foreign(part) for part in _parts(config)):
+            return
+        with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
+            path = Path(directory) / "model.keras"
+            try:
                 model.save(path)
-        except Exception as error:  # the user's code runs here and may raise anything
-            raise ModelError(f"the model cannot be saved: {reason(error)}; {ALL_THE_SAME}") from error
-        loaded = _loaded(path)
-    check_operations(_traced(loaded, dataset))
-    _compare(model, loaded, dataset)
+            except Exception as error:  # the user's code runs here and may raise anything
+                raise ModelError(f"the model cannot be saved: {reason(error)}; {_SAVEABLE}") from error
+            loaded = _loaded(path) if exported else None
+    if loaded is not None:
+        check_operations(_traced(loaded, dataset))
+        _compare(model, loaded, dataset)
 
 
 def _described(model: keras.Model) -> Any:
@@ -65,10 +70,7 @@ def _described(model: keras.Model) -> Any:
         config = keras.saving.serialize_keras_object(model)
         json.dumps(config)
     except Exception as error:  # the user's code runs here and may raise anything
-        raise ModelError(
-            f"the model cannot be saved: {reason(error)}; give each class of its own a get_config() that "
-            f"returns the arguments of its constructor; {ALL_THE_SAME}"
-        ) from error
+        raise ModelError(f"the model cannot be saved: {reason(error)}; {_SAVEABLE}") from error
     return {name: value for name, value in config.items() if name != "compile_config"}
 
 
