@@ -12,6 +12,7 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.predict import predict
 from shardline.trainer.reports import read_history
+from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
@@ -41,6 +42,8 @@ def test_a_loss_and_a_metric_that_no_file_can_name_train_and_are_validated(tmp_p
     assert len(json.loads(read_history(tmp_path)[-1]["f1_score"])) == 3
     assert done.blessed
     assert done.evaluation.accuracy > 0.9
+    # Of an older training, the loss would say what the outputs are, if it could be loaded.
+    assert not load_model(tmp_path / "model.keras", compiled=True).compiled
 
 
 def test_a_metric_of_a_number_for_each_class_cannot_stop_a_run(tmp_path):

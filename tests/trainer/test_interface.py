@@ -82,6 +82,10 @@ def test_a_single_output_takes_0_or_1():
         choose_form(["sparse_categorical_crossentropy"], [], 1, 2)
 
 
+def test_a_single_class_keeps_its_numbers():
+    assert choose_form(["sparse_categorical_crossentropy"], [], 1, 1)[0] == "sparse"
+
+
 def test_a_mixture_of_forms_is_refused_as_fit_refuses_it():
     with pytest.raises(
         ModelError, match=r"the loss sparse_c.* takes class numbers and the metric AUC one-hot"

@@ -100,7 +100,7 @@ def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int)
     model's outputs by example: with 1, of two classes, labels are 0 or 1.
     """
     first = name_of(losses[0]) if losses else ""
-    if units == 1:
+    if units == 1 and classes > 1:
         if sparse := [name_of(one) for one in losses if _known_form(one) == "sparse"]:
             raise ModelError(
                 f"the model has one output and its loss {sparse[0]} needs one for each of {classes} classes; "
