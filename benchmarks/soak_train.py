@@ -1,11 +1,12 @@
-"""Kills replicas of a training job at random steps, starts the job again each time, and compares the weights.
+"""Kills and stops replicas of a training job at random, starts it again each time, and compares the weights.
 
-python benchmarks/soak_train.py --kills 20
+python -m benchmarks.soak_train --kills 20 --stops 10
 
 A job is a chief and a worker that train a model with BatchNormalization, dropout and Adam with
 op determinism on. At a random step the chief or the worker gets SIGKILL; the other is left to notice by
-itself. Then the job is started again. When it has had its share of kills it is left to finish, and the
-hash of its weights, its history and the number of examples are compared with an undisturbed job's.
+itself. Or, at the next validation or end of an epoch, one gets SIGTERM: all have to end with exit code 75.
+Then the job is started again. When it has had its share it is left to finish, and the hash of its weights,
+its history and the number of examples are compared with an undisturbed job's.
 """
 
 from __future__ import annotations
@@ -16,19 +17,42 @@ import hashlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-_KILLS_PER_JOB = 5
+_PER_JOB = 5
 _SPLITS = {"train": 384, "validation": 32, "test": 8}
 _BATCH = 8
 _EPOCHS = 6
+_MARK = "soak: "
+_RESTART = 75
+
+
+def marks() -> Any:
+    """Returns a callback that says when it is in a validation or at an epoch's end, and stays a while."""
+    import keras
+
+    def stay(place: str) -> None:
+        print(f"{_MARK}{place}", flush=True)
+        time.sleep(0.3)
+
+    class Marks(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+        def on_test_begin(self, logs: Any = None) -> None:
+            stay("in the validation")
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            stay("in a callback")
+
+    return Marks()
 
 
 @dataclass
@@ -39,13 +63,13 @@ class Soak:
         dataset: Directory of the dataset.
         replicas: Processes of the job.
         moments: Where the random moments come from.
-        log: Seconds that the surviving replicas took to end, by the one that was killed.
+        log: Seconds until all replicas had ended, by what was done ("kill", "stop") and to whom.
     """
 
     dataset: Path
     replicas: int
     moments: random.Random
-    log: list[tuple[str, int, float]] = field(default_factory=list)
+    log: list[tuple[str, str, float]] = field(default_factory=list)
 
     def start(self, out: Path) -> list[subprocess.Popen[str]]:
         """Starts all replicas of the job."""
@@ -65,6 +89,7 @@ class Soak:
         command += ["--per-replica-batch-size", str(_BATCH), "--steps-per-execution", "1"]
         command += ["--checkpoint-steps", "7", "--checkpoint-minutes", "0", "--early-stopping", "val_loss"]
         command += ["--early-stopping-patience", "100", "--callback", "tests.helpers.models:plateau"]
+        command += ["--callback", "benchmarks.soak_train:marks"]
         return [
             subprocess.Popen(
                 command,
@@ -80,34 +105,45 @@ class Soak:
             for kind, index in tasks
         ]
 
-    def run(self, out: Path, kills: int) -> None:
-        """Runs one job to its end, killing it so often on the way."""
+    def run(self, out: Path, what: Sequence[str]) -> None:
+        """Runs one job to its end, on the way killing and stopping it as often as `what` says."""
         steps = _EPOCHS * _SPLITS["train"] // (_BATCH * self.replicas)
-        targets = sorted(self.moments.sample(range(2, steps - 1), kills))
+        targets = sorted(self.moments.sample(range(2, steps - 1), len(what)))
+        disturbances = list(what)
         while True:
             processes = self.start(out)
             reader = _StepReader(processes[0])
             for other in processes[1:]:
                 threading.Thread(target=other.communicate, daemon=True).start()
             if targets and reader.wait_for(targets[0]):
-                target = targets.pop(0)
-                victim = self.moments.randrange(self.replicas)
-                time.sleep(self.moments.random() * 0.2)
-                processes[victim].kill()
-                started = time.monotonic()
-                for process in processes:
-                    process.wait(60)
-                self.log.append(("chief" if victim == 0 else "worker", target, time.monotonic() - started))
-                print(
-                    f"killed the {self.log[-1][0]} at step {target}: all ended in {self.log[-1][2]:.1f} s",
-                    flush=True,
-                )
+                self._disturb(disturbances.pop(0), targets.pop(0), processes, reader)
                 continue
             codes = [process.wait(300) for process in processes]
             reader.join()
             if any(codes):
                 raise SystemExit(f"the job failed with {codes}:\n" + "".join(reader.lines[-30:]))
             return
+
+    def _disturb(
+        self, what: str, step: int, processes: Sequence[subprocess.Popen[str]], reader: _StepReader
+    ) -> None:
+        """Kills one replica, or stops it at the next validation or callback, and waits for the end of all."""
+        victim = self.moments.randrange(self.replicas)
+        place = ""
+        if what == "stop":
+            place = f", {reader.wait_for_mark()}"
+        else:
+            time.sleep(self.moments.random() * 0.2)
+        processes[victim].send_signal(signal.SIGKILL if what == "kill" else signal.SIGTERM)
+        started = time.monotonic()
+        codes = [process.wait(60) for process in processes]
+        if what == "stop" and set(codes) != {_RESTART}:
+            raise SystemExit(f"the job ended with {codes} after SIGTERM:\n" + "".join(reader.lines[-30:]))
+        who = "chief" if victim == 0 else "worker"
+        self.log.append((what, who, time.monotonic() - started))
+        print(
+            f"{what} of the {who} after step {step}{place}: all ended in {self.log[-1][2]:.1f} s", flush=True
+        )
 
 
 class _StepReader(threading.Thread):
@@ -118,6 +154,7 @@ class _StepReader(threading.Thread):
         self._process = process
         self._changed = threading.Condition()
         self._step = 0
+        self._mark = ""
         self._ended = False
         self.lines: list[str] = []
         self.start()
@@ -130,6 +167,10 @@ class _StepReader(threading.Thread):
                 with self._changed:
                     self._step = json.loads(line.partition("@shardline ")[2])["done"]
                     self._changed.notify_all()
+            elif line.startswith(_MARK):
+                with self._changed:
+                    self._mark = line.removeprefix(_MARK).strip()
+                    self._changed.notify_all()
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -139,6 +180,13 @@ class _StepReader(threading.Thread):
         with self._changed:
             self._changed.wait_for(lambda: self._step >= step or self._ended, timeout=300)
             return self._step >= step
+
+    def wait_for_mark(self) -> str:
+        """Returns the next mark; "" where the process has ended before."""
+        with self._changed:
+            self._mark = ""
+            self._changed.wait_for(lambda: self._mark or self._ended, timeout=300)
+            return self._mark
 
 
 def digest(out: Path) -> str:
@@ -177,6 +225,7 @@ def main() -> None:
     """Runs the soak and says what happened; exits with 1 where weights differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -185,23 +234,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         directory = Path(name)
         write_dataset(directory / "data", records=_SPLITS, shards=4)
-        soak = Soak(directory / "data", options.replicas, random.Random(options.seed))
-        soak.run(directory / "whole", 0)
+        moments = random.Random(options.seed)
+        soak = Soak(directory / "data", options.replicas, moments)
+        soak.run(directory / "whole", [])
         wanted = digest(directory / "whole")
         different = jobs = 0
-        while (left := options.kills - len(soak.log)) > 0:
+        todo = ["kill"] * options.kills + ["stop"] * options.stops
+        moments.shuffle(todo)
+        for first in range(0, len(todo), _PER_JOB):
             out = directory / f"job-{jobs}"
-            soak.run(out, min(_KILLS_PER_JOB, left))
+            soak.run(out, todo[first : first + _PER_JOB])
             jobs += 1
             different += digest(out) != wanted
             print(
                 f"job {jobs}: {'DIFFERENT' if digest(out) != wanted else 'the same weights and history'}",
                 flush=True,
             )
-    chiefs = sum(who == "chief" for who, _, _ in soak.log)
-    slowest = max(seconds for _, _, seconds in soak.log)
-    same = f"{jobs - different} of {jobs} jobs ended with the bytes of the undisturbed one"
-    print(f"{len(soak.log)} kills ({chiefs} of the chief): {same}; survivors ended within {slowest:.1f} s")
+    for what in ("kill", "stop"):
+        times = [(who, seconds) for done, who, seconds in soak.log if done == what]
+        chiefs, slowest = sum(who == "chief" for who, _ in times), max((s for _, s in times), default=0.0)
+        print(f"{len(times)} {what}s ({chiefs} of the chief): all ended within {slowest:.1f} s")
+    print(f"{jobs - different} of {jobs} jobs ended with the bytes of the undisturbed one")
     sys.exit(1 if different else 0)
 
 
