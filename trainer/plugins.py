@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -76,13 +77,13 @@ def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) ->
 
 def _source_of(module_name: str) -> Path | None:
     """Returns the file of a module, or the directory of a package without one; None where there is none."""
-    path: Sequence[str] | None = None
-    found = None
-    for end in range(1, module_name.count(".") + 2):
-        found = PathFinder.find_spec(".".join(module_name.split(".")[:end]), path)
+    first, *others = module_name.split(".")
+    found = importlib.util.find_spec(first)
+    for name in others:
         if found is None:
             return None
-        path = list(found.submodule_search_locations or ())
+        # By its last name alone: a package without a file would ask for its parent, which is not imported.
+        found = PathFinder.find_spec(name, list(found.submodule_search_locations or ()))
     return Path(found.origin or "") if found else None
 
 

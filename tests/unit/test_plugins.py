@@ -53,8 +53,10 @@ def test_a_module_that_is_not_there_or_no_python_is_refused(working_directory: P
 
 
 def test_a_folder_without_init_is_a_package(working_directory: Path) -> None:
-    (working_directory / "mine").mkdir()
+    (working_directory / "mine" / "own").mkdir(parents=True)
     (working_directory / "mine" / "source.py").write_text("class Shapes: ...\n")
+    (working_directory / "mine" / "own" / "model.py").write_text("def build(): ...\n")
+    plugins.look("mine.own.model:build", "model")
     assert plugins.load("mine.source:Shapes", "source", SourceError).__name__ == "Shapes"
 
 
