@@ -11,7 +11,7 @@ class Unregistered(keras.layers.Layer):
         return 2.0 * inputs
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("unexportable")
 class Scaled(keras.layers.Layer):
     """A layer of one's own as it should be."""
 
@@ -26,7 +26,7 @@ class Scaled(keras.layers.Layer):
         return {**super().get_config(), "factor": self.factor}
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("unexportable")
 class Unconfigured(keras.layers.Layer):
     """Its constructor needs what its configuration does not have."""
 
@@ -38,7 +38,7 @@ class Unconfigured(keras.layers.Layer):
         return inputs * self.table.factor
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("unexportable")
 class Forgetful(keras.layers.Layer):
     """Its weight is a variable that Keras does not know of."""
 
@@ -49,7 +49,7 @@ class Forgetful(keras.layers.Layer):
         return inputs * self.hidden[0]
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("unexportable")
 class Called(keras.layers.Layer):
     """It calls Python in every step."""
 
@@ -59,7 +59,7 @@ class Called(keras.layers.Layer):
         return called
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("unexportable")
 class Eager(keras.Model):
     """It computes in NumPy."""
 
