@@ -47,7 +47,7 @@ def connect(hosts, on_total=lambda values: None):
 
     def run(rank, cluster):
         made[rank] = ring.make_ring(
-            cluster, together.of(on_total if rank == 0 else lambda values: None).total, lambda: None
+            cluster, together.of(on_total if rank == 0 else lambda values: None).total, lambda began: None
         )
 
     threads = [threading.Thread(target=run, args=item) for item in enumerate(clusters(hosts))]

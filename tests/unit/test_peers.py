@@ -4,13 +4,17 @@ import contextlib
 import re
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.cluster import meeting, peers
+from shardline.trainer.cluster import health, meeting, peers
 from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.health import Health
 from shardline.trainer.cluster.peers import Peers
+from shardline.trainer.cluster.ring import LostPeerError
 from shardline.trainer.errors import ClusterError, RunError, SettingsError, ShardlineError
 from shardline.trainer.settings import TrainSettings
 from tests.helpers.replicas import free_ports
@@ -180,3 +184,25 @@ def test_without_peers_nobody_is_waited_for(cluster):
     Peers(cluster).meet(60)
 
     assert Peers(cluster).explain(ValueError("no")) is None
+
+
+def late(task, timeout_ms):
+    raise tf.errors.DeadlineExceededError(None, None, "late")
+
+
+def test_only_who_is_silent_throughout_one_wait_is_lost(monkeypatch):
+    """Silent once in each of two waits, an hour apart: between them it must have answered."""
+    now = 5.0
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(health, "refuses", lambda address: False)
+    monkeypatch.setattr(health, "check_peer", late)
+    chief, _ = clusters(free_ports(2))
+    looked = Health(chief, peer_timeout=60.0)
+    looked.check(began=0.0)
+    for seconds in (3605.0, 3660.0):
+        now = seconds
+        looked.check(began=3600.0)
+
+    now = 3661.0 + 5.0
+    with pytest.raises(LostPeerError, match="no answer from /job:worker/replica:0/task:0"):
+        looked.check(began=3600.0)

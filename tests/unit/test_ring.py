@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -146,7 +147,12 @@ def test_places_that_are_out_of_step_do_not_mix_their_numbers():
 
 def test_in_a_long_silence_it_is_asked_whether_the_others_are_there(monkeypatch):
     monkeypatch.setattr(ring, "_PATIENCE_S", 0.01)
-    asked = threading.Event()
+    asked, looks, start = threading.Event(), [], time.monotonic()
+
+    def check(began):
+        looks.append((began, time.monotonic()))
+        if len(looks) == 3:
+            asked.set()
 
     def work(place, rank):
         if rank == 1:
@@ -155,15 +161,17 @@ def test_in_a_long_silence_it_is_asked_whether_the_others_are_there(monkeypatch)
         place.sum(own)
         return own.tolist()
 
-    assert together(2, work, check=asked.set) == [[2.0] * 3] * 2
-    assert asked.is_set()
+    assert together(2, work, check=check) == [[2.0] * 3] * 2
+    began = {began for began, _ in looks[:3]}
+    assert len(began) == 1  # one wait, of which each look knows the beginning
+    assert start <= began.pop() <= looks[0][1] - 0.01
 
 
 def test_a_peer_that_does_not_answer_ends_the_wait(monkeypatch):
     monkeypatch.setattr(ring, "_PATIENCE_S", 0.01)
     ended = threading.Event()
 
-    def check():
+    def check(began):
         raise LostPeerError("no answer")
 
     def work(place, rank):

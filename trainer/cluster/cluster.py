@@ -68,6 +68,11 @@ class Cluster:
             f"{kind}-{index}": host for kind, hosts in self.tasks.items() for index, host in enumerate(hosts)
         }
 
+    @property
+    def others(self) -> dict[str, str]:
+        """host:port by name of every training task and parameter server but this process."""
+        return {name: address for name, address in self.addresses.items() if name != self.name}
+
     def __str__(self) -> str:
         """Returns the cluster in words: "chief + 1 worker"."""
         words = ["chief" if self.has_chief_task else "worker 0 as chief"]

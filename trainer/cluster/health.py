@@ -30,7 +30,7 @@ def watched(cluster: Cluster) -> Iterator[None]:
 
     `Peers.explain` makes words of it. How long a peer may be silent is TensorFlow's affair.
     """
-    others = _others(cluster)
+    others = cluster.others
     over = threading.Event()
 
     def watch() -> None:
@@ -56,12 +56,17 @@ class Health:
     """Health of the peers as one who waits for their numbers asks for it: whether to wait on."""
 
     def __init__(self, cluster: Cluster, peer_timeout: float) -> None:
-        self._others = _others(cluster)
+        self._others = cluster.others
         self._timeout = peer_timeout
         self._silent: dict[str, float] = {}
 
-    def check(self) -> None:
-        """Raises a LostPeerError when a peer has ended, or was silent at every look for `peer_timeout`."""
+    def check(self, began: float) -> None:
+        """Raises a LostPeerError when a peer has ended, or was silent at every look for `peer_timeout`.
+
+        `began` is when the wait began, in which this is one look, by `time.monotonic()`.
+        """
+        # Who was silent in an earlier wait has ended that one.
+        self._silent = {name: since for name, since in self._silent.items() if since >= began}
         for name, address in self._others.items():
             if refuses(address):
                 raise LostPeerError(_words([_task(name)]))
@@ -75,10 +80,6 @@ class Health:
                 raise LostPeerError(f"{_words([_task(name)])}: {error.message}") from None
             else:
                 self._silent.pop(name, None)
-
-
-def _others(cluster: Cluster) -> dict[str, str]:
-    return {name: at for name, at in cluster.addresses.items() if name != cluster.name}
 
 
 def _task(name: str) -> str:

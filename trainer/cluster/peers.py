@@ -37,7 +37,7 @@ class Peers:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._others = {n: a for n, a in cluster.addresses.items() if n != cluster.name}
+        self._others = cluster.others
 
     def meet(self, startup_timeout: float, own: Facts | None = None) -> None:
         """Returns when all peers have come up; to be called just before the strategy is created.
@@ -123,24 +123,22 @@ def _serve(name: str, address: str, peers: int) -> socket.socket:
 
 def answers(address: str, timeout: float = _PROBE_TIMEOUT) -> bool:
     """Whether somebody accepts connections at host:port within some seconds."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
-    except OSError:
-        return False
-    return True
+    return _probe(address, timeout) is None
 
 
 def refuses(address: str) -> bool:
     """Whether the machine at host:port says that nobody serves it; else somebody may be slow, or cut off."""
+    return isinstance(_probe(address, _PROBE_TIMEOUT), ConnectionRefusedError)
+
+
+def _probe(address: str, timeout: float) -> OSError | None:
+    """Returns why nobody accepts a connection at host:port; None where somebody does."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _silent(peers: dict[str, str]) -> dict[str, str]:

@@ -55,7 +55,8 @@ class Ring:
     """This process's place in the ring. All processes must make the same calls in the same order.
 
     It takes over connections to process `rank + 1` and from `rank - 1` of `size`, at least 2. `check` is
-    called after some seconds of silence, and raises when a peer is no longer there.
+    called after some seconds of silence, again and again, with the time (`time.monotonic()`) at which the
+    wait began, and raises when a peer is no longer there.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Ring:
         size: int,
         to_next: socket.socket,
         from_previous: socket.socket,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[float], None] = lambda began: None,
     ) -> None:
         self._rank = rank
         self._size = size
@@ -214,10 +215,11 @@ class Ring:
         used = [to_next] * sending + [from_previous] * receiving
         for connection, event in used:
             poll.register(connection, event)
-        deadline = time.monotonic() + _PATIENCE_S
+        began = time.monotonic()
+        deadline = began + _PATIENCE_S
         while not poll.poll(_PATIENCE_S * 1000):
             if time.monotonic() >= deadline:
-                self._check()
+                self._check(began)
                 deadline = time.monotonic() + _PATIENCE_S
         for connection, _ in used:
             poll.unregister(connection)
@@ -257,7 +259,7 @@ def _unpack(packed: npt.NDArray[Any], into: npt.NDArray[Any], wire: np.dtype[Any
 
 
 def make_ring(
-    cluster: Cluster, total: Callable[[Sequence[float]], list[float]], check: Callable[[], None]
+    cluster: Cluster, total: Callable[[Sequence[float]], list[float]], check: Callable[[float], None]
 ) -> Ring | None:
     """Connects the processes that train in a ring, or in none (None) where one cannot reach the next.
 
