@@ -17,6 +17,8 @@ import tensorflow as tf
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers import compile_utils
 
+from shardline.trainer.errors import ModelError
+
 
 def compiled_losses(model: keras.Model) -> list[Any]:
     """Returns the losses given to `compile`, and those that a model holds for a `train_step` of its own."""
@@ -57,6 +59,15 @@ def is_activated(outputs: Any) -> bool:
     `_get_logits`).
     """
     return hasattr(outputs, "_keras_logits")
+
+
+def refuse_lambda(error: Exception, what: str, otherwise: str) -> None:
+    """Refuses a Lambda layer, where an error of loading a model in safe mode tells of one."""
+    if "Lambda" in str(error):
+        raise ModelError(
+            f"{what} has a Lambda layer, whose code is not run from a file; make it a layer of its own, with "
+            f"@keras.saving.register_keras_serializable(); {otherwise}"
+        ) from error
 
 
 def reason(error: Exception) -> str:

@@ -230,12 +230,20 @@ def _optimizers_in(value: Any) -> Iterator[keras.Optimizer]:
 
 def accumulators(model: keras.Model) -> list[keras.Variable]:
     """Returns the sums of gradients that each replica keeps for itself between two updates."""
-    inner = [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
-    return [sum_ for one in inner for sum_ in getattr(one, "_accumulated_gradients", None) or ()]
+    found = updating_optimizers(model)
+    return [sum_ for one in found for sum_ in getattr(one, "_accumulated_gradients", None) or ()]
+
+
+def updating_optimizers(model: keras.Model) -> list[keras.Optimizer]:
+    """Returns the optimizers that update the model's variables, inside those that only delegate to them."""
+    return [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
 
 
 def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """Returns the optimizers that update variables, inside those that only delegate to them."""
+    """Returns the optimizers that update variables, inside one that may only delegate to them.
+
+    Those of a MultiOptimizer that is made of a function are known once it is built.
+    """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return inner_optimizers(optimizer.inner_optimizer)
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
@@ -245,7 +253,9 @@ def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
     """Returns an optimizer's variables, each with its moving average; none where it keeps no averages."""
-    if not optimizer.use_ema:
+    if not (
+        optimizer.use_ema and optimizer.built
+    ):  # no weights are given to the default of some MultiOptimizers
         return []
     averages = optimizer._model_variables_moving_average
     pairs = zip(optimizer._trainable_variables, averages, strict=True)

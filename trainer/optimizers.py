@@ -15,8 +15,8 @@ from shardline.trainer.keras_internals import (
     all_layers,
     inner_optimizers,
     moving_averages,
-    optimizers,
     own_learning_rate,
+    updating_optimizers,
 )
 from shardline.trainer.settings import TrainSettings
 
@@ -59,51 +59,72 @@ class ScaledWarmup(LearningRateSchedule):  # type: ignore[misc]  # keras has no 
         return cls(**{**config, "learning_rate": rate})
 
 
-def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer that updates weights, inside any that only scales the loss."""
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
-
-
 def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -> None:
-    """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built."""
-    steps, scaled = settings.gradient_accumulation_steps, settings.scale_learning_rate
-    wanted = {
+    """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built.
+
+    A SettingsError names the first setting that needs another optimizer than the model has.
+    """
+    steps = settings.gradient_accumulation_steps
+    factor = float(replicas) if settings.scale_learning_rate else 1.0
+    tuning = {
         "gradient_accumulation_steps": steps > 1,
-        "scale_learning_rate": scaled,
+        "scale_learning_rate": settings.scale_learning_rate,
         "warmup_steps": settings.warmup_steps > 0,
     }
-    first = next((name for name, given in wanted.items() if given), None)
-    if first is None:
+    using = {
+        **tuning,
+        "averaging_steps": settings.averaging_steps > 0,
+        "fine_tuning_learning_rate": settings.fine_tuning_learning_rate > 0,
+    }
+    if model.optimizer is None and (names := [name for name, given in using.items() if given]):
+        raise SettingsError(f"{names[0]} needs a model that is compiled with an optimizer")
+    if not (names := [name for name, given in tuning.items() if given]):
         return
-    if model.optimizer is None:
-        raise SettingsError(f"{first} needs a model that is compiled with an optimizer")
-    optimizer = innermost(model.optimizer)
-    if optimizer.built:
-        raise SettingsError(f"{first} needs an optimizer that has not been built; build_model has built it")
-    if steps > 1:
-        own = optimizer.gradient_accumulation_steps
-        if own and own != steps:
-            raise SettingsError(
-                f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; "
-                "give one"
-            )
-        optimizer.gradient_accumulation_steps = steps
-    if scaled or settings.warmup_steps:
-        factor = float(replicas) if scaled else 1.0
-        rate = own_learning_rate(optimizer)
-        inner = rate if isinstance(rate, LearningRateSchedule) else float(rate.numpy())
-        optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
+    for optimizer in _tunable(model.optimizer, names[0]):
+        if steps > 1:
+            _accumulate(optimizer, steps)
+        if rated := [name for name in names if name != "gradient_accumulation_steps"]:
+            inner = _settable_rate(optimizer, rated[0])
+            optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
+
+
+def _tunable(optimizer: keras.Optimizer, setting: str) -> list[keras.Optimizer]:
+    """Returns the optimizers inside, before they have any variables, for a setting that changes them."""
+    found = inner_optimizers(optimizer)
+    if any(one.built for one in (optimizer, *found)):
+        raise SettingsError(f"{setting} needs an optimizer that has not been built; build_model has built it")
+    if not found:
+        raise SettingsError(
+            f"{setting} needs a MultiOptimizer that is made of an OptimizerMap; one made of a function "
+            "says too late which optimizers it has"
+        )
+    return found
+
+
+def _accumulate(optimizer: keras.Optimizer, steps: int) -> None:
+    own = optimizer.gradient_accumulation_steps
+    if own and own != steps:
+        raise SettingsError(
+            f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; give one"
+        )
+    optimizer.gradient_accumulation_steps = steps
+
+
+def _settable_rate(optimizer: keras.Optimizer, setting: str) -> float | LearningRateSchedule:
+    rate = own_learning_rate(optimizer)
+    if isinstance(rate, LearningRateSchedule):
+        return rate
+    if not isinstance(rate, keras.Variable):
+        raise SettingsError(
+            f"{setting} needs a learning rate that is a number or a LearningRateSchedule; "
+            f"{type(optimizer).__name__} has a function"
+        )
+    return float(rate.numpy())
 
 
 def learning_rates(model: keras.Model) -> list[float | dict[str, Any]]:
     """Returns the learning rate of each of a model's optimizers: a number, or a schedule's configuration."""
-    return [_describe(own_learning_rate(one)) for one in _updating(model)]
-
-
-def _updating(model: keras.Model) -> list[keras.Optimizer]:
-    return [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
+    return [_describe(own_learning_rate(one)) for one in updating_optimizers(model)]
 
 
 def _describe(rate: Any) -> float | dict[str, Any]:
@@ -123,7 +144,7 @@ def take_changed_rates(model: keras.Model, before: Sequence[Any], now: Sequence[
 
     What a callback has made of an unchanged number stays. Schedules are not part of what is restored.
     """
-    for optimizer, was, is_ in zip(_updating(model), before, now, strict=False):
+    for optimizer, was, is_ in zip(updating_optimizers(model), before, now, strict=False):
         if isinstance(is_, float) and was != is_:
             own_learning_rate(optimizer).assign(is_)
 
@@ -197,8 +218,8 @@ class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
 
     def _set_learning_rate(self, optimizer: keras.Optimizer, *, begins: bool) -> None:
         """Sets the learning rate; a variable only once, since a checkpoint holds what it became."""
-        if isinstance(own_learning_rate(optimizer), LearningRateSchedule):
-            # Keras refuses a number in place of a schedule.
+        if not isinstance(own_learning_rate(optimizer), keras.Variable):
+            # Keras refuses a number in place of a schedule, and fails at one in place of a function.
             optimizer.learning_rate = ScaledWarmup(self._learning_rate)
         elif begins:
             optimizer.learning_rate = self._learning_rate

@@ -11,7 +11,7 @@ import keras
 
 from shardline.trainer import files, plugins
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_compilation import reason, saveable
+from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models import import_string
 from shardline.trainer.models.head import HEADS, Head
 
@@ -54,11 +54,7 @@ def load_model(path: Path, *, compiled: bool = False) -> keras.Model:
     try:
         return keras.models.load_model(path, safe_mode=True, compile=False)
     except Exception as error:  # Keras raises many kinds: of zip files, of HDF5, of deserialisation
-        if "Lambda" in str(error):
-            raise ModelError(
-                f"{path} has a Lambda layer, whose code is not run from a file; make it a registered layer "
-                "and train again"
-            ) from error
+        refuse_lambda(error, str(path), "then train again")
         raise ModelError(f"cannot load {path}: {reason(error)}") from error
 
 

@@ -1,7 +1,8 @@
-"""What a model asks of `compile` beside optimizer, loss and metrics: done, or refused before training."""
+"""What a model asks of `compile`, and settings of its optimizer: done, or refused before training."""
 
 from types import SimpleNamespace
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -9,6 +10,7 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
+from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import _uses_xla, train
 from tests.helpers import models
@@ -64,3 +66,66 @@ def test_a_step_that_is_to_run_eagerly_does(dataset, tmp_path):
 
     assert models.Eager.steps == 12
     assert logs["val_accuracy"] > 0.3
+
+
+class OnlyItsOwn(keras.Model):
+    """Has an optimizer of its own and none of `compile`."""
+
+    def __init__(self):
+        super().__init__()
+        self.mine = keras.optimizers.SGD(0.1)
+
+
+def with_optimizer(optimizer):
+    model = OnlyItsOwn() if optimizer is None else keras.Sequential([keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def by_path(variable):
+    return keras.optimizers.SGD(0.1)
+
+
+def several_optimizers():
+    first, second = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(first, {".*kernel": second}))
+
+
+def test_settings_are_applied_to_each_of_several_optimizers(dataset):
+    model = with_optimizer(several_optimizers())
+    changes = {"gradient_accumulation_steps": 4, "warmup_steps": 3, "scale_learning_rate": True}
+    tune_optimizer(model, settings(dataset, **changes), replicas=2)
+
+    inner = model.optimizer.optimizers
+    assert [one.gradient_accumulation_steps for one in inner] == [4, 4]
+    assert not model.optimizer.gradient_accumulation_steps
+    assert all(isinstance(one._learning_rate, ScaledWarmup) for one in inner)
+    assert [one["config"]["factor"] for one in learning_rates(model)] == [2.0, 2.0]
+    assert [one["config"]["learning_rate"] for one in learning_rates(model)] == pytest.approx([0.01, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "message"),
+    [
+        (None, {"warmup_steps": 3}, "warmup_steps needs a model that is compiled with an optimizer"),
+        (None, {"averaging_steps": 3}, "averaging_steps needs a model that is compiled with an optimizer"),
+        (
+            None,
+            {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.1},
+            "fine_tuning_learning_rate needs a model that is compiled with an optimizer",
+        ),
+        (
+            keras.optimizers.MultiOptimizer(by_path),
+            {"gradient_accumulation_steps": 4},
+            "gradient_accumulation_steps needs a MultiOptimizer that is made of an OptimizerMap",
+        ),
+        (
+            keras.optimizers.SGD(lambda: 0.1),
+            {"scale_learning_rate": True},
+            "scale_learning_rate needs a learning rate that is a number or .*; SGD has a function",
+        ),
+    ],
+)
+def test_what_settings_ask_of_an_optimizer_that_cannot_is_refused(dataset, optimizer, changes, message):
+    with pytest.raises(SettingsError, match=message):
+        tune_optimizer(with_optimizer(optimizer), settings(dataset, **changes), replicas=2)

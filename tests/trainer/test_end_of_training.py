@@ -116,6 +116,21 @@ def test_averages_of_several_optimizers_are_put_in(dataset, tmp_path):
     np.testing.assert_allclose(written(tmp_path / "all"), evaluated(dataset, tmp_path / "all"), rtol=1e-5)
 
 
+def no_default(dataset):
+    """Its default optimizer, which keeps averages, has no weights to update."""
+    model = dense(dataset, "sgd")
+    default, all_ = (keras.optimizers.SGD(0.05, use_ema=True) for _ in range(2))
+    multi = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, {".*": all_}))
+    model.compile(multi, LOSS, metrics=["accuracy"])
+    return model
+
+
+def test_an_optimizer_without_weights_has_no_averages(dataset, tmp_path):
+    run(dataset, tmp_path, model="no_default", max_steps=1)
+
+    np.testing.assert_allclose(written(tmp_path), evaluated(dataset, tmp_path), rtol=1e-5)
+
+
 def half_frozen(dataset):
     model = exponential_average(dataset)
     model.layers[2].trainable = False
@@ -134,6 +149,16 @@ def scheduled(dataset):
     return model
 
 
+def half():
+    return 0.5
+
+
+def called(dataset):
+    model = dense(dataset, keras.optimizers.SGD(half))
+    model.layers[2].trainable = False
+    return model
+
+
 RATES = []
 
 
@@ -141,23 +166,23 @@ def rates():
     RATES.clear()
 
     def note(epoch, logs):
-        RATES.append(float(callback.model.optimizer.learning_rate.numpy()))
+        RATES.append(float(callback.model.optimizer.learning_rate))
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=note)
     return callback
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
-    [({}, 0.001), ({"warmup_steps": 3}, 0.001)],
-    ids=["schedule", "warm-up"],
+    ("model", "more"),
+    [("scheduled", {}), ("scheduled", {"warmup_steps": 3}), ("called", {})],
+    ids=["schedule", "warm-up", "function"],
 )
-def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path, more, expected):
+def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path, model, more):
     changes = {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.001, "callbacks": ("rates",), **more}
-    run(dataset, tmp_path, model="scheduled", per_replica_batch_size=8, **changes)
+    run(dataset, tmp_path, model=model, per_replica_batch_size=8, **changes)
 
     assert RATES[0] > 0.01
-    np.testing.assert_allclose(RATES[1:], [expected] * 2, rtol=1e-6)
+    np.testing.assert_allclose(RATES[1:], [0.001] * 2, rtol=1e-6)
 
 
 class Crash(keras.callbacks.Callback):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_compilation import reason, saveable
+from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
 
 _CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -95,11 +95,7 @@ def _loaded(path: Path) -> keras.Model:
     try:
         return keras.models.load_model(path, safe_mode=True, compile=False)
     except Exception as error:  # Keras raises many kinds: of HDF5, of deserialisation
-        if "Lambda" in str(error):
-            raise ModelError(
-                "the model has a Lambda layer, whose code is not run from a file; make it a layer of its "
-                f"own, with @keras.saving.register_keras_serializable(); {ALL_THE_SAME}"
-            ) from error
+        refuse_lambda(error, "the model", ALL_THE_SAME)
         raise ModelError(
             f"the model cannot be loaded once it is saved: {reason(error)}; classes and functions of its own "
             "need @keras.saving.register_keras_serializable(), and a get_config() that returns the arguments "
