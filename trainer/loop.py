@@ -200,6 +200,7 @@ class Training:
     def _close_epoch(self, epoch: int) -> None:
         """Validates an epoch, also one that a limit has cut short, and lets callbacks see its end."""
         self.logs |= self._validate()
+        self._checkpoints.check_writer()
         self._hooks("on_epoch_end", epoch, dict(self.logs))
         self.position = replace(self.position, closed=True)
         agreed = self._agree(Stretch(), 0)

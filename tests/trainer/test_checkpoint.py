@@ -1,8 +1,10 @@
 """Checkpoint files: written beside the training, whole or not at all, read only when undamaged."""
 
 import os
+import shutil
 import signal
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,6 +124,46 @@ def test_who_takes_over_and_who_was_writing_keep_apart(tmp_path, monkeypatch):
         old.wait()
     assert taken[0].steps() == [1]
     assert (tmp_path / ".tmp-new-ckpt-2.index").exists()
+
+
+def replaced_by_a_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def cut_short(path):
+    path.write_text('{"token')
+
+
+@pytest.mark.parametrize("damage", [replaced_by_a_directory, cut_short])
+def test_a_writer_file_that_cannot_be_read_for_a_moment_is_read_again(tmp_path, monkeypatch, damage):
+    written = save(tmp_path, 1)
+    path = tmp_path / "writer.json"
+    shutil.copy(path, tmp_path / "kept.json")
+    damage(path)
+    pauses = []
+
+    def repair(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (tmp_path / "kept.json").rename(path)
+
+    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=repair))
+    written.check_writer()
+    assert len(pauses) == 2
+
+
+def test_a_writer_file_that_stays_unreadable_is_not_taken_for_a_takeover(tmp_path, monkeypatch):
+    written = save(tmp_path, 1)
+    replaced_by_a_directory(tmp_path / "writer.json")
+    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=lambda seconds: None))
+
+    with pytest.raises(RunError, match=rf"cannot read {tmp_path}/writer.json: Is a directory; start the run"):
+        written.check_writer()
+    (tmp_path / "writer.json").rmdir()
+    with pytest.raises(RunError, match="somebody has taken over"):
+        written.check_writer()
 
 
 def truncate(prefix):

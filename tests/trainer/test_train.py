@@ -156,6 +156,13 @@ def test_a_chief_that_was_thought_dead_saves_no_model(dataset, tmp_path):
     assert not (tmp_path / "metrics.json").exists()
 
 
+def test_a_chief_that_was_thought_dead_does_not_report_the_epoch(dataset, tmp_path):
+    with pytest.raises(RunError, match=r"process 7 on b has taken over .*checkpoints"):
+        run(dataset, tmp_path, callbacks=("tests.helpers.models:usurped_in_the_last_epoch",))
+
+    assert [row["epoch"] for row in read_history(tmp_path)] == ["1"]
+
+
 def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):
     run(dataset, tmp_path / "out", epochs=1)
     write_dataset(tmp_path / "other", seed=1)

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -29,6 +30,9 @@ _TEMPORARY = ".tmp-"
 WRITER_FILE = "writer.json"
 # What reading a damaged one raises: TensorFlow's checkpoint reader maps its status codes to all of these.
 _DAMAGED = (tf.errors.OpError, OSError, RuntimeError, ValueError, TypeError, LookupError)
+# How often the writer's file is read, and seconds between, until it counts as unreadable: a mounted bucket
+# may fail for a moment.
+_ATTEMPTS, _PAUSE_S = 5, 1.0
 # Name of the tensor that holds everything that is not an array.
 _HOST = "host"
 
@@ -81,14 +85,13 @@ class Checkpoints:
             pending.result()
 
     def check_writer(self) -> None:
-        """Raises a RunError when this process should write and is no longer the one that does."""
-        path = self._directory / WRITER_FILE
+        """Raises a RunError when this process should write and is no longer the one that does.
+
+        Another RunError says that this cannot be read, after some attempts.
+        """
         if not self._write:
             return
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = {}
+        found = _read_writer(self._directory / WRITER_FILE)
         if found.get("token") == self._token:
             return
         by = f"process {found.get('process')} on {found.get('host')}" if found else "somebody"
@@ -172,6 +175,25 @@ class Checkpoints:
     def _remove_temporary(self, token: str = "") -> None:
         for path in self._directory.glob(f"{_TEMPORARY}{token}*"):
             path.unlink(missing_ok=True)
+
+
+def _read_writer(path: Path) -> dict[str, Any]:
+    """Returns what the file says of the process that writes; nothing where there is no such file."""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return dict(found)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            failure: Exception = error
+    reason = (isinstance(failure, OSError) and failure.strerror) or failure
+    raise RunError(
+        f"cannot read {path}: {reason}; start the run again when the directory can be read: it continues "
+        "from the last checkpoint"
+    ) from failure
 
 
 def _save_tensors(prefix: Path, tensors: Mapping[str, Any]) -> None:
