@@ -12,7 +12,6 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -32,7 +31,6 @@ from shardline.trainer.reports import (
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs
 from shardline.trainer.tensorflow_internals import reading_own_means
-from shardline.trainer.watchdog import Watchdog
 
 # Of Keras' own, those that write to one path, to one address, or to the terminal.
 _ON_CHIEF = (
@@ -53,7 +51,6 @@ class Hooks:
         chief_remembering: Those of the chief alone; empty on any other replica.
         by_step: Whether a callback of the user's has a hook of every training step.
         by_test_step: Whether one has a hook of every step of an evaluation.
-        watchdog: Knows in which hook the process is.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Hooks:
         self.chief_remembering = [*alone, *(one for one in reports if isinstance(one, HistoryFile))] * chief
         self.by_step = any(has_batch_hooks(one, "train") for one in chosen)
         self.by_test_step = any(has_batch_hooks(one, "test") for one in chosen)
-        self.watchdog = Watchdog(run.cluster.name, run.settings.stall_timeout)
+        self._watchdog = run.watchdog
         self._strategy = run.strategy
         self._alone = {id(one) for one in (*alone, *reports)} if run.cluster.num_workers > 1 else set()
         self._called = [*chosen, *reports] if chief else self.remembering
@@ -83,13 +80,13 @@ class Hooks:
                 model.history = callback
         self("on_train_begin")
 
-    def __call__(self, hook: str, *arguments: Any) -> None:
-        """Calls a hook of every callback that has it ("on_epoch_end", with an epoch and logs)."""
+    def __call__(self, hook: str, *number: int, logs: Logs | None = None) -> None:
+        """Calls a hook of every callback, with the number of an epoch or step if it has one, and logs."""
         for callback in self._called:
             name = type(callback).__name__
-            self.watchdog.at(f"in {hook} of {name}")
+            self._watchdog.at(f"in {hook} of {name}")
             with self._reading(hook, name, alone=id(callback) in self._alone):
-                getattr(callback, hook)(*arguments)
+                getattr(callback, hook)(*number, dict(logs or {}))
 
     def _reading(self, hook: str, name: str, *, alone: bool) -> contextlib.AbstractContextManager[None]:
         """Answers what a callback reads: what it runs alone for cannot be asked of the others."""

@@ -262,6 +262,12 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, ke
     return [(variable, average) for variable, average in pairs if average is not None]
 
 
+def current_rates(model: keras.Model) -> list[Any]:
+    """Returns the learning rates with which a model's optimizers take their next update."""
+    inner = [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
+    return [one.learning_rate for one in inner]
+
+
 def refuse_float8(model: keras.Model) -> None:
     """Refuses weights that Keras overwrites with their "gradient", on each replica for itself."""
     for variable in model.trainable_variables:

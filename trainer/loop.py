@@ -88,7 +88,7 @@ class Training:
         self._hooks = hooks
         self._preemption = preemption
         self._counters = counters
-        self._watchdog = hooks.watchdog
+        self._watchdog = run.watchdog
         self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
         asked = run.settings.steps_per_execution or _compiled_steps(model)
         self._fixed = asked or int(hooks.by_step)
@@ -105,21 +105,20 @@ class Training:
         What `fit` does at its end comes in its order: moving averages are put in, then callbacks get
         `on_train_end`, where early stopping puts the best weights back.
         """
-        with self._watchdog:
-            self._train()
-            self._checkpoints.wait()
-            finalize(self._model)
-            self._hooks("on_train_end", dict(self.logs))
-            self.logs |= self._validate(hooks=False)
+        self._train()
+        self._checkpoints.wait()
+        finalize(self._model)
+        self._hooks("on_train_end", logs=self.logs)
+        self.logs |= self._validate(hooks=False)
 
     def _train(self) -> None:
         """Trains until the epochs, a limit or a callback ends the run."""
-        if not self.position.closed:
-            self._close_epoch(self.position.epoch - 1)
         self._look_at_limits()
+        # Of an epoch that goes on the end is still to come.
+        if not self.position.closed and (self._ended or not self.position.examples):
+            self._close_epoch(self.position.last_epoch)
         while not self._ended:
             self._epoch()
-            self._look_at_limits()
         if self._run.cluster.is_chief and self._ended != "epochs":
             progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
 
@@ -132,7 +131,7 @@ class Training:
         if evaluation is None:
             return {}
         self._watchdog.at("before the validation")
-        call = self._hooks if hooks else lambda *_: None
+        call = self._hooks if hooks else lambda *_, **__: None
         call("on_test_begin")
         evaluation.begin()
         done, count = 0, self._test_fixed or self._stretch
@@ -143,11 +142,11 @@ class Training:
             evaluation.take(count)
             done += count
             self._watchdog.at(f"after step {done:,} of the validation")
-            call("on_test_batch_end", done - 1, evaluation.read() if self._test_fixed else {})
+            call("on_test_batch_end", done - 1, logs=evaluation.read() if self._test_fixed else {})
             if done < evaluation.steps:
                 count = self._next_count(count, time.monotonic() - started, done, evaluation.steps)
         logs = evaluation.read()
-        call("on_test_end", logs)
+        call("on_test_end", logs=logs)
         return {f"val_{name}": value for name, value in logs.items()}
 
     def _next_count(self, count: int, seconds: float, done: int, steps: int) -> int:
@@ -193,7 +192,8 @@ class Training:
             self._hooks("on_epoch_begin", epoch)
         self._began = False
         if self._steps(plan):
-            self.position = Position(epoch + 1, 0, self.position.steps, closed=False)
+            self.position = Position(epoch + 1, 0, self.position.steps)
+        self.position = replace(self.position, closed=False)
         self._save()
         self._close_epoch(epoch)
 
@@ -201,11 +201,14 @@ class Training:
         """Validates an epoch, also one that a limit has cut short, and lets callbacks see its end."""
         self.logs |= self._validate()
         self._checkpoints.check_writer()
-        self._hooks("on_epoch_end", epoch, dict(self.logs))
+        self._hooks("on_epoch_end", epoch, logs=self.logs)
         self.position = replace(self.position, closed=True)
         agreed = self._agree(Stretch(), 0)
+        self._look_at_limits()
         if self._model.stop_training:
             self._ended = self._ended or _STOPPED
+        if agreed.time_is_up:
+            self._ended = self._ended or _time_is_up(self._run.settings.max_time)
         if not self._ended:
             self._stop_if(agreed.stop)
 
@@ -223,7 +226,7 @@ class Training:
             self.logs = self._engine.read_metrics()
             self._advance(now, time.monotonic() - started, stretch)
             done += count
-            self._hooks("on_train_batch_end", first + done - 1, dict(self.logs))
+            self._hooks("on_train_batch_end", first + done - 1, logs=self.logs)
             agreed = self._agree(stretch, count)
             self._check_finite(agreed, plan)
             self._obey(agreed, last=done == len(sizes))

@@ -23,6 +23,7 @@ from shardline.trainer.data.transforms import class_weights, load_augmentation, 
 from shardline.trainer.errors import DatasetError, SettingsError
 from shardline.trainer.models.interface import Interface
 from shardline.trainer.settings import OutputDirs, TrainSettings
+from shardline.trainer.watchdog import Watchdog
 
 _NAMED_SHARDS = 4
 
@@ -36,6 +37,7 @@ class Run:
         strategy_name: Strategy's name in the settings, with "auto" resolved.
         replicas: Replicas that share each step; 1 where workers take whole steps each.
         scratch: Directory into which a process other than the chief writes; None on the chief.
+        watchdog: Knows what the process is at.
     """
 
     settings: TrainSettings
@@ -46,6 +48,7 @@ class Run:
     strategy_name: str
     replicas: int
     scratch: Path | None
+    watchdog: Watchdog
 
     @functools.cached_property
     def collectives(self) -> Collectives:

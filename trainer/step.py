@@ -217,11 +217,14 @@ class Metrics:
     """
 
     def __init__(self, model: keras.Model, own_logs: OwnLogs) -> None:
-        self._result = tf.function(
-            lambda: own_logs.read() if own_logs.in_place else model.get_metrics_result(), autograph=False
-        )
+        read = own_logs.read if own_logs.in_place else model.get_metrics_result
+        # Metrics of a model that runs eagerly may be Python, which a function would run once.
+        eager = model.run_eagerly
+        self._result = read if eager else tf.function(read, autograph=False)
         #: Sets the metrics back to nothing.
-        self.reset: Callable[[], None] = tf.function(model.reset_metrics, autograph=False)
+        self.reset: Callable[[], None] = (
+            model.reset_metrics if eager else tf.function(model.reset_metrics, autograph=False)
+        )
 
     def read(self) -> Logs:
         """Returns the metrics as they are now."""

@@ -51,6 +51,7 @@ from shardline.trainer.reports import Counters, as_json
 from shardline.trainer.run import Run, announce, check_splits, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, Loop
+from shardline.trainer.watchdog import Watchdog
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -92,10 +93,12 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         if name == "multi_worker_mirrored":
             stack.enter_context(health.watched(cluster))
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
-        run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch)
+        watchdog = Watchdog(cluster.name, settings.stall_timeout)
+        run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch, watchdog)
         if cluster.role == "evaluator":
             _evaluate(run)
             return {}
+        stack.enter_context(watchdog)
         try:
             logs = _train(run, preemption)
         except tf.errors.OpError as error:
@@ -246,9 +249,12 @@ def _resume(
 
     What has changed since then takes effect, and a line says so, or is refused.
     """
+    run.watchdog.at("at the meeting before the first step")
     snapshot = checkpoints.restore()
     at = snapshot.position if snapshot else Position()
-    processes, steps = run.collectives.total([1, at.steps])
+    processes, steps, *by_step = run.collectives.total([1, at.steps, hooks.by_step, hooks.by_test_step])
+    # What is called after every step on one replica, where another has made other callbacks, is so on all.
+    hooks.by_step, hooks.by_test_step = (bool(number) for number in by_step)
     if steps != at.steps * processes:
         raise RunError(
             f"{run.cluster.name} has found another newest checkpoint in {run.dirs.checkpoints} (of step "
@@ -261,7 +267,7 @@ def _resume(
     now, said = record.continuing(before, Moment(at.epoch, at.examples, at.steps, _nothing_left(run, at)))
     if at.examples or not at.closed:
         # What callbacks do at the beginning of an epoch (to the learning rate) is part of what is restored.
-        hooks("on_epoch_begin", at.epoch if at.closed else at.epoch - 1)
+        hooks("on_epoch_begin", at.last_epoch)
     state.restore(snapshot, run.process)
     take_changed_rates(model, before.learning_rates, now.learning_rates)
     state.record = now.json
@@ -353,7 +359,9 @@ def _count_steps(run: Run, counters: Counters, position: Position) -> None:
 def _finish(run: Run, model: keras.Model, position: Position, logs: Logs, checkpoints: Checkpoints) -> None:
     """Saves the model. A collective; the chief's copy is kept."""
     checkpoints.check_writer()
+    run.watchdog.at("saving the model")
     saving.save_model(model, run.dirs.model, scratch=run.scratch)
+    run.watchdog.rest()  # the chief waits for the evaluator, and all others for the chief
     if run.cluster.is_chief:
         if run.settings.evaluator:
             logs |= evaluator.wait_for_last(run, position)

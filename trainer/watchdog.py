@@ -7,6 +7,7 @@ Each of them is alive, so that no look at peers finds anything.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -33,6 +34,10 @@ class Watchdog:
     def at(self, place: str) -> None:
         """Notes progress: the process is at another place now ("in step 41")."""
         self._state = (place, time.monotonic())
+
+    def rest(self) -> None:
+        """Notes that the process waits for something that has a limit of its own."""
+        self._state = ("", math.inf)
 
     def __enter__(self) -> Watchdog:
         """Starts to watch."""

@@ -309,9 +309,26 @@ class Eager(OwnStep):
         return super().train_step(data)
 
 
+@keras.saving.register_keras_serializable("tests")
+class Calls(keras.metrics.SparseCategoricalAccuracy):
+    """Counts the batches of an epoch in Python."""
+
+    calls = 0
+
+    def update_state(self, *batch, **weight):
+        self.calls += 1
+
+    def reset_state(self):
+        self.calls = 0
+
+    def result(self):
+        return self.calls
+
+
 def eager(dataset):
     model = Eager(dataset.num_classes)
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True)
+    metrics = ["accuracy", Calls(name="calls")]
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=metrics, run_eagerly=True)
     return model
 
 

@@ -11,6 +11,7 @@ from shardline.trainer.data.manifest import load
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
+from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import _uses_xla, train
 from tests.helpers import models
@@ -65,6 +66,7 @@ def test_a_step_that_is_to_run_eagerly_does(dataset, tmp_path):
     logs = train(made, {}, Preemption(made.grace_period))
 
     assert models.Eager.steps == 12
+    assert [(row["calls"], row["val_calls"]) for row in read_history(tmp_path)] == [("6.0", "2.0")] * 2
     assert logs["val_accuracy"] > 0.3
 
 

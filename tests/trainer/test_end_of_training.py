@@ -215,6 +215,19 @@ def test_a_crash_in_a_callback_or_the_validation_loses_nothing(dataset, tmp_path
     assert written(tmp_path / "parts") == written(tmp_path / "whole")
 
 
+def test_a_crash_at_the_end_of_an_epoch_that_was_cut_short(dataset, tmp_path, monkeypatch):
+    """Its end comes when the run is started again, unless the epoch goes on."""
+    monkeypatch.setattr(Crash, "at", "epoch_end")
+    with pytest.raises(ZeroDivisionError):
+        run(dataset, tmp_path, model="steady", callbacks=("crash",), max_steps=9)
+    monkeypatch.setattr(Crash, "at", "")
+    assert [row["examples"] for row in read_history(tmp_path)] == ["96"]
+    run(dataset, tmp_path, model="steady", callbacks=("crash",), max_steps=9)
+    assert [row["examples"] for row in read_history(tmp_path)] == ["96", "48"]
+    run(dataset, tmp_path, model="steady", callbacks=("crash",))
+    assert [row["examples"] for row in read_history(tmp_path)] == ["96", "96", "96"]
+
+
 class Asked(Preemption):
     """Asked to stop when so many looks have been taken."""
 
@@ -270,6 +283,23 @@ def test_weights_that_are_not_finite_are_never_saved(dataset, tmp_path):
         with pytest.raises(DivergedError, match=message):
             run(dataset, tmp_path, model="explodes_at_the_end", checkpoint_steps=3)
     assert [path.stem for path in tmp_path.glob("checkpoints/*.index")] == ["ckpt-3"]
+
+
+def accumulates_nan(dataset):
+    """Its gradients are not finite, though its loss is, and every fourth step takes them."""
+    model = dense(dataset, keras.optimizers.SGD(0.01, gradient_accumulation_steps=4))
+    inputs, hidden = model.inputs, model.layers[-2].output
+    nothing = keras.ops.sqrt(0.0 * keras.ops.relu(hidden))
+    outputs = keras.layers.Dense(dataset.num_classes, "softmax")(hidden + nothing)
+    own = keras.Model(inputs, outputs)
+    own.compile(model.optimizer, LOSS)
+    return own
+
+
+def test_sums_of_gradients_that_are_not_finite_are_never_saved(dataset, tmp_path):
+    with pytest.raises(DivergedError, match=r"optimizer/.* is not finite after step 2"):
+        run(dataset, tmp_path, model="accumulates_nan", checkpoint_steps=2)
+    assert not list(tmp_path.glob("checkpoints/*.index"))
 
 
 @keras.saving.register_keras_serializable("tests")

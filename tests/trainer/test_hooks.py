@@ -50,7 +50,7 @@ class Recorder(keras.callbacks.Callback):
             )
             if name == "train_begin":
                 SEEN.append(("params", {key: self.params[key] for key in ("epochs", "steps")}))
-            SEEN.append((name, *numbers, tuple(sorted(logs or {}))))
+            SEEN.append((name, *numbers, tuple(sorted(logs))))
             if (name, *numbers) == STOP.get("at"):
                 self.model.stop_training = True
 

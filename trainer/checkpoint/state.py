@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.errors import DivergedError, ModelError, SettingsError
-from shardline.trainer.keras_internals import accumulators, optimizers, random_state
+from shardline.trainer.keras_internals import accumulators, current_rates, optimizers, random_state
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -162,13 +162,19 @@ def _decode(value: Any, arrays: Arrays) -> Any:
 class Position:
     """Progress of a run: epochs trained, examples trained of the next over all replicas, and steps in all.
 
-    The last of those epochs is `closed` when it has been validated and callbacks have seen its end.
+    The epoch of the last step is `closed` unless it has ended, perhaps cut short by a limit, and has not been
+    validated, nor have callbacks seen its end.
     """
 
     epoch: int = 0
     examples: int = 0
     steps: int = 0
     closed: bool = True
+
+    @property
+    def last_epoch(self) -> int:
+        """Number, from 0, of the epoch of the last step."""
+        return self.epoch if self.examples else self.epoch - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,11 +258,11 @@ class TrainingState:
         return Snapshot(position, arrays, host)
 
     def not_finite(self, snapshot: Snapshot) -> str:
-        """Returns the name of the first variable of the model that is not finite throughout, or ""."""
+        """Returns the name of the first variable of model or optimizer that is not finite, or ""."""
         for name in self._variables:
             value = snapshot.arrays[name]
             # A sum in float64 of finite float32 is finite, and one pass.
-            if name.startswith("model/") and np.issubdtype(value.dtype, np.floating):
+            if not name.startswith("metric/") and keras.backend.is_float_dtype(value.dtype.name):
                 with np.errstate(invalid="ignore"):
                     total = np.sum(value, dtype=np.float64)
                 if not np.isfinite(total):
@@ -278,7 +284,13 @@ class TrainingState:
             return snapshot
         packed = self._callbacks.pack(snapshot)
         digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
-        table = collectives.table([digest, len(packed), self.squares(snapshot)])
+        rates = [float(keras.ops.convert_to_numpy(one)) for one in current_rates(self._model)]
+        table = collectives.table([digest, len(packed), self.squares(snapshot), sum(rates)])
+        if len({row[3] for row in table}) > 1:
+            raise DivergedError(
+                f"the replicas' learning rates are not the same after step {snapshot.position.steps:,}: "
+                f"{', '.join(f'{row[3]:.7g}' for row in table)}; a callback that sets one has to run on all"
+            )
         weights = [row[2] for row in table]
         if max(weights) - min(weights) > _APART * max(weights):
             raise DivergedError(
