@@ -34,8 +34,8 @@ from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import answers
 from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.keras_internals import OwnMetrics, flat_logs, optimizers
-from shardline.trainer.step import Logs, SplitEvaluation, Stretch, is_finite
+from shardline.trainer.keras_internals import OwnMetrics, flat_logs, optimizers, updating_optimizers
+from shardline.trainer.step import Logs, SplitEvaluation, Stretch, is_finite, known_numbers
 from shardline.trainer.tensorflow_internals import report_workers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
@@ -100,8 +100,8 @@ class Workers:
         self._scheduled: queue.SimpleQueue[tuple[Step, tf.distribute.coordinator.RemoteValue]] = (
             queue.SimpleQueue()
         )
-        # None where a step has failed.
-        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        # None where a step has failed; a mistake made in taking its outcome is raised by who waits for it.
+        self._outcomes: queue.SimpleQueue[Outcome | Exception | None] = queue.SimpleQueue()
         # In a thread, because there is no way to wait for a step for a limited time.
         threading.Thread(target=self._fetch, name="outcomes", daemon=True).start()
         report_workers(lambda text: progress.say("train", text))
@@ -117,9 +117,10 @@ class Workers:
 
         def take(data: Any) -> tf.Tensor:
             with OwnMetrics(variables, counters) as own:
-                logs = flat_logs(step(data))
+                logs = step(data)
                 sums = [tf.reshape(own.get_current_value(variable), [-1]) for variable in variables]
-            values = {name: tf.convert_to_tensor(logs[name]) for name in logs if logs.keys() != names}
+            known = known_numbers(step, logs)
+            values = known if known.keys() != names else {}
             shapes.update({name: tuple(value.shape) for name, value in values.items()})
             others = [tf.reshape(value, [-1]) for value in values.values()]
             # One vector: every tensor is fetched by a call of its own.
@@ -157,11 +158,16 @@ class Workers:
                 self._outcomes.put(step.parts(scheduled.fetch()))
             except tf.errors.OpError:
                 self._outcomes.put(None)
+            except Exception as error:
+                self._outcomes.put(error)
 
     def _next(self) -> Outcome:
         while True:
             with contextlib.suppress(queue.Empty):
-                if outcome := self._outcomes.get(timeout=_SILENCE_S):
+                outcome = self._outcomes.get(timeout=_SILENCE_S)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if outcome:
                     self._alone_since = None
                     return outcome
             self._check()
@@ -204,12 +210,11 @@ class CoordinatorLoop:
     """
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
-        for optimizer in optimizers(model):
-            if optimizer.gradient_accumulation_steps:
-                raise SettingsError(
-                    "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
-                    "for replicas that step together; use larger batches or multi_worker_mirrored"
-                )
+        if any(one.gradient_accumulation_steps for one in updating_optimizers(model)):
+            raise SettingsError(
+                "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
+                "for replicas that step together; use larger batches or multi_worker_mirrored"
+            )
         self.evaluation: SplitEvaluation | None = None
         self.reset_metrics = model.reset_metrics
         self._own_logs: Logs = {}

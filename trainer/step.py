@@ -275,16 +275,10 @@ def _returned(
     step: Callable[[Any], Any], strategy: tf.distribute.Strategy, batches: Iterator[Any]
 ) -> dict[str, tf.TensorSpec]:
     """Returns types and shapes of the numbers that a step returns by name; a ModelError for no dict."""
-    found: dict[str, Any] = {}
+    found: dict[str, tf.Tensor] = {}
 
     def take(data: Any) -> None:
-        logs = step(data)
-        if not isinstance(logs, Mapping):
-            raise ModelError(
-                f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}, not a "
-                'dict; return numbers by name such as {"loss": loss}, as Keras wants it'
-            )
-        found.update({name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()})
+        found.update(known_numbers(step, step(data)))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def once(batches: Iterator[Any]) -> None:
@@ -292,9 +286,23 @@ def _returned(
             strategy.run(take, args=(next(batches),))
 
     once.get_concrete_function(batches)
+    return {name: tf.TensorSpec(value.shape, value.dtype) for name, value in found.items()}
+
+
+def known_numbers(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
+    """Returns, of what a step has returned, the numbers by name whose shapes are known while it is traced.
+
+    A ModelError says that it was no dict.
+    """
+    if not isinstance(logs, Mapping):
+        raise ModelError(
+            f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}, not a "
+            'dict; return numbers by name such as {"loss": loss}, as Keras wants it'
+        )
+    values = {name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()}
     return {
-        name: tf.TensorSpec(value.shape, value.dtype)
-        for name, value in found.items()
+        name: value
+        for name, value in values.items()
         if value.shape.is_fully_defined() and (value.dtype.is_floating or value.dtype.is_integer)
     }
 

@@ -70,7 +70,8 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     if name == "parameter_server" and cluster.role in ("worker", "ps"):
         run_server(cluster, settings.startup_timeout)
         return {}
-    _check_strategy(settings, name)
+    if cluster.role != "evaluator":  # which works alone, whatever the others do
+        _check_strategy(settings, name)
     dirs = output_dirs(settings, environ)
     manifest = manifests.load(files.local_path(settings.dataset))
     manifest.info()  # images that differ in size are refused
@@ -292,6 +293,7 @@ def _nothing_left(run: Run, at: Position) -> str:
 def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engine:
     """Returns what trains the model from a position on and evaluates the validation split."""
     settings, strategy = run.settings, run.strategy
+    xla = _uses_xla(run, model)
     validation = None
     if "validation" in run.manifest.splits:
         validation = replace(run.feed("validation"), labels=feed.labels)
@@ -311,7 +313,7 @@ def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -
         iter(batches),
         make_summation(settings, strategy, run.cluster),
         averaging_steps=settings.averaging_steps,
-        jit_compile=_uses_xla(run, model),
+        jit_compile=xla,
         deterministic=settings.deterministic,
     )
     if validation:

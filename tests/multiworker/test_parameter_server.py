@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.parameter_server import CoordinatorLoop, Step, Workers
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches
 from tests.helpers.replicas import ROOT, free_ports
@@ -189,3 +193,61 @@ def test_servers_say_what_is_wrong_and_do_not_outlive_their_chief(job):
     output, _ = late.communicate(timeout=60)
     assert late.returncode == 1
     assert f"worker-0 has waited 1 s for the chief at {running.cluster['chief'][0]}" in output
+
+
+class AtOnce:
+    """A coordinator whose only worker is this process."""
+
+    def __init__(self, strategy):
+        pass
+
+    def schedule(self, function, args):
+        return SimpleNamespace(fetch=lambda: function(*args).numpy())
+
+    def done(self):
+        return True
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", AtOnce)
+    cluster = Cluster("chief", 0, ("127.0.0.1:1", "127.0.0.1:2"), ("127.0.0.1:3",))
+    return Workers(tf.distribute.get_strategy(), cluster)
+
+
+def test_of_a_steps_own_logs_those_of_known_shape_are_shown(workers):
+    model = make_model()
+    train_step = model.train_step
+
+    def own_step(data):
+        train_step(data)
+        kind, labels = tf.constant("sick"), tf.cast(data[1], tf.float32)
+        return {"loss": 0.5, "pair": tf.constant([1, 2]), "kind": kind, "each": labels}
+
+    model.train_step = own_step
+    loop = CoordinatorLoop(model, workers, raw_batches(), decode)
+    loop.train(SIZES[:3])
+    logs = loop.read_metrics()
+    assert logs.keys() == {"loss", "pair"}
+    assert (logs["loss"], logs["pair"].tolist()) == (0.5, [1.0, 2.0])
+
+
+def test_a_step_that_returns_no_dict_is_refused(workers):
+    model = make_model()
+    model.train_step = lambda data: [0.5]
+    with pytest.raises(ModelError, match="of the model returned list, not a dict"):
+        CoordinatorLoop(model, workers, raw_batches(), decode)
+
+
+def test_a_mistake_in_taking_an_outcome_ends_the_run(workers):
+    step = Step(lambda batch: tf.zeros([3]), 1, {"each": (None,)})
+    with pytest.raises(TypeError):
+        list(workers.run(step, [0]))
+
+
+def test_accumulation_inside_of_a_scaled_loss_is_refused():
+    model = make_model()
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "sparse_categorical_crossentropy")
+    with pytest.raises(SettingsError, match="parameter_server cannot accumulate gradients"):
+        CoordinatorLoop(model, None, raw_batches(), decode)

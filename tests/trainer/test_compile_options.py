@@ -7,13 +7,14 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data.manifest import load
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
 from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.train import _uses_xla, train
+from shardline.trainer.train import _make_engine, _uses_xla, train
 from tests.helpers import models
 from tests.helpers.datasets import write_dataset
 
@@ -53,6 +54,16 @@ def test_what_several_replicas_cannot_do_is_refused(dataset, name, option):
         ModelError, match=rf"compile\({option}=True\) needs strategy one_device.*has mirrored"
     ):
         uses_xla(dataset, name, strategy="mirrored")
+
+
+@pytest.mark.parametrize(("name", "option"), [("asking_for_xla", "jit_compile"), ("eager", "run_eagerly")])
+def test_what_parameter_servers_cannot_do_is_refused(dataset, name, option):
+    model = build(f"tests.helpers.models:{name}", load(dataset).info(), {})
+    run = SimpleNamespace(
+        settings=settings(dataset), strategy_name="parameter_server", strategy=None, manifest=load(dataset)
+    )
+    with pytest.raises(ModelError, match=rf"compile\({option}=True\) needs .*has parameter_server"):
+        _make_engine(run, model, None, Position())
 
 
 def test_xla_cannot_compile_what_runs_eagerly(dataset):
