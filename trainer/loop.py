@@ -34,6 +34,7 @@ from shardline.trainer.optimizers import finalize
 from shardline.trainer.parameter_server import CoordinatorLoop
 from shardline.trainer.reports import Counters
 from shardline.trainer.run import Run
+from shardline.trainer.settings import TrainSettings
 from shardline.trainer.step import Logs, Loop, Stretch
 
 Engine = Loop | CoordinatorLoop
@@ -119,7 +120,7 @@ class Training:
             self._close_epoch(self.position.last_epoch)
         while not self._ended:
             self._epoch()
-        if self._run.cluster.is_chief and self._ended != "epochs":
+        if self._run.cluster.is_chief and self.position.epoch < self._run.settings.epochs:
             progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
 
     def _validate(self, *, hooks: bool = True) -> Logs:
@@ -176,13 +177,9 @@ class Training:
         self._saved = time.monotonic()
 
     def _look_at_limits(self) -> None:
-        settings = self._run.settings
-        if self.position.epoch >= settings.epochs:
-            self._ended = "epochs"
-        elif settings.max_steps and self.position.steps >= settings.max_steps:
-            self._ended = f"max_steps {settings.max_steps:,} reached"
-        elif 0 < settings.max_time <= self._seconds_before:
-            self._ended = _time_is_up(settings.max_time)
+        stopped = self._ended == _STOPPED
+        found = end_of_run(self._run.settings, self.position, self._seconds_before, stopped=stopped)
+        self._ended = found or self._ended
 
     def _epoch(self) -> None:
         epoch = self.position.epoch
@@ -330,6 +327,20 @@ class Training:
                 f"asked to stop (SIGTERM): a checkpoint was saved at step {self.position.steps:,}; "
                 "start the same command again to go on"
             )
+
+
+def end_of_run(settings: TrainSettings, at: Position, seconds: float, *, stopped: bool) -> str:
+    """Returns why no step is left to train after so many seconds, or "" where one is.
+
+    `stopped` says whether a callback has stopped the training.
+    """
+    if at.epoch >= settings.epochs:
+        return f"the run has done its {settings.epochs} epochs"
+    if settings.max_steps and at.steps >= settings.max_steps:
+        return f"max_steps {settings.max_steps:,} reached"
+    if 0 < settings.max_time <= seconds:
+        return _time_is_up(settings.max_time)
+    return _STOPPED if stopped else ""
 
 
 def _stretch(steps: int, seconds: float, *, of: int = 0) -> int:

@@ -36,7 +36,7 @@ from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.keras_compilation import weigh_output_losses
 from shardline.trainer.keras_internals import asked_for_xla, supports_xla
-from shardline.trainer.loop import Engine, Training
+from shardline.trainer.loop import Engine, Training, end_of_run
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
@@ -212,13 +212,13 @@ def _assemble(
         if not evaluate_only:
             tune_optimizer(model, settings, run.replicas)
             frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
-    if not evaluate_only:
-        check_export(model, info, exported=exported)
-    with run.strategy.scope():
         if interface.labels != "sparse":
             element = replace(feed, labels=interface.labels).element_spec
         with frozen.thawed() if frozen else contextlib.nullcontext():
             create_variables(model, element)
+    if not evaluate_only:
+        check_export(model, info, exported=exported)
+    with run.strategy.scope():
         weigh_output_losses(model)
         if settings.initial_model and not evaluate_only:
             saving.warm_start(model, settings.initial_model)
@@ -265,7 +265,9 @@ def _resume(
     if snapshot is None:
         return None
     before = Record(**snapshot.host.get("run", record.json))
-    now, said = record.continuing(before, Moment(at.epoch, at.examples, at.steps, _nothing_left(run, at)))
+    seconds, stopped = snapshot.host.get("seconds", 0.0), snapshot.host["stop_training"]
+    ended = end_of_run(run.settings, at, seconds, stopped=stopped)
+    now, said = record.continuing(before, Moment(at.epoch, at.examples, at.steps, ended))
     if at.examples or not at.closed:
         # What callbacks do at the beginning of an epoch (to the learning rate) is part of what is restored.
         hooks("on_epoch_begin", at.last_epoch)
@@ -278,16 +280,6 @@ def _resume(
         for change in said:
             progress.say("train", str(change))
     return snapshot
-
-
-def _nothing_left(run: Run, at: Position) -> str:
-    """Returns why no step is left to train, or "" where one is."""
-    settings = run.settings
-    if at.epoch >= settings.epochs:
-        return f"the run has done its {settings.epochs} epochs"
-    if settings.max_steps and at.steps >= settings.max_steps:
-        return f"the run has done its {settings.max_steps:,} steps"
-    return ""
 
 
 def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engine:

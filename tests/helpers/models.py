@@ -297,6 +297,16 @@ def halving():
     return Halving()
 
 
+def stopping():
+    """Stops the training after the second step."""
+
+    class StoppingEarly(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    return StoppingEarly()
+
+
 @keras.saving.register_keras_serializable("tests")
 class Eager(OwnStep):
     """Counts its steps in Python, which a graph would do while it is traced only."""

@@ -78,6 +78,25 @@ class Eager(keras.Model):
         return {**super().get_config(), "classes": self.classes}
 
 
+@keras.saving.register_keras_serializable("unexportable")
+class Unsaveable(keras.Model):
+    """A subclass that is built when it is first called, and whose weights cannot be saved."""
+
+    def __init__(self, classes, **options):
+        super().__init__(**options)
+        self.classes = classes
+        self.flatten, self.dense = keras.layers.Flatten(), keras.layers.Dense(classes, "softmax")
+
+    def call(self, inputs):
+        return self.dense(self.flatten(inputs))
+
+    def get_config(self):
+        return {**super().get_config(), "classes": self.classes}
+
+    def save_own_variables(self, store):
+        raise NotImplementedError("weights stay here")
+
+
 def _compiled(layer, dataset, *, loss="sparse_categorical_crossentropy", metrics=("accuracy",)):
     model = keras.Sequential(
         [
@@ -121,6 +140,17 @@ def called(dataset):
 
 def eager(dataset):
     model = Eager(dataset.num_classes)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def floats(x, y):
+    """A transformation to what an exported model does not get."""
+    return tf.cast(x, tf.float32) / 255, y
+
+
+def unsaveable(dataset):
+    model = Unsaveable(dataset.num_classes)
     model.compile("adam", "sparse_categorical_crossentropy")
     return model
 

@@ -93,6 +93,27 @@ def test_a_change_that_could_only_matter_by_training_is_refused_where_nothing_is
 
 
 @pytest.mark.parametrize(
+    ("first", "then", "why"),
+    [
+        ({"max_steps": 4}, {"max_steps": 4}, "max_steps 4 reached"),
+        ({"max_steps": 4}, {"max_time": 1e-3}, "max_time 0.001 s is over"),
+        (
+            {"callbacks": ("tests.helpers.models:stopping",)},
+            {"callbacks": ("tests.helpers.models:stopping",)},
+            "a callback has stopped it",
+        ),
+    ],
+    ids=["steps", "time", "callback"],
+)
+def test_whatever_has_ended_a_run_leaves_nothing_to_train(dataset, tmp_path, first, then, why):
+    run(dataset, tmp_path, **first)
+    before = (tmp_path / "settings.json").read_bytes()
+    with pytest.raises(SettingsError, match=f"but nothing is left to train: {why}"):
+        run(dataset, tmp_path, learning_rate=0.5, **then)
+    assert (tmp_path / "settings.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"seed": 3}, "seed was 0, is 3, but the run goes on 48 examples into epoch 1"),

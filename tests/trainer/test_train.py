@@ -305,6 +305,15 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
         ({"callbacks": ("tests.helpers.models:nothing",)}, SettingsError, "has no 'nothing'"),
         ({"class_weights": '{"left": 2}'}, SettingsError, "no class 'left'"),
         ({"initial_model": "nowhere.keras"}, ModelError, "nowhere.keras"),
+        (
+            {
+                "model": "tests.helpers.unexportable:unsaveable",
+                "allow_unexportable": True,
+                "transform": "tests.helpers.unexportable:floats",
+            },
+            ModelError,
+            "the model cannot be saved: weights stay here",
+        ),
         ({"averaging_steps": 4}, SettingsError, "averaging_steps needs strategy multi_worker_mirrored"),
         (
             {"averaging_steps": 4, "gradient_accumulation_steps": 2},
@@ -318,7 +327,7 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
 def test_a_mistake_is_named_and_nothing_is_written(dataset, tmp_path, changes, kind, message):
     with pytest.raises(kind, match=message):
         run(dataset, tmp_path / "out", **changes)
-    assert not (tmp_path / "out" / "model.keras").exists()
+    assert not (tmp_path / "out" / "settings.json").exists()
 
 
 def test_a_directory_without_a_manifest_is_refused(tmp_path):

@@ -103,6 +103,23 @@ def test_a_learning_rate_that_fine_tuning_has_replaced_is_refused() -> None:
     assert lines(record(unfreeze_at_epoch=1), record(0.5, unfreeze_at_epoch=1))
 
 
+def scaled(factor: float, rate: float = 0.1) -> dict[str, Any]:
+    return {
+        "class_name": "ScaledWarmup",
+        "config": {"learning_rate": rate, "factor": factor, "warmup_steps": 0},
+    }
+
+
+@pytest.mark.parametrize("moment", [BETWEEN, ENDED])
+def test_the_number_of_workers_may_differ_where_the_learning_rate_is_scaled_by_it(moment: Moment) -> None:
+    tuned = {"unfreeze_at_epoch": 1, "fine_tuning_learning_rate": 0.1, "scale_learning_rate": True}
+    before, now = record(scaled(2.0), replicas=2, **tuned), record(scaled(3.0), replicas=3, **tuned)
+
+    assert [change.setting for change in now.continuing(before, moment)[1]] == ["replicas"]
+    with pytest.raises(SettingsError, match="learning_rate was ScaledWarmup"):
+        lines(before, record(scaled(2.0, rate=0.2), **tuned), moment)
+
+
 @pytest.mark.parametrize(
     ("changes", "moment"),
     [

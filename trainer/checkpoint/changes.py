@@ -163,7 +163,7 @@ class Record:
             found["replicas"] = Change(step, "replicas", before.replicas, self.replicas)
         for one, other in zip(before.learning_rates, self.learning_rates, strict=False):
             # What the optimizer has counts, whichever setting, or code, it comes from.
-            if one != other:
+            if _of_one_replica(one) != _of_one_replica(other):
                 found["learning_rate"] = Change(step, "learning_rate", _shown(one), _shown(other))
         return list(found.values())
 
@@ -172,7 +172,9 @@ def _refuse_impossible(change: Change, before: Record, now: Record, moment: Mome
     rule = _RULES.get(change.setting)
     why = rule(change, before, moment) if rule else ""
     if not why and moment.ended and EFFECTS.get(change.setting, Effect.TRAINING) is Effect.TRAINING:
-        why = f"nothing is left to train: {moment.ended}; raise epochs, or begin a run in another directory"
+        why = (
+            f"nothing is left to train: {moment.ended}; raise that limit, or begin a run in another directory"
+        )
     if why:
         raise SettingsError(f"{change.setting} was {_text(change.was)}, is {_text(change.now)}, but {why}")
 
@@ -210,6 +212,13 @@ _RULES: Mapping[str, Rule] = {
     "fine_tuning_learning_rate": _unfreezing,
     "learning_rate": _fine_tuning,
 }
+
+
+def _of_one_replica(rate: Any) -> Any:
+    """Returns a learning rate without the factor that follows from the number of replicas."""
+    if not isinstance(rate, dict) or rate.get("class_name") != "ScaledWarmup":
+        return rate
+    return {name: value for name, value in rate["config"].items() if name != "factor"}
 
 
 def _shown(rate: Any) -> Any:
