@@ -17,7 +17,7 @@ import keras
 
 from shardline.trainer import plugins, progress
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.keras_internals import check_direction, flat_logs, has_batch_hooks
+from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
 from shardline.trainer.reports import (
     Board,
@@ -26,10 +26,10 @@ from shardline.trainer.reports import (
     Profile,
     Report,
     TuningMetric,
-    numbers,
 )
 from shardline.trainer.run import Run
-from shardline.trainer.step import Logs
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.step import Logs, Shapes
 from shardline.trainer.tensorflow_internals import reading_own_means
 
 # Of Keras' own, those that write to one path, to one address, or to the terminal.
@@ -153,15 +153,14 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
     For every replica, as all see the same metrics. The patience is in epochs.
     """
 
-    def __init__(self, metric: str, patience: int, available: Sequence[str]):
-        _check_metric("early_stopping", metric, available)
+    def __init__(self, metric: str, patience: int):
         # Keras finds no direction for the losses of several outputs.
         mode = "min" if metric.endswith(("loss", "error")) else "auto"
         super().__init__(metric, patience=patience, mode=mode, restore_best_weights=True)
 
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Starts anew; refuses a metric of which Keras does not know which way it improves."""
-        super().on_train_begin(logs)
+    def check(self, shown: Shapes) -> None:
+        """Refuses a metric that is not shown, or of which Keras does not know which way it improves."""
+        _check_metric("early_stopping", self.monitor, shown)
         try:
             check_direction(self)
         except ValueError:
@@ -194,15 +193,8 @@ def chosen_callbacks(
         callbacks.append(Unfreeze(frozen, settings.unfreeze_at_epoch, rate, changed))
     for reference in settings.callbacks:
         callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
-    result = flat_logs(model.get_metrics_result())
-    for setting in ("early_stopping", "tuning_metric"):
-        _check_number(setting, getattr(settings, setting), result)
-    names = list(result)
-    available = names + [f"val_{name}" for name in names if "validation" in run.manifest.splits]
     if settings.early_stopping:
-        callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience, available))
-    if settings.tuning_metric:
-        _check_metric("tuning_metric", settings.tuning_metric, available)
+        callbacks.append(Stopping(settings.early_stopping, settings.early_stopping_patience))
     return [*callbacks, keras.callbacks.History()]
 
 
@@ -223,18 +215,22 @@ def chief_reports(run: Run, counters: Counters) -> list[keras.callbacks.Callback
     return callbacks
 
 
-def _check_number(setting: str, metric: str, result: Logs) -> None:
-    """Refuses a metric of several numbers, of which Keras could not say which is better."""
-    name = metric.removeprefix("val_")
-    if name in result and name not in numbers(result):
+def check_metrics(
+    settings: TrainSettings, callbacks: Sequence[keras.callbacks.Callback], shown: Shapes
+) -> None:
+    """Checks the metrics that settings name, before the first step: Keras would warn after an epoch."""
+    for callback in callbacks:
+        if isinstance(callback, Stopping):
+            callback.check(shown)
+    if settings.tuning_metric:
+        _check_metric("tuning_metric", settings.tuning_metric, shown)
+
+
+def _check_metric(setting: str, metric: str, shown: Shapes) -> None:
+    if metric not in shown:
+        raise SettingsError(f"{setting}: no metric {metric!r}; there are {', '.join(sorted(shown))}")
+    if shown[metric]:
         raise SettingsError(
             f"{setting}: {metric} is a number for each class; give the metric an average "
             '(F1Score(average="macro")), or name another one'
         )
-
-
-def _check_metric(setting: str, metric: str, available: Sequence[str]) -> None:
-    """Checks a metric before the first step, where Keras would warn after an epoch."""
-    if metric not in available:
-        there = ", ".join(sorted(available)) or "none: the dataset has no validation split"
-        raise SettingsError(f"{setting}: no metric {metric!r}; there are {there}")

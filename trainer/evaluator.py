@@ -24,10 +24,10 @@ from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
 from shardline.trainer.keras_compilation import saveable
-from shardline.trainer.keras_internals import flat_logs, is_improvement
+from shardline.trainer.keras_internals import is_improvement
 from shardline.trainer.reports import as_json, metrics_text, numbers
 from shardline.trainer.run import Run
-from shardline.trainer.step import Logs
+from shardline.trainer.step import Logs, Shapes
 
 BEST_FILE = "best.keras"
 
@@ -112,7 +112,7 @@ class Evaluator:
     """Evaluates checkpoints as they appear, each restored into a built model as a whole.
 
     The best model by `metric` is written into `directory`, results into TensorBoard's run "evaluator" in
-    `logs`. A metric that the model does not have, or of unknown direction, is a SettingsError.
+    `logs`. A metric that is not among those `shown`, or of unknown direction, is a SettingsError.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Evaluator:
         directory: Path,
         logs: Path,
         metric: str,
+        shown: Shapes,
     ):
         self._model = model
         self._evaluate = evaluate
@@ -133,9 +134,9 @@ class Evaluator:
         self._best_file = directory / BEST_FILE
         self._metric = metric
         self._writer = tf.summary.create_file_writer(str(logs / "evaluator"))
-        self._judge = Stopping(metric, 0, list(numbers(flat_logs(model.get_metrics_result()))))
+        self._judge = Stopping(metric, 0)
         self._judge.set_model(model)
-        self._judge.on_train_begin()
+        self._judge.check(shown)
         self._skipped: set[int] = set()
 
     def run(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:

@@ -35,7 +35,7 @@ from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import answers
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.keras_internals import OwnMetrics, flat_logs, optimizers, updating_optimizers
-from shardline.trainer.step import Logs, SplitEvaluation, Stretch, is_finite, known_numbers
+from shardline.trainer.step import Logs, Shapes, SplitEvaluation, Stretch, is_finite, known_numbers
 from shardline.trainer.tensorflow_internals import report_workers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
@@ -230,6 +230,11 @@ class CoordinatorLoop:
         """Traces the step again: the set of trainable weights has changed."""
         self._step = self._workers.trace(self._model, self._model.train_step, self._decode, self._spec)
 
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        return self._step.own_logs
+
     def train(self, sizes: Sequence[int]) -> Stretch:
         """Trains one step for each of `sizes`, and returns when all of them are done."""
         self._waited = 0.0
@@ -269,6 +274,11 @@ class CoordinatorEvaluation(SplitEvaluation):
         self._iterator: Iterator[Any] = iter(())
         self._own_logs: Logs = {}
         self._step = workers.trace(model, model.test_step, decode, batches.element_spec)
+
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        return self._step.own_logs
 
     def begin(self) -> None:
         """Sets the metrics back to nothing, and begins the pass."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Summation
@@ -22,6 +23,8 @@ from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_internals import exact_means, flat_logs, random_by_replica, returns_own_logs
 from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
+#: Shapes of metrics by name; () for a number.
+Shapes = dict[str, tuple[int, ...]]
 #: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
 Logs = dict[str, Any]
 
@@ -78,6 +81,11 @@ class Loop:
     def retrace(self) -> None:
         """Traces the step again: the set of trainable weights has changed."""
         self._steps = self._trace()
+
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        return self._own_logs.shapes
 
     def train(self, sizes: Sequence[int]) -> Stretch:
         """Trains one step for each of `sizes`, the examples of that step over all replicas."""
@@ -142,6 +150,11 @@ class SplitEvaluation(abc.ABC):
 
     steps: int
 
+    @property
+    @abc.abstractmethod
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+
     @abc.abstractmethod
     def begin(self) -> None:
         """Sets the metrics back to nothing."""
@@ -177,14 +190,25 @@ class Evaluation(SplitEvaluation):
         self._batches = batches
         self._iterator: Iterator[Any] | None = None
 
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        if not returns_own_logs(self._model.test_step):
+            return {}
+        self._prepare()
+        return self._own_logs.shapes
+
     def begin(self) -> None:
         """Sets the metrics back to nothing."""
+        self._prepare()
+        self._metrics.reset()
+
+    def _prepare(self) -> None:
         if self._iterator is None:
             self._iterator = keep_iterator(iter(self._batches))
-            own_logs = OwnLogs(self._model, self._model.test_step, self._strategy, self._iterator)
-            self._metrics = Metrics(self._model, own_logs)
-            self._run = self._trace(own_logs)
-        self._metrics.reset()
+            self._own_logs = OwnLogs(self._model, self._model.test_step, self._strategy, self._iterator)
+            self._metrics = Metrics(self._model, self._own_logs)
+            self._run = self._trace(self._own_logs)
 
     def take(self, count: int) -> None:
         """Takes some steps."""
@@ -231,11 +255,17 @@ class Metrics:
         return flat_logs(self._result())
 
 
+def metric_shapes(model: keras.Model) -> Shapes:
+    """Returns names and shapes of a model's metrics. Every replica must call it at the same point."""
+    return {name: np.shape(value) for name, value in flat_logs(model.get_metrics_result()).items()}
+
+
 class OwnLogs:
     """What a `train_step` or `test_step` of the user's own returns beside metrics: the last values.
 
     Attributes:
         in_place: Whether the step returns other names than the metrics have, so that these are not shown.
+        shapes: Names and shapes of what is shown in their place.
     """
 
     def __init__(
@@ -250,12 +280,14 @@ class OwnLogs:
         A step that is to run eagerly may be of the kind that cannot be traced: its metrics alone are shown.
         """
         self.in_place = False
+        self.shapes: Shapes = {}
         self._kept: dict[str, tf.Variable] = {}
         if not returns_own_logs(step) or model.run_eagerly:
             return
         found = _returned(step, strategy, batches)
         self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
         if self.in_place:
+            self.shapes = {name: tuple(spec.shape) for name, spec in found.items()}
             with strategy.scope():
                 self._kept = {name: _replica_variable(spec.shape) for name, spec in found.items()}
 

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer import evaluator, files, progress, saving
-from shardline.trainer.callbacks import Hooks, chief_reports, chosen_callbacks
+from shardline.trainer.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
 from shardline.trainer.checkpoint.changes import Moment, Record
 from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
@@ -50,7 +50,7 @@ from shardline.trainer.parameter_server import CoordinatorEvaluation, Coordinato
 from shardline.trainer.reports import Counters, as_json
 from shardline.trainer.run import Run, announce, check_splits, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
-from shardline.trainer.step import Evaluation, Logs, Loop
+from shardline.trainer.step import Evaluation, Logs, Loop, Shapes, metric_shapes
 from shardline.trainer.watchdog import Watchdog
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -147,10 +147,12 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     state = TrainingState(model, hooks.remembering, hooks.chief_remembering)
     checkpoints = _checkpoints(run, state.variables, write=chief, record=record)
     snapshot = _resume(run, model, hooks, state, checkpoints, record)
-    if chief:
-        write_settings(run, interface, state.record["changes"])
     position = snapshot.position if snapshot else Position()
     engines.append(_make_engine(run, model, feed, position))
+    if settings.early_stopping or settings.tuning_metric:
+        check_metrics(settings, chosen, _shown(model, engines[0]))
+    if chief:
+        write_settings(run, interface, state.record["changes"])
     _count_steps(run, counters, position)
     preemption.ready()
     training = Training(
@@ -185,6 +187,7 @@ def _evaluate(run: Run) -> None:
         directory=run.dirs.model,
         logs=run.dirs.logs,
         metric=run.settings.early_stopping.removeprefix("val_") or "loss",
+        shown=evaluation.own_shapes or metric_shapes(model),
     ).run(run.settings.startup_timeout)
 
 
@@ -312,6 +315,14 @@ def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -
         split = validation.distribute(strategy, run.process, 0, 1)
         loop.evaluation = Evaluation(model, strategy, split, validation.plan.steps)
     return loop
+
+
+def _shown(model: keras.Model, engine: Engine) -> Shapes:
+    """Returns the metrics that callbacks get after an epoch, as names and shapes."""
+    metrics, evaluation = metric_shapes(model), engine.evaluation
+    of_validation = (evaluation.own_shapes or metrics) if evaluation else {}
+    shown = engine.own_shapes or metrics
+    return {**shown, **{f"val_{name}": shape for name, shape in of_validation.items()}}
 
 
 def _uses_xla(run: Run, model: keras.Model) -> bool:

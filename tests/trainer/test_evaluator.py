@@ -18,7 +18,7 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.step import Evaluation
+from shardline.trainer.step import Evaluation, metric_shapes
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 
@@ -28,11 +28,18 @@ Y = (X[:, 0] > 3).astype(np.int64)
 BATCHES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
 
 
-def make_model(classes=2):
+class Objective(keras.Sequential):
+    """Its evaluation returns one number, which is not the loss."""
+
+    def test_step(self, data):
+        return {"objective": super().test_step(data)["loss"]}
+
+
+def make_model(classes=2, kind=keras.Sequential):
     """Most of what it has learned after a few steps are BatchNormalization's statistics."""
     keras.utils.set_random_seed(1)
     layers = [keras.Input((4,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(classes)]
-    model = keras.Sequential(layers)
+    model = kind(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"])
     model._symbolic_build(data_batch=(X[:1], Y[:1]))
@@ -84,6 +91,7 @@ class World:
             directory=self.out,
             logs=self.logs,
             metric=metric,
+            shown=evaluation.own_shapes or metric_shapes(model),
         )
 
     def run(self, evaluator, **options):
@@ -163,6 +171,11 @@ def test_a_metric_may_improve_upwards(world):
 def test_an_unknown_metric_is_refused(world):
     with pytest.raises(SettingsError, match=r"no metric 'f1'; there are accuracy, loss"):
         world.evaluator(metric="f1")
+
+
+def test_what_an_evaluation_of_ones_own_does_not_return_is_refused(world):
+    with pytest.raises(SettingsError, match=r"no metric 'loss'; there are objective$"):
+        world.evaluator(model=make_model(kind=Objective))
 
 
 def test_a_diverged_model_is_never_the_best(world):

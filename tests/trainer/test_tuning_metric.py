@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import keras
 import pytest
 
 from shardline.trainer import task
+from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.measurements import read_measurements
 from shardline.trainer.reports import Counters, TuningMetric
 from shardline.trainer.settings import TrainSettings
-from tests.helpers.datasets import write_table
+from tests.helpers.datasets import write_dataset, write_table
 
 
-def settings(directory: Path, metric: str) -> TrainSettings:
+@keras.saving.register_keras_serializable("tests")
+class Objective(keras.Sequential):  # type: ignore[misc]  # keras has no types
+    """Its evaluation returns one number, which is not a metric."""
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return {"objective": 2 * super().test_step(data)["loss"]}
+
+
+def objective(dataset: DatasetInfo) -> keras.Model:
+    """A model of images."""
+    layers = [keras.layers.Flatten(), keras.layers.Dense(dataset.num_classes, "softmax")]
+    model = Objective([keras.Input(dataset.input_shape), *layers])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def settings(directory: Path, metric: str, model: str = "mlp", **changes: Any) -> TrainSettings:
     return TrainSettings(
         dataset=str(directory / "data"),
-        model="mlp",
+        model=model,
         model_dir=str(directory / "model"),
         epochs=2,
         tuning_metric=metric,
+        **changes,
     )
 
 
@@ -42,6 +62,27 @@ def test_a_metric_that_there_is_not_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SettingsError, match="tuning_metric: no metric 'val_loss'; there are accuracy, loss"):
         task.run(settings(tmp_path, "val_loss"))
+
+
+def test_what_an_evaluation_of_ones_own_returns_is_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics" / "output.metrics"
+    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(path))
+    write_dataset(tmp_path / "data")
+    own = {"model": f"{__name__}:objective"}
+    message = "no metric 'val_loss'; there are loss, val_objective"
+    with pytest.raises(SettingsError, match=f"tuning_metric: {message}"):
+        task.run(settings(tmp_path, "val_loss", **own))
+    with pytest.raises(SettingsError, match=f"early_stopping: {message}"):
+        task.run(settings(tmp_path, "", early_stopping="val_loss", **own))
+    assert not (tmp_path / "model" / "settings.json").exists()
+
+    last = task.run(settings(tmp_path, "val_objective", **own))
+
+    measured = read_measurements(path, "val_objective")
+    assert [step for step, _, _ in measured] == [6, 12]
+    assert measured[-1][1] == last["val_objective"]
 
 
 @pytest.mark.parametrize("logs", [{"val_loss": math.nan}, {}])
