@@ -85,7 +85,11 @@ def test_a_peer_that_stands_still_for_too_long_is_named(pair, still, name):
 
 @pytest.mark.parametrize(
     ("pair", "still"),
-    [(("60", "tensorflow"), 0), (("60", "tensorflow"), 1), (("60", "ring"), 1)],
+    [
+        (("60", "tensorflow"), 0),
+        pytest.param(("60", "tensorflow"), 1, marks=pytest.mark.matrix),
+        (("60", "ring"), 1),
+    ],
     indirect=["pair"],
 )
 def test_a_standstill_is_survived(pair, still, tmp_path):
