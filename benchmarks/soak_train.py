@@ -107,8 +107,8 @@ class Soak:
 
     def run(self, out: Path, what: Sequence[str]) -> None:
         """Runs one job to its end, on the way killing and stopping it as often as `what` says."""
-        # Not in the last epoch: a job that is stopped after its last step ends as if it were not.
-        steps = (_EPOCHS - 1) * _SPLITS["train"] // (_BATCH * self.replicas)
+        # A job that is stopped after its last step ends as if it were not: two epochs are left for a stop.
+        steps = (_EPOCHS - 2) * _SPLITS["train"] // (_BATCH * self.replicas)
         targets = sorted(self.moments.sample(range(2, steps - 1), len(what)))
         disturbances = list(what)
         while True:
