@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, get_type_hints
 
-from shardline.trainer import tensorflow_internals
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
@@ -95,8 +94,10 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def run(settings: TrainSettings) -> dict[str, float]:
     """Takes part in a training run as `train.train` does, in a process made ready for it."""
-    # Before TensorFlow starts threads: they must not take the signal.
+    # Before NumPy and TensorFlow start threads: they must not take the signal.
     with Preemption(settings.grace_period) as preemption:
+        from shardline.trainer import tensorflow_internals
+
         tensorflow_internals.keep_freed_memory()
         tensorflow_internals.import_tensorflow()
         from shardline.trainer.train import train  # only once the settings are known to be good

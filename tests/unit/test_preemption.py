@@ -123,3 +123,15 @@ with Preemption(0.2) as preemption:
 
     assert code == EXIT_RESTART
     assert "goes on from the newest checkpoint" in output
+
+
+def test_the_program_of_a_replica_has_no_thread_before_it_waits_for_the_signal():
+    """NumPy starts threads when it is imported, one of which would take the signal and do nothing with it."""
+    program = """
+import os, sys, shardline.trainer.task
+print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+
+    assert found.stdout == "1 False\n"
