@@ -34,6 +34,7 @@ _SPLITS = {"train": 384, "validation": 32, "test": 8}
 _BATCH = 8
 _EPOCHS = 6
 _MARK = "soak: "
+_PLACES = ("in the validation", "in a callback")
 _RESTART = 75
 
 
@@ -47,10 +48,10 @@ def marks() -> Any:
 
     class Marks(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
         def on_test_begin(self, logs: Any = None) -> None:
-            stay("in the validation")
+            stay(_PLACES[0])
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            stay("in a callback")
+            stay(_PLACES[1])
 
     return Marks()
 
@@ -132,7 +133,7 @@ class Soak:
         victim = self.moments.randrange(self.replicas)
         place = ""
         if what == "stop":
-            place = f", {reader.wait_for_mark()}"
+            place = f", {reader.wait_for_mark(self.moments.choice(_PLACES))}"
         else:
             time.sleep(self.moments.random() * 0.2)
         processes[victim].send_signal(signal.SIGKILL if what == "kill" else signal.SIGTERM)
@@ -182,11 +183,11 @@ class _StepReader(threading.Thread):
             self._changed.wait_for(lambda: self._step >= step or self._ended, timeout=300)
             return self._step >= step
 
-    def wait_for_mark(self) -> str:
-        """Returns the next mark; "" where the process has ended before."""
+    def wait_for_mark(self, place: str) -> str:
+        """Returns the place at the next mark of it; "" where the process has ended before."""
         with self._changed:
             self._mark = ""
-            self._changed.wait_for(lambda: self._mark or self._ended, timeout=300)
+            self._changed.wait_for(lambda: self._mark == place or self._ended, timeout=300)
             return self._mark
 
 
