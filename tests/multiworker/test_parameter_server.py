@@ -183,6 +183,8 @@ def test_servers_say_what_is_wrong_and_do_not_outlive_their_chief(job):
     assert second.returncode == 1
     assert f"ps-0 cannot listen on {running.cluster['ps'][0]}" in output
 
+    for process in (worker, server):
+        assert any("serves the chief" in line for line in iter(process.stdout.readline, ""))
     running.kill("chief", 0)
     for process in (worker, server):
         output, _ = process.communicate(timeout=60)
