@@ -73,11 +73,9 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     if cluster.role != "evaluator":  # which works alone, whatever the others do
         _check_strategy(settings, name)
     dirs = output_dirs(settings, environ)
-    manifest = manifests.load(files.local_path(settings.dataset))
-    manifest.info()  # images that differ in size are refused
     # Where workers take whole steps each, no step is shared out.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
-    check_splits(settings, manifest, sharing, evaluator=settings.evaluator or cluster.role == "evaluator")
+    manifest = _load_data(settings, sharing, evaluator=cluster.role == "evaluator")
     data = manifest.fingerprint
     check_model_dir(dirs.model, model=settings.model, dataset=data, allow_new_data=settings.allow_new_data)
     model_function(settings.model)
@@ -109,6 +107,14 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         if name == "multi_worker_mirrored":
             peers.leave()
     return logs
+
+
+def _load_data(settings: TrainSettings, sharing: int, *, evaluator: bool) -> manifests.Manifest:
+    """Loads the manifest of a dataset that can be shared out to so many workers, and has what is needed."""
+    manifest = manifests.load(files.local_path(settings.dataset))
+    manifest.info()  # images that differ in size are refused
+    check_splits(settings, manifest, sharing, evaluator=settings.evaluator or evaluator)
+    return manifest
 
 
 def _check_strategy(settings: TrainSettings, name: str) -> None:
