@@ -217,6 +217,11 @@ class TrainSettings:
         return first, last
 
 
+def flag_of(setting: str) -> str:
+    """Returns the command-line flag of a setting ("--per-replica-batch-size")."""
+    return "--" + {"callbacks": "callback"}.get(setting, setting).replace("_", "-")
+
+
 @dataclass(frozen=True)
 class OutputDirs:
     """Directories of a run as this machine sees them: of the model, of checkpoints, of TensorBoard's logs."""

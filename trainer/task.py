@@ -12,10 +12,7 @@ from typing import Any, NoReturn, get_type_hints
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
-from shardline.trainer.settings import CHOICES, TrainSettings
-
-# Flags that are named in another way than the setting.
-_FLAGS = {"callbacks": "--callback"}
+from shardline.trainer.settings import CHOICES, TrainSettings, flag_of
 
 # The first setting of each group of `--help`, in the order of the settings.
 _GROUPS = {
@@ -57,13 +54,14 @@ def parser() -> argparse.ArgumentParser:
     for field in fields(TrainSettings):
         if field.name in _GROUPS:
             group = parser.add_argument_group(_GROUPS[field.name])
-        flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         required = default is MISSING
         text = hints[field.name].__metadata__[0].replace("%", "%%")
         shown = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
         options = {"default": None if required else default, **_reading(field.name, default)}
-        group.add_argument(flag, dest=field.name, required=required, help=text + shown, **options)
+        group.add_argument(
+            flag_of(field.name), dest=field.name, required=required, help=text + shown, **options
+        )
     return parser
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.settings import TrainSettings, flag_of
 
 #: What a process trains with: JSON by kind ("settings", "versions", ...) and name.
 Facts = Mapping[str, Mapping[str, Any]]
@@ -27,7 +27,6 @@ _OWN = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir", "evalua
 # What every message begins with, the bytes that are read of one at most, and seconds to send or get it.
 _MAGIC, _MOST, _TIMEOUT = b"shardline facts 1\n", 1 << 20, 3.0
 
-_FLAGS = {"callbacks": "callback"}
 _RULES = {
     "settings": "all replicas take the same flags",
     "dataset": "all replicas read the same dataset",
@@ -67,7 +66,7 @@ def difference(name: str, own: Facts, other: str, theirs: Facts) -> str:
     if not found:
         return ""
     kind, key = found[0]
-    what = f"--{_FLAGS.get(key, key).replace('_', '-')}" if kind == "settings" else key
+    what = flag_of(key) if kind == "settings" else key
     here, there = own[kind][key], theirs.get(kind, {}).get(key)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"{other} has {what} {_shown(there)}, {name} has {_shown(here)}{more}: {_RULES[kind]}"
