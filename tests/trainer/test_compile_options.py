@@ -16,14 +16,6 @@ from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import _make_engine, _uses_xla, train
 from tests.helpers import models
-from tests.helpers.datasets import write_dataset
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("dataset")
-    write_dataset(directory)
-    return directory
 
 
 def settings(dataset, **changes):

@@ -13,17 +13,10 @@ from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
-from tests.helpers.datasets import read_examples, write_dataset
+from tests.helpers.datasets import read_examples
 
 HERE = "tests.trainer.test_end_of_training:"
 LOSS = "sparse_categorical_crossentropy"
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("dataset")
-    write_dataset(directory)
-    return directory
 
 
 def run(dataset, out, preemption=None, **changes):

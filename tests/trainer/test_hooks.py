@@ -10,20 +10,13 @@ from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
-from tests.helpers.datasets import RECORDS, write_dataset
+from tests.helpers.datasets import RECORDS
 
 BATCH = 16
 
 # What the recorder of this process has seen, and the hook in which it stops the training.
 SEEN = []
 STOP = {}
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("dataset")
-    write_dataset(directory)
-    return directory
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,6 @@ from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers import replicas
-from tests.helpers.datasets import write_dataset
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("dataset")
-    write_dataset(directory)
-    return directory
 
 
 def run(dataset, out, **changes):

@@ -26,13 +26,6 @@ from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("dataset")
-    write_dataset(directory)
-    return directory
-
-
 def run(dataset, out, **changes):
     changes = {"model": "mnist_cnn", "epochs": 2, **changes}
     settings = TrainSettings(dataset=str(dataset), model_dir=str(out), **changes)
