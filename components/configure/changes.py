@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardline.components.configure import history as last_run
-from shardline.components.configure.fingerprint import DIGEST, Fingerprint, code_versions, fingerprint
+from shardline.components.configure.fingerprint import (
+    DIGEST,
+    Fingerprint,
+    code_versions,
+    fingerprint,
+    initial_model,
+)
 from shardline.components.configure.history import Run, State
 from shardline.components.model_store import VERSIONS, champion_directory
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
@@ -141,13 +147,16 @@ def look(
     history = champion_directory(history_uri)
     last_run.make_directory(history)
     content = fingerprint(data, deep=deep)
+    start = training.train_options.get("initial_model")
+    if start:
+        settings["content of initial_model"] = initial_model(start) or f"not known ({_unique()})"
     state = State(data=asdict(content), settings=settings, code=code_versions(settings["model"], source))
     last, reason = _compare(history, state, force)
     if last and not reason:
         return found(False, "", _say_unchanged(history, last, content, job_name))
     say(_TOPIC, f"training: {reason}")
-    # Weights to start from are not looked at: a model that began with older ones must not come from a cache.
-    known = content.known_by and not force and not training.train_options.get("initial_model")
+    # KFP's cache does not know the weights: a model that began with older ones must not come from it.
+    known = content.known_by and not force and not start
     return found(
         True, _key(state) if known else _unique(), reason, json.dumps(asdict(state), ensure_ascii=False)
     )

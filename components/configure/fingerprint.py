@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from shardline.components.model_store import MODEL_FILE, champion_directory, current
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
@@ -200,6 +201,22 @@ def _of_plugin(settings: PreprocessSettings) -> Fingerprint:
 
 def _unknown(why: str) -> Fingerprint:
     return Fingerprint(known_by="", digest="", text=why)
+
+
+def initial_model(uri: str) -> str:
+    """Returns the digest of the model file that training starts from; "" where it cannot be read here.
+
+    `uri` is what the trainer's option takes: a file, a directory that holds one, or a champion's directory.
+    """
+    try:
+        path = champion_directory(uri)
+        if path.is_dir():
+            champion = current(path)
+            path = path / (champion.path if champion else "") / MODEL_FILE
+        with path.open("rb") as file:
+            return DIGEST + hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except (OSError, ShardlineError):
+        return ""  # on a disk that only the replicas mount, or missing, as training says
 
 
 def code_versions(model: str, source: str) -> dict[str, str]:

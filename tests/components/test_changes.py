@@ -89,8 +89,9 @@ def look(history, source, job="run-2", **settings):
     )
 
 
-def export(directory, *, blessed=True):
+def export(directory, *, blessed=True, model=b"weights"):
     directory.mkdir()
+    (directory / model_store.MODEL_FILE).write_bytes(model)
     verdict = {"blessed": blessed, "reason": "accuracy 0.9000 >= 0.8"}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
     (directory / model_store.EVALUATION_FILE).write_text(json.dumps(EVALUATION))
@@ -228,13 +229,46 @@ def test_force_trains_and_takes_nothing_from_a_cache(photos, history, tmp_path):
     assert len({first.fingerprint, *(found.fingerprint for found in forced)}) == 3
 
 
-def test_a_warm_start_takes_nothing_from_a_cache(photos, history):
-    """The champion that it starts from may be another one; the option's text is the same."""
-    options = {"train_options": {"initial_model": "champion"}}
+def start_from_a_file(directory, champion, tmp_path):
+    (directory / "model.keras").write_bytes(b"other weights")
 
-    found = [look(history, f"images:{photos}", **options) for _ in range(2)]
 
-    assert found[0].fingerprint != found[1].fingerprint
+def start_from_another_champion(directory, champion, tmp_path):
+    publish(export(tmp_path / "better", model=b"better"), champion, accuracy=0.9)
+
+
+@pytest.mark.parametrize(
+    ("start", "change"),
+    [
+        ("models", start_from_a_file),
+        ("models/model.keras", start_from_a_file),
+        ("champion", start_from_another_champion),
+    ],
+)
+def test_other_weights_to_start_from_train(start, change, photos, history, tmp_path):
+    """The option's text is the same, and nothing comes from a cache."""
+    champion, models = tmp_path / "champion", tmp_path / "models"
+    models.mkdir()
+    (models / "model.keras").write_bytes(b"weights")
+    publish(export(tmp_path / "first", model=b"good"), champion, accuracy=0.9)
+    options = {"train_options": {"initial_model": str(tmp_path / start)}}
+    first = train(history, f"images:{photos}", tmp_path, **options)
+    assert not look(history, f"images:{photos}", **options).changed
+
+    change(models, champion, tmp_path)
+
+    found = look(history, f"images:{photos}", **options)
+    assert found.reason.startswith('content of initial_model was "sha256:')
+    assert found.fingerprint != first.fingerprint
+
+
+def test_weights_that_cannot_be_read_here_always_train(photos, history, tmp_path):
+    options = {"train_options": {"initial_model": "/mnt/only/on/replicas"}}
+    train(history, f"images:{photos}", tmp_path, **options)
+
+    found = look(history, f"images:{photos}", **options)
+
+    assert found.reason.startswith('content of initial_model was "not known (')
 
 
 def test_without_a_history_every_run_trains_and_nothing_is_looked_at(tmp_path):

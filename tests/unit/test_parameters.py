@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardline.components.parameters import check_options
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import has_exit_tasks, load_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError
@@ -144,3 +149,40 @@ def test_exit_tasks_are_seen() -> None:
     assert not has_exit_tasks(spec)
     spec["root"]["dag"]["tasks"]["t"]["triggerPolicy"] = {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
     assert has_exit_tasks(spec)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def _train_options(path: Path) -> Iterator[str]:
+    """Yields the options that a file gives to train_options, but for those that a test wants refused."""
+    text = path.read_text(encoding="utf-8")
+    if "train_options" not in text:
+        return
+    if path.suffix == ".md":
+        for found in re.findall(r"train_options='(\{.*?\})'", text):
+            yield from json.loads(found)
+        return
+    nodes = list(ast.walk(ast.parse(text)))
+    refused = {
+        id(inner)
+        for node in nodes
+        if isinstance(node, ast.Tuple)
+        and any(re.search("has no '|is the study's", str(getattr(e, "value", ""))) for e in node.elts)
+        for inner in ast.walk(node)
+    }
+    for node in nodes:
+        if isinstance(node, ast.Dict) and id(node) not in refused:
+            for key, value in zip(node.keys, node.values, strict=True):
+                if getattr(key, "value", "") == "train_options" and isinstance(value, ast.Dict):
+                    yield from (str(getattr(option, "value", "")) for option in value.keys)
+
+
+@pytest.mark.parametrize("folder", ["tests", "docs", "examples", "benchmarks"])
+def test_no_test_and_no_page_names_an_option_that_is_not_there(folder: str) -> None:
+    """A test that does passes whatever becomes of the option that it means."""
+    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
+
+    assert paths
+    for path in paths:
+        check_options(list(_train_options(path)))

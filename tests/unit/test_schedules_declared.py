@@ -20,7 +20,7 @@ start_time = 2027-01-01T00:00:00+01:00
 paused = true
 [schedules."every morning".parameters]
 epochs = 3
-train_options = { a = [1, 2.5] }
+train_options = { callbacks = ["my.module:log"], max_time = 2.5 }
 [schedules.registry]
 cron = "TZ=UTC @daily"
 pipeline = "https://europe-west4-kfp.pkg.dev/p/r/retrain/latest"
@@ -41,7 +41,7 @@ def test_schedules_are_read(tmp_path: Path) -> None:
         display_name="every morning",
         cron="TZ=Europe/Vienna 0 6 * * *",
         pipeline=str(tmp_path / "../compiled/retrain.yaml"),
-        parameters={"epochs": 3, "train_options": {"a": [1, 2.5]}},
+        parameters={"epochs": 3, "train_options": {"callbacks": ["my.module:log"], "max_time": 2.5}},
         max_run_count=5,
         start_time=datetime.datetime(2026, 12, 31, 23, tzinfo=datetime.UTC),
         paused=True,
