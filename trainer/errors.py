@@ -4,7 +4,7 @@
     ├── SettingsError, DatasetError, ModelError, ClusterError, PipelineError
     ├── SourceError, with BadRecordError below it
     ├── RunError (exit code 1), with DivergedError (2) below it
-    └── PlatformError (3), CancelledRunError (4), RestartError (75)
+    └── PlatformError (3), CancelledRunError (4), CrashError (70), RestartError (75)
 
 Every message says what was wrong, what was found, and what to do, in one line.
 """
@@ -16,6 +16,7 @@ EXIT_FAILED = 1  # a run that failed after it had been started correctly
 EXIT_BAD_INPUT = 2  # a mistake of the user: trying again cannot help, so a job is not restarted on it
 EXIT_PLATFORM = 3  # a service that refused, failed or was not reached: it may work later, or for others
 EXIT_CANCELLED = 4  # a run that somebody cancelled
+EXIT_CRASH = 70  # an exception that nobody raised on purpose (EX_SOFTWARE of sysexits.h)
 EXIT_RESTART = 75  # a run that was asked to stop (EX_TEMPFAIL of sysexits.h): started again, it goes on
 
 
@@ -75,6 +76,12 @@ class RestartError(ShardlineError):
     """A run was asked to stop before it was done; started again, it goes on."""
 
     exit_code = EXIT_RESTART
+
+
+class CrashError(ShardlineError):
+    """An exception that nobody raised on purpose, at the end of a process: its last resort."""
+
+    exit_code = EXIT_CRASH
 
 
 class PlatformError(ShardlineError):

@@ -8,7 +8,6 @@ names the last checkpoint. Clocks of two machines are never compared.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 import time
@@ -57,10 +56,12 @@ class Evaluations:
     def read(self, steps: int) -> dict[str, float] | None:
         """Returns the finite metrics of a checkpoint, or None where it has not been evaluated."""
         try:
-            metrics = json.loads(self._path(steps).read_text(encoding="utf-8"))["metrics"]
-        except (OSError, ValueError, KeyError):
+            metrics = files.read_json(self._path(steps), RunError).get("metrics")
+        except RunError:
             return None
-        return {name: value for name, value in metrics.items() if value is not None}
+        if not isinstance(metrics, dict):
+            return None
+        return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
     @contextlib.contextmanager
     def chief_alive(self, first_step: int) -> Iterator[None]:
@@ -199,13 +200,8 @@ class Evaluator:
         if not math.isfinite(value) or (values and self._best_file.exists() and not better):
             return
         self._best_file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._best_file.with_name(f".tmp-{BEST_FILE}")
-        try:
-            with saveable(self._model):
-                self._model.save(temporary)
-            temporary.replace(self._best_file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with saveable(self._model), files.replacing(self._best_file) as temporary:
+            self._model.save(temporary)
 
 
 @contextlib.contextmanager

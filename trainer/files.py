@@ -1,15 +1,27 @@
-"""Files that are never half-written, and the two spellings of a Cloud Storage path."""
+"""Files: written whole or not at all, read within limits, and the two spellings of a Cloud Storage path."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import secrets
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from shardline.trainer.errors import ShardlineError
 
 #: Names, in the environment, the directory that stands in for /gcs/ on a machine where it is not mounted.
 GCS_ROOT_VARIABLE = "SHARDLINE_GCS_ROOT"
+
+#: What the names of unfinished files begin with.
+TEMPORARY = ".tmp-"
+
+#: Bytes that a file of settings or a record may have: the manifest of 100,000 shards has 20 MB.
+MAX_TEXT_BYTES = 64 << 20
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
@@ -21,17 +33,50 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a whole file or nothing: temporary name, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def temporary_name(path: Path) -> Path:
+    """Returns a name beside `path`, with its suffix, that nobody else takes.
+
+    It is random: processes of two containers that share a directory may have the same number.
+    """
+    return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name[-100:]}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the name of a file to write; `path` is replaced by it at the end, or stays as it was.
+
+    Both are on disk afterwards. A link stays a link: what it leads to is replaced.
+    """
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    temporary = temporary_name(target)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(target)
+        sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Has the system put a file, or the names in a directory, on its disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # a mounted bucket may have no fsync of directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a whole file or nothing; what is no file, such as /dev/stdout, is written to as it is."""
+    if path.exists() and (not path.is_file() or path.parts[:2] in (("/", "dev"), ("/", "proc"))):
+        path.write_bytes(data)
+        return
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -42,3 +87,60 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
     """Writes a whole JSON file (indented, keys in the given order, no NaN) or nothing."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_BYTES) -> str:
+    """Returns the content of a UTF-8 text file.
+
+    Raises `error`, in one line, when it is missing, not to be read, no regular file, or larger than `limit`.
+    """
+    try:
+        # A pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise error(f"{path} is not a file")
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise error(f"no file {path}") from None
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in its name
+        raise error(f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}") from None
+    if len(data) > limit:
+        raise error(f"{path} has more than {limit >> 20} MiB, which no such file needs")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is not UTF-8 text: {failure.reason} at byte {failure.start}") from None
+
+
+def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any:
+    """Returns the value of a JSON text; raises `error` naming `what` where it is none, or has NaN in it."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise error(f"{what} is nested too deeply") from None
+    except ValueError as failure:
+        raise error(f"{what} is not JSON: {failure}") from None
+
+
+def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
+    """Returns the object that a JSON file holds; raises `error`, in one line, when it holds none."""
+    content = parse_json(read_text(path, error), str(path), error)
+    if not isinstance(content, dict):
+        raise error(f"{path} holds no JSON object")
+    return content
+
+
+def read_toml(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
+    """Returns the tables of a TOML file; raises `error`, in one line, when it is none."""
+    text = read_text(path, error)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise error(f"{path} is nested too deeply") from None
+    except ValueError as failure:
+        raise error(f"{path} is not TOML: {failure}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from shardline.trainer import crash
 from shardline.trainer.errors import ShardlineError
 
 EVENTS_VARIABLE = "SHARDLINE_EVENTS"
@@ -120,10 +121,11 @@ def fail(topic: str, error: ShardlineError) -> None:
 
 @contextlib.contextmanager
 def errors_end_the_process(topic: str) -> Iterator[None]:
-    """Turns a `ShardlineError` into its one line and exit code; other exceptions keep their traceback."""
+    """Turns an exception into one line and an exit code; of one that is not ours, a file keeps the rest."""
     try:
         yield
-    except ShardlineError as error:
+    except Exception as failure:
+        error = crash.as_error(failure)
         fail(topic, error)
         raise SystemExit(error.exit_code) from None
 

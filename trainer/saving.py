@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from itertools import zip_longest
 from pathlib import Path
 
@@ -26,11 +25,8 @@ def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> 
 
     The chief, which has no scratch directory, writes to `directory`, the others to `scratch`.
     """
-    target = scratch or directory
-    temporary = target / f".tmp-{MODEL_FILE}"
-    with saveable(model):
+    with saveable(model), files.replacing((scratch or directory) / MODEL_FILE) as temporary:
         model.save(temporary)
-    temporary.replace(target / MODEL_FILE)
 
 
 def load_model(path: Path, *, compiled: bool = False) -> keras.Model:
@@ -63,20 +59,14 @@ def read_recorded_head(model_file: Path) -> Head | None:
     settings = model_file.with_name(SETTINGS_FILE)
     if not settings.is_file():
         return None
-    try:
-        found = json.loads(settings.read_text(encoding="utf-8")).get("head")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"cannot read {settings} beside the model: {error}; train again") from None
+    found = files.read_json(settings, ModelError).get("head")
     return next((head for head in HEADS if head == found), None)
 
 
 def _read_entry(file: Path, name: str, advice: str) -> str:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))[name]
-        if not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}, not text")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"cannot read {file}: {error!r}; {advice}") from None
+    value = files.read_json(file, ModelError).get(name)
+    if not isinstance(value, str):
+        raise ModelError(f"{file} has no text {name!r}, it has {value!r}; {advice}")
     return value
 
 

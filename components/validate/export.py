@@ -21,6 +21,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import signatures
 from shardline.components.validate.conversions import check_formats, convert
+from shardline.trainer import files
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError
@@ -227,9 +228,8 @@ def _copy(source: Path, target: Path) -> None:
     """Copies a file under a temporary name, then renames it; a file that is there already stays."""
     if target.exists() and source.samefile(target):
         return
-    temporary = target.with_name(f".tmp-{target.name}")
-    shutil.copyfile(source, temporary)
-    temporary.replace(target)
+    with files.replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
 
 
 def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:

@@ -191,6 +191,7 @@ _CODES = {
     errors.EXIT_BAD_INPUT: "a mistake in what was given; trying again cannot help",
     errors.EXIT_PLATFORM: "a service refused, failed or was not reached",
     errors.EXIT_CANCELLED: "cancelled",
+    errors.EXIT_CRASH: "an error that nobody foresaw; its crash file says more",
     errors.EXIT_RESTART: "asked to be started again",
     126: "the command is not executable",
     127: "the command was not found",

@@ -26,21 +26,25 @@ from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
-from shardline.trainer.errors import PipelineError, ShardlineError
+from shardline.trainer.crash import as_error
+from shardline.trainer.errors import PipelineError
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
 
 class _Group(click.Group):
-    """Ends a command that raises an error of ours with one line and the error's exit code, no traceback."""
+    """Ends a command that raises an error with one line and the error's exit code, no traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except ShardlineError as error:
-            failure = click.ClickException(" ".join(str(error).split()))
-            failure.exit_code = error.exit_code  # type: ignore[misc]  # click reads it from the instance
-            raise failure from None
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as failure:
+            error = as_error(failure)
+            shown = click.ClickException(" ".join(str(error).split()))
+            shown.exit_code = error.exit_code  # type: ignore[misc]  # click reads it from the instance
+            raise shown from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

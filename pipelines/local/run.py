@@ -31,7 +31,7 @@ from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
 from shardline.pipelines.local.terminal import Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import defaults, has_exit_tasks, parse_pipeline, read_pipeline
-from shardline.trainer import files, progress
+from shardline.trainer import crash, files, progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.progress import Event, Scalar
 
@@ -128,6 +128,7 @@ class Execution:
             "PYTHONUNBUFFERED": "1",
             progress.EVENTS_VARIABLE: "1",
             RUN_VARIABLE: str(self.directory),
+            crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
             INJECTIONS_VARIABLE: " ".join(self.injections),
         }
 

@@ -93,7 +93,7 @@ def test_a_champion_s_directory_leads_to_the_version_in_force(info, trained):
     ("text", "message"),
     [
         ('{"path": "../.."}', "names a version outside"),
-        ("{}", "cannot read"),
+        ("{}", "has no text"),
         ('{"path": "v/1"}', "no model file"),
     ],
 )

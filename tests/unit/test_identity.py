@@ -85,7 +85,7 @@ def test_the_evaluator_compares_no_variables(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(SettingsError, match=r"cannot read .*/run.json: .*; choose another directory"):
+    with pytest.raises(SettingsError, match=r"/run.json is not JSON: .*; choose another directory"):
         given(tmp_path, RUN)
 
 

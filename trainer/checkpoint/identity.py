@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,12 +50,9 @@ def check_model_dir(directory: Path, *, model: str, dataset: str, allow_new_data
 def _read(path: Path) -> dict[str, Any]:
     """Returns a file's JSON object; empty where there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise SettingsError(f"cannot read {path}: {error}; choose another directory or delete it") from None
-    return value if isinstance(value, dict) else {}
+        return files.read_json(path, SettingsError) if path.exists() else {}
+    except SettingsError as error:
+        raise SettingsError(f"{error}; choose another directory or delete it") from None
 
 
 def _refuse_others(

@@ -25,7 +25,6 @@ from shardline.trainer.errors import RunError
 
 _DATA = ".data-00000-of-00001"
 _INDEX = ".index"
-_TEMPORARY = ".tmp-"
 #: Says which process writes into the directory.
 WRITER_FILE = "writer.json"
 # What reading a damaged one raises: TensorFlow's checkpoint reader maps its status codes to all of these.
@@ -144,7 +143,7 @@ class Checkpoints:
 
     def _write_files(self, snapshot: Snapshot) -> None:
         path = self._path(snapshot.position.steps)
-        temporary = path.with_name(f"{_TEMPORARY}{self._token}-{path.name}")
+        temporary = path.with_name(f"{files.TEMPORARY}{self._token}-{path.name}")
         position, dataset = asdict(snapshot.position), self._identity.dataset
         host = {"position": position, "dataset": dataset, "host": snapshot.host}
         try:
@@ -152,7 +151,7 @@ class Checkpoints:
             for suffix in (_DATA, _INDEX):
                 self.check_writer()
                 Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
-            _flush(self._directory)
+            files.sync(self._directory)
             self.check_writer()
             self._prune(snapshot.position.steps)
         except (tf.errors.OpError, OSError) as error:
@@ -173,7 +172,7 @@ class Checkpoints:
                 Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
 
     def _remove_temporary(self, token: str = "") -> None:
-        for path in self._directory.glob(f"{_TEMPORARY}{token}*"):
+        for path in self._directory.glob(f"{files.TEMPORARY}{token}*"):
             path.unlink(missing_ok=True)
 
 
@@ -207,16 +206,7 @@ def _save_tensors(prefix: Path, tensors: Mapping[str, Any]) -> None:
             tensors=[tf.constant(tensors[name]) for name in names],
         )
     for suffix in (_DATA, _INDEX):
-        _flush(Path(f"{prefix}{suffix}"))
-
-
-def _flush(path: Path) -> None:
-    """Waits until a file or the names in a directory are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        files.sync(Path(f"{prefix}{suffix}"))
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,135 @@
+"""Files are written whole or not at all, whoever writes them, and read within limits."""
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from shardline.trainer import files
+from shardline.trainer.errors import DatasetError, SettingsError
+
+
+def test_two_writers_with_one_process_number_never_tear_a_file(tmp_path: Path) -> None:
+    """As in two containers that share a mount, where both programs are process 7."""
+    path = tmp_path / "record.json"
+    texts = [json.dumps([number] * 50_000) for number in (1, 2)]
+    files.write_text(path, texts[0])
+    done = threading.Event()
+
+    def write(text: str) -> None:
+        while not done.is_set():
+            files.write_text(path, text)
+
+    # Threads share a process number, and the system calls run side by side.
+    writers = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for writer in writers:
+        writer.start()
+    try:
+        assert all(path.read_text() in texts for _ in range(300))
+    finally:
+        done.set()
+        for writer in writers:
+            writer.join()
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    path.write_text("before")
+
+    def write_half() -> None:
+        with files.replacing(path) as temporary:
+            assert temporary.suffix == ".keras"
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["model.keras"]
+
+
+def test_file_and_directory_are_on_disk_in_the_right_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    replace, fsync = Path.replace, os.fsync
+
+    def synced(descriptor: int) -> None:
+        calls.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        calls.append("rename")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    files.write_json(tmp_path / "manifest.json", {})
+    assert calls == ["file", "rename", "directory"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link", tmp_path / "there" / "file"
+    link.symlink_to(Path("there", "file"))
+    files.write_text(link, "content")
+    assert link.is_symlink()
+    assert target.read_text() == "content"
+
+
+def test_what_is_no_file_is_written_to_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files.write_text(Path("/dev/stdout"), "to the terminal")
+    files.write_text(Path("/dev/null"), "to nobody")
+    assert capfd.readouterr().out == "to the terminal"
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not JSON: Expecting value"),
+        (b'{"a": NaN}', "is not JSON: NaN is not a JSON number"),
+        (b"[1]", "holds no JSON object"),
+        (b"[" * 200_000, "is nested too deeply"),
+        (b"\xff\xfe{}", "is not UTF-8 text: invalid start byte at byte 0"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON: Exceeds the limit"),
+        (b" " * 2_000, "has more than 0 MiB, which no such file needs"),
+    ],
+)
+def test_files_that_hold_no_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    if len(content) == 2_000:
+        monkeypatch.setattr(files.read_text, "__kwdefaults__", {"limit": 1_000})
+    with pytest.raises(DatasetError) as caught:
+        files.read_json(path, DatasetError)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
+def test_things_that_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    places = {
+        "no file ": tmp_path / "missing",
+        "is not a file": Path("/dev/zero"),
+        "pipe is not a file": tmp_path / "pipe",
+        "Is a directory": tmp_path,
+        "embedded null": Path("a\0b"),
+    }
+    for message, path in places.items():
+        with pytest.raises(SettingsError, match=message):
+            files.read_toml(path, SettingsError)
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_bytes(b"\xef\xbb\xbfa = 1\n")
+    assert files.read_toml(path, SettingsError) == {"a": 1}
+    path.write_text("a = [" * 10_000)
+    with pytest.raises(SettingsError, match=r"is nested too deeply|is not TOML"):
+        files.read_toml(path, SettingsError)

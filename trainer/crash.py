@@ -1,0 +1,86 @@
+"""Crashes: what becomes of an exception that nobody raised on purpose, at the end of a process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import secrets
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from shardline.trainer.errors import CrashError, RunError, SettingsError, ShardlineError
+from shardline.trainer.plugins import describe
+
+#: Names, in the environment, the directory of crash files; otherwise they are temporary files.
+DIRECTORY_VARIABLE = "SHARDLINE_CRASH_DIR"
+
+# The machine's fault: what is tried again later may well work.
+_OF_THE_MACHINE = {
+    errno.ENOSPC: "make room there and try again",
+    errno.EDQUOT: "make room there and try again",
+    errno.EFBIG: "the limit on the size of files (ulimit -f) is in the way",
+    errno.EIO: "the disk or the mounted bucket has failed",
+    errno.EMFILE: "raise the limit (ulimit -n)",
+    errno.ENFILE: "end other programs, or raise the system's limit",
+    errno.ENOMEM: "give the machine more memory, or the work less to hold",
+}
+
+# The fault of a path that was given.
+_OF_A_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST} | {
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EROFS,
+}
+
+_SHOWN_LETTERS = 400
+
+
+def as_error(failure: Exception) -> ShardlineError:
+    """Returns the error, of one line, that stands for an exception which nobody has raised on purpose.
+
+    A full disk and the like, a path that cannot be used: the reason and the path. Anything else is a
+    `CrashError`: what it was, and the crash file with all that is known.
+    """
+    if isinstance(failure, ShardlineError):
+        return failure
+    if isinstance(failure, MemoryError):
+        return RunError(f"out of memory; {_OF_THE_MACHINE[errno.ENOMEM]}")
+    if isinstance(failure, OSError) and failure.strerror:
+        where = f": {os.fspath(failure.filename)!r}" if failure.filename is not None else ""
+        if advice := _OF_THE_MACHINE.get(failure.errno or 0):
+            return RunError(f"{failure.strerror}{where}; {advice}")
+        if where and failure.errno in _OF_A_PATH:
+            return SettingsError(f"{failure.strerror}{where}")
+    what = describe(failure)
+    return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
+
+
+def _report(failure: Exception) -> str:
+    """Writes the crash file, and says where it is."""
+    trace = "".join(traceback.format_exception(failure))
+    if "CLOUD_ML_PROJECT_ID" in os.environ and DIRECTORY_VARIABLE not in os.environ:
+        print(trace, file=sys.stderr)  # on the platform the machine goes, and only the log stays
+    name = f"shardline-crash-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.txt"
+    try:
+        file = Path(os.environ.get(DIRECTORY_VARIABLE) or tempfile.gettempdir(), name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(
+            os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as writer:
+            writer.write(f"{_versions()}\n\n{trace}")
+    except OSError as error:
+        return f"a crash file could not be written ({error.strerror})"
+    return f"all that is known is in {file}"
+
+
+def _versions() -> str:
+    from importlib import metadata  # 40 ms, which every process would spend
+
+    packages = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-aiplatform")
+    known = {item.name: item.version for item in metadata.distributions() if item.name in packages}
+    versions = [f"{name} {known[name]}" for name in packages if name in known]
+    return f"{', '.join(versions)}; Python {platform.python_version()}, {platform.platform()}"
