@@ -24,11 +24,14 @@ Cloud Storage mount that is not atomic and, by default, not even possible.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -131,6 +134,7 @@ class Version:
         fingerprint: Fingerprint of the dataset that it was judged on.
         created: Time of publication, ISO 8601, UTC.
         previous: The version that it replaced as champion; "" where there was none.
+        run: Name of the run that has published it; "" where none has.
     """
 
     version: str
@@ -139,6 +143,7 @@ class Version:
     fingerprint: str
     created: str
     previous: str = ""
+    run: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.version) or self.path != f"{VERSIONS}/{self.version}":
@@ -221,11 +226,12 @@ def complete_versions(champion: Path) -> list[Version]:
     return [_read(path, f"repair it, or remove {path.parent}") for path in records]
 
 
-def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
+def publish(exported: Path, champion: Path, *, accuracy: float, run: str = "") -> Version:
     """Makes an exported model the champion; the previous version is kept.
 
     Each file is copied into a new directory and forced to disk. After a crash or an error before
-    champion.json is replaced the previous champion is untouched, and publishing again makes a new version.
+    champion.json is replaced the previous champion is untouched. Publishing again makes a new version, unless
+    `run`, the name of a run, is given and has published this model already, or begun to.
 
     Raises:
         ModelError: When `exported` is not a complete validation, its model is not blessed, or the
@@ -239,29 +245,65 @@ def publish(exported: Path, champion: Path, *, accuracy: float) -> Version:
             f"the model in {exported} is not blessed ({blessing.get('reason')}); it is not published"
         )
     fingerprint = Export.read(exported).fingerprint
+    make_champion_directory(champion)
+    created = datetime.now(UTC)
+    mark = _digest(exported, run or created.isoformat(timespec="microseconds"))[: 16 if run else 8]
+    earlier = sorted((champion / VERSIONS).glob(f"*-{mark}")) if run else []
+    name = earlier[0].name if earlier else f"{created:%Y%m%dT%H%M%S}-{mark}"
+    path = f"{VERSIONS}/{name}"
+    if not (champion / path / VERSION_FILE).exists():
+        _copy(exported, champion / path)
+    with _one_at_a_time(champion):
+        replaced = current(champion)
+        if replaced and name in _chain(champion, replaced):
+            return _read(champion / path / VERSION_FILE, _REMEDY)
+        published = Version(
+            version=name,
+            path=path,
+            accuracy=accuracy,
+            fingerprint=fingerprint,
+            created=created.isoformat(timespec="seconds"),
+            previous=replaced.version if replaced else "",
+            run=run,
+        )
+        _write(champion / path / VERSION_FILE, published)
+        _write(champion / CHAMPION_FILE, published)
+    return published
+
+
+def make_champion_directory(champion: Path) -> None:
+    """Makes the directory of a champion; raises SettingsError when it cannot be written to."""
     try:
         (champion / VERSIONS).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=champion):
+            pass
     except OSError as error:
         raise SettingsError(
             f"cannot write to {champion / VERSIONS}: {error.strerror}; choose another champion_uri"
         ) from None
-    created = datetime.now(UTC)
-    name = f"{created:%Y%m%dT%H%M%S}-{_digest(exported, created)[:8]}"
-    path = f"{VERSIONS}/{name}"
-    _copy(exported, champion / path)
-    # Read only now: another publisher may have been faster.
-    replaced = current(champion)
-    published = Version(
-        version=name,
-        path=path,
-        accuracy=accuracy,
-        fingerprint=fingerprint,
-        created=created.isoformat(timespec="seconds"),
-        previous=replaced.version if replaced else "",
-    )
-    _write(champion / path / VERSION_FILE, published)
-    _write(champion / CHAMPION_FILE, published)
-    return published
+
+
+def _chain(champion: Path, newest: Version) -> Iterator[str]:
+    """Yields the names of a champion and of those before it, the newest first."""
+    seen: set[str] = set()
+    while newest.version not in seen:
+        seen.add(newest.version)
+        yield newest.version
+        record = champion / VERSIONS / newest.previous / VERSION_FILE
+        if newest.previous and record.is_file():
+            newest = _read(record, _REMEDY)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(champion: Path) -> Iterator[None]:
+    """Keeps other publishers of this machine waiting, so that each replaces the one before it."""
+    directory = os.open(champion, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a mount that has no locks
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
 
 
 def rollback(champion: Path, version: str = "") -> Version:
@@ -271,7 +313,12 @@ def rollback(champion: Path, version: str = "") -> Version:
         ModelError: When there is no champion or no such version, or a record is damaged.
         RunError: When writing fails; the champion is unchanged then.
     """
-    present = require_current(champion)
+    require_current(champion)
+    with _one_at_a_time(champion):
+        return _roll_back(champion, require_current(champion), version)
+
+
+def _roll_back(champion: Path, present: Version, version: str) -> Version:
     wanted = version or present.previous
     if not wanted:
         raise ModelError(
@@ -305,9 +352,9 @@ def _files(directory: Path) -> Iterator[Path]:
     return (path for path in sorted(directory.rglob("*")) if path.is_file())
 
 
-def _digest(exported: Path, created: datetime) -> str:
-    """Returns a digest of the content and the instant: two publications never share it."""
-    digest = hashlib.sha256(created.isoformat(timespec="microseconds").encode())
+def _digest(exported: Path, publication: str) -> str:
+    """Returns a digest of the content and the publication, a run or an instant: two never share it."""
+    digest = hashlib.sha256(publication.encode())
     for path in _files(exported):
         digest.update(str(path.relative_to(exported)).encode())
         with path.open("rb") as file:
@@ -316,11 +363,14 @@ def _digest(exported: Path, created: datetime) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies all files of a directory into a new one; a failed copy is removed."""
+    """Copies all files of a directory into a new one, on disk; a failed or begun copy is removed."""
     try:
+        shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
         for path in _files(source):
             _copy_file(path, target / path.relative_to(source))
+        for directory in (target.parent, target, *(path for path in target.rglob("*") if path.is_dir())):
+            files.sync(directory)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise RunError(f"cannot copy to {target}: {error.strerror}; the champion is unchanged") from error
@@ -328,7 +378,5 @@ def _copy(source: Path, target: Path) -> None:
 
 def _copy_file(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as reader, target.open("wb") as writer:
-        shutil.copyfileobj(reader, writer)
-        writer.flush()
-        os.fsync(writer.fileno())
+    shutil.copyfile(source, target)
+    files.sync(target)

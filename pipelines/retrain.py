@@ -52,7 +52,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     2. Preprocess: the source becomes TFRecord shards with a manifest, in one task or in many.
     3. Train: a CustomJob of one chief and its workers.
     4. Export and validate: the exported model is judged on the test split.
-    5. Register, if blessed: the model becomes the champion.
+    5. Register, if blessed: the model is uploaded and deployed if the settings say so, and then the champion.
     6. Record: the run is remembered.
     7. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
 

@@ -14,7 +14,7 @@ from shardline.components.configure.component import configure
 from shardline.components.parameters import GateSettings, TrainingSettings, field_types
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.register.component import register, registry_evaluation, serving_model
-from shardline.components.register.tasks import batch_prediction_task, deploy_tasks, upload_task
+from shardline.components.register.tasks import PROJECT, batch_prediction_task, deploy_tasks, upload_task
 from shardline.components.train.component import train
 from shardline.components.train.custom_job import custom_job, custom_job_at_run_time
 from shardline.components.validate.component import export_validate
@@ -117,7 +117,7 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         return VertexNotificationEmailOp(recipients=list(settings.notify.emails))
     return component_factory(settings)(conclude)(
         job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
-        project="{{$.pipeline_google_cloud_project_id}}",
+        project=PROJECT,
         notify_when=settings.notify.when,
         webhook_secret=settings.notify.webhook_secret,
         **this_run(history_uri),
@@ -166,20 +166,20 @@ def _training(settings: Settings, name: str) -> Callable[..., Any]:
 
 
 def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
-    """Adds what becomes of a blessed model."""
+    """Adds what becomes of a blessed model: the champion, but only once it is uploaded and deployed."""
     component = component_factory(settings)
     exported, accuracy = validated.outputs["exported"], validated.outputs["accuracy"]
-    registered = component(register)(exported=exported, accuracy=accuracy, gate=gate).set_caching_options(
-        False
-    )
-    if not settings.model_upload:
-        return
-    ready = component(serving_model)(
-        exported=exported, accuracy=accuracy, image_uri=settings.model_upload.serving_image_uri
-    ).after(registered)
-    uploaded = upload_task(settings.model_upload, ready, labels=labels)
-    component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"])
-    if settings.deploy:
-        deploy_tasks(component, settings.deploy, uploaded, labels)
-    if settings.batch_predict:
-        batch_prediction_task(settings.batch_predict, settings.model_upload.display_name, uploaded, labels)
+    before = []
+    if settings.model_upload:
+        image_uri = settings.model_upload.serving_image_uri
+        ready = component(serving_model)(exported=exported, accuracy=accuracy, image_uri=image_uri)
+        uploaded = upload_task(component, settings.model_upload, ready, labels=labels)
+        before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
+        if settings.deploy:
+            before.append(deploy_tasks(component, settings.deploy, uploaded, labels))
+        if settings.batch_predict:
+            name = settings.model_upload.display_name
+            batch_prediction_task(settings.batch_predict, name, uploaded, labels)
+    job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+    registered = component(register)(exported=exported, accuracy=accuracy, gate=gate, job_name=job_name)
+    registered.set_caching_options(False).after(*before)

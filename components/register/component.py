@@ -8,13 +8,14 @@ from google_cloud_pipeline_components.types.artifact_types import (
 from kfp import dsl
 
 
-def register(exported: dsl.Input[dsl.Model], accuracy: float, gate: dict) -> None:  # type: ignore[type-arg]  # KFP reads it
-    """Publishes a blessed model as the champion.
+def register(exported: dsl.Input[dsl.Model], accuracy: float, gate: dict, job_name: str = "") -> None:  # type: ignore[type-arg]  # KFP reads it
+    """Publishes a blessed model as the champion, once in a run.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         accuracy: On the test split, 0..1.
         gate: Where it is published: the fields of `shardline.components.parameters.GateSettings`.
+        job_name: Name of the run.
     """
     from pathlib import Path
 
@@ -23,7 +24,8 @@ def register(exported: dsl.Input[dsl.Model], accuracy: float, gate: dict) -> Non
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
-        register_model(Path(exported.path), accuracy, read(GateSettings, gate, "gate").champion_uri)
+        champion_uri = read(GateSettings, gate, "gate").champion_uri
+        register_model(Path(exported.path), accuracy, champion_uri, job_name)
 
 
 def serving_model(
@@ -45,13 +47,59 @@ def serving_model(
     """
     from pathlib import Path
 
-    from shardline.components.register.publish import container_spec, describe, lay_out
+    from shardline.components.register.registry import container_spec, describe, lay_out
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
         lay_out(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = container_spec(image_uri)
         return describe(Path(exported.path), accuracy)
+
+
+def model_upload(
+    serving: dsl.Input[UnmanagedContainerModel],
+    model: dsl.Output[VertexModel],
+    description: str,
+    upload: dict,  # type: ignore[type-arg]
+    labels: dict,  # type: ignore[type-arg]
+    encryption_key: str,
+    job_name: str,
+    project: str,
+    location: str,
+) -> None:
+    """Uploads a model to the Model Registry, once in a run.
+
+    Args:
+        serving: Base path of the model for TensorFlow Serving, with the container that serves it.
+        model: The uploaded model.
+        description: What the registry shows of the model.
+        upload: The fields of `shardline.components.register.settings.ModelUpload`.
+        labels: Labels beside those of `upload`, which win.
+        encryption_key: Resource name of the key in Cloud KMS; "" for Google's own.
+        job_name: Name of the run.
+        project: Where the pipeline runs.
+        location: Its region.
+    """
+    from shardline.components.parameters import read
+    from shardline.components.register.registry import upload_model
+    from shardline.components.register.settings import ModelUpload
+    from shardline.components.vertex.client import Platform
+    from shardline.trainer.progress import errors_end_the_process
+
+    with errors_end_the_process("register"):
+        platform = Platform(project, location)
+        name = upload_model(
+            platform,
+            read(ModelUpload, upload, "upload"),
+            serving=serving,
+            description=description,
+            labels=labels,
+            encryption_key=encryption_key,
+            run=job_name,
+        )
+        model.uri = f"https://{platform.host}/v1/{name}" if name else "local:not-uploaded"
+        # Without a resourceName later tasks can tell that there is no such model.
+        model.metadata.update({"resourceName": name} if name else {})
 
 
 def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexModel]) -> str:
@@ -66,7 +114,7 @@ def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexM
     """
     from pathlib import Path
 
-    from shardline.components.register.publish import import_evaluation
+    from shardline.components.register.registry import import_evaluation
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):

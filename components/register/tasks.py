@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from google_cloud_pipeline_components.types.artifact_types import VertexEndpoint, VertexModel
+from google_cloud_pipeline_components.types.artifact_types import VertexEndpoint
 from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
 from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
-from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
-from shardline.components.register.component import traffic_split
+from shardline.components.register.component import model_upload, traffic_split
 from shardline.components.register.publish import NEW_MODEL
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
-from shardline.components.vertex.forms import ENDPOINT, MODEL, Form, regional_uri
+from shardline.components.vertex.forms import ENDPOINT, Form, regional_uri
 from shardline.components.vertex.job import ENCRYPTION_KEY
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
+PROJECT = "{{$.pipeline_google_cloud_project_id}}"
 LOCATION = "{{$.pipeline_google_cloud_location}}"
 
 
-def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
+def upload_task(
+    component: Callable[..., Any], upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]
+) -> dsl.PipelineTask:
     """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
 
-    `ready` is the task of `serving_model`; `labels` are the model's, beside those of `upload`, which win.
+    `component` makes a component of a function, `ready` is the task of `serving_model`; `labels` are the
+    model's, beside those of `upload`, which win.
     """
-    parent = {}
-    if upload.parent_model:
-        parent["parent_model"] = _import(VertexModel, MODEL, upload.parent_model)
-    return ModelUploadOp(
-        location=LOCATION,
-        display_name=upload.display_name,
+    return component(model_upload)(
+        serving=ready.outputs["serving"],
         description=ready.outputs["Output"],
-        unmanaged_container_model=ready.outputs["serving"],
-        version_aliases=list(upload.version_aliases),
-        labels={**labels, **upload.labels},
-        encryption_spec_key_name=ENCRYPTION_KEY,
-        **parent,
-    )
+        upload={**asdict(upload), "version_aliases": list(upload.version_aliases)},
+        labels=dict(labels),
+        encryption_key=ENCRYPTION_KEY,
+        job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+        project=PROJECT,
+        location=LOCATION,
+    ).set_caching_options(False)
 
 
 def deploy_tasks(

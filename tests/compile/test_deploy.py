@@ -49,6 +49,7 @@ def test_a_model_gets_its_share_of_an_endpoint_that_is_there() -> None:
     split = tasks["model-deploy"]["inputs"]["parameters"]["traffic_split"]
     assert split == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "traffic-split"}}
     assert "endpoint-create" not in tasks
+    assert sorted(tasks["register"]["dependentTasks"]) == ["model-deploy", "registry-evaluation"]
     # The traffic of yesterday is not that of today.
     assert not tasks["traffic-split"].get("cachingOptions")
     assert not tasks["model-deploy"].get("cachingOptions")

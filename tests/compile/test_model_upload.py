@@ -22,23 +22,21 @@ def compiled(upload: ModelUpload | None, *, pools_at_run_time: bool = False) -> 
 
 
 @pytest.mark.parametrize("pools_at_run_time", [False, True])
-def test_a_blessed_model_is_uploaded_after_it_was_published(pools_at_run_time):
+def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded(pools_at_run_time):
     upload = ModelUpload(display_name="digits", serving_image_uri="s:1", parent_model=PARENT)
     text = compiled(upload, pools_at_run_time=pools_at_run_time)
     tasks = blessed_tasks(text)
 
     assert {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()} == {
-        "register": [],
-        "serving-model": ["register"],
-        "importer": [],
-        "model-upload": ["importer", "serving-model"],
+        "serving-model": [],
+        "model-upload": ["serving-model"],
         "registry-evaluation": ["model-upload"],
+        "register": ["registry-evaluation"],
     }
     assert check(parse(text, Path("p.yaml"))) == []
 
 
 def test_the_upload_goes_where_the_pipeline_runs():
-    """GCPC's own default is us-central1."""
     tasks = blessed_tasks(compiled(ModelUpload(display_name="digits", serving_image_uri="s:1")))
     given = {
         name: item["runtimeValue"]["constant"]
@@ -47,11 +45,18 @@ def test_the_upload_goes_where_the_pipeline_runs():
     }
 
     assert given == {
+        "project": "{{$.pipeline_google_cloud_project_id}}",
         "location": "{{$.pipeline_google_cloud_location}}",
-        "encryption_spec_key_name": "{{$.pipeline_encryption_key_name}}",
-        "display_name": "digits",
+        "encryption_key": "{{$.pipeline_encryption_key_name}}",
+        "job_name": "{{$.pipeline_job_name}}",
+        "upload": {
+            "display_name": "digits",
+            "serving_image_uri": "s:1",
+            "parent_model": "",
+            "version_aliases": [],
+            "labels": {},
+        },
         "labels": {"pipeline": "retrain"},
-        "version_aliases": [],
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.model_store import champion_directory, current, publish
+from shardline.components.model_store import champion_directory, current, publish, rollback
 from shardline.components.register.component import register
 from shardline.components.register.publish import register_model
 from shardline.trainer import progress
@@ -59,6 +59,34 @@ def test_the_same_model_published_again_is_another_version(exported, champion):
     versions = [publish(exported, champion, accuracy=0.97).version for _ in range(5)]
 
     assert len(set(versions)) == 5
+
+
+PUBLISHER = """
+import os, pathlib, sys
+from shardline.components.model_store import publish
+
+os.getpid = lambda: 7  # each in a container of its own
+for _ in range(10):
+    publish(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), accuracy=0.97)
+"""
+
+
+def test_publishers_at_the_same_moment_lose_no_version_and_tear_no_record(exported, champion):
+    first = publish(exported, champion, accuracy=0.97)
+    command = [sys.executable, "-c", PUBLISHER, str(exported), str(champion)]
+    publishers = [subprocess.Popen(command) for _ in range(4)]
+    reads = 0
+    while any(publisher.poll() is None for publisher in publishers):
+        newest = current(champion)
+        reads += 1
+
+    assert [publisher.returncode for publisher in publishers] == [0] * 4
+    assert reads > 40
+    newest, chain = current(champion), 1
+    while newest.previous:
+        newest = rollback(champion)
+        chain += 1
+    assert (chain, newest) == (41, first)
 
 
 def test_nothing_temporary_is_left(exported, champion):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from kfp import compiler, dsl
 
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
@@ -28,7 +29,7 @@ BATCH = BatchPrediction(
 
 
 @dsl.component(base_image="image:1", install_kfp_package=False)
-def ready(serving: dsl.Output[dsl.Artifact]) -> str:
+def ready(serving: dsl.Output[UnmanagedContainerModel]) -> str:
     """Stands for the component that makes a model ready for its upload."""
     serving.metadata["containerSpec"] = {"imageUri": "s:1"}
     return "a model"
@@ -38,7 +39,7 @@ def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
     @dsl.pipeline(name="deploy")
     def pipeline() -> None:
         component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
-        uploaded = upload_task(UPLOAD, ready(), labels={})
+        uploaded = upload_task(component(), UPLOAD, ready(), labels={})
         deploy_tasks(component(), deploy, uploaded, labels={})
         batch_prediction_task(BATCH, "digits", uploaded, labels={})
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.publish import (
+from shardline.components.register.registry import (
     container_spec,
     describe,
     import_evaluation,

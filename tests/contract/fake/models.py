@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from google.cloud.aiplatform_v1.types import Model, ModelEvaluation, model_service
 from google.longrunning import operations_pb2
@@ -39,6 +40,17 @@ class Models:
         response = model_service.UploadModelResponse(model=name, model_version_id=str(len(versions)))
         return done(f"{name}/operations/{self._number()}", model_service.UploadModelResponse.pb(response))
 
+    def list_model_versions(
+        self, request: model_service.ListModelVersionsRequest
+    ) -> model_service.ListModelVersionsResponse:
+        name = numbered(request.name)
+        if name not in self.models:
+            raise ApiError(code_pb2.NOT_FOUND, f"The Model does not exist. name: {request.name!r}")
+        numbers = range(1, len(self.models[name]) + 1)
+        found = [self.get_model(model_service.GetModelRequest(name=f"{name}@{number}")) for number in numbers]
+        items, token = page(matching(found, request.filter, _read), request)
+        return model_service.ListModelVersionsResponse(models=items, next_page_token=token)
+
     def get_model(self, request: model_service.GetModelRequest) -> Model:
         name, _, version = numbered(request.name).partition("@")
         versions = self.models.get(name, [])
@@ -54,8 +66,14 @@ class Models:
         parent = location(request.parent)
         names = [name for name in self.models if name.startswith(f"{parent}/")]
         found = [self.get_model(model_service.GetModelRequest(name=name)) for name in names]
-        items, token = page(matching(found, request.filter, getattr), request)
+        items, token = page(matching(found, request.filter, _read), request)
         return model_service.ListModelsResponse(models=items, next_page_token=token)
+
+    def list_model_evaluations(
+        self, request: model_service.ListModelEvaluationsRequest
+    ) -> model_service.ListModelEvaluationsResponse:
+        found = [item for parent, item in self.evaluations.items() if parent == request.parent]
+        return model_service.ListModelEvaluationsResponse(model_evaluations=found)
 
     def import_model_evaluation(self, request: model_service.ImportModelEvaluationRequest) -> ModelEvaluation:
         model, _, version = request.parent.partition("@")
@@ -67,3 +85,9 @@ class Models:
         evaluation.name = f"{request.parent}/evaluations/{self._number()}"
         self.evaluations[request.parent] = evaluation
         return evaluation
+
+
+def _read(model: Model, name: str) -> Any:
+    """Returns what a filter means by a field of a model."""
+    label = name.removeprefix("labels.")
+    return getattr(model, name) if label == name else model.labels.get(label)

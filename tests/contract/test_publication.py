@@ -1,0 +1,143 @@
+"""A blessed model is uploaded, evaluated in the registry, and made the champion, whatever fails between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.cloud.aiplatform_v1.types import Model
+from google.rpc import code_pb2
+from kfp import dsl
+
+from shardline.components import model_store
+from shardline.components.model_store import complete_versions, current
+from shardline.components.register.component import model_upload, register, registry_evaluation, serving_model
+from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
+from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
+from tests.helpers.evaluations import EVALUATION
+from tests.helpers.exports import write_export
+
+PARENT = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/models/7"
+
+
+class Publication:
+    """The tasks of one run after its model was blessed, in the pipeline's order; a failed one is repeated."""
+
+    def __init__(self, directory: Path, parent: str = "", run: str = "retrain-1") -> None:
+        self.champion = directory / "champion"
+        self._exported = dsl.Model(uri=str(directory / run))
+        if not Path(self._exported.path).exists():
+            write_export(Path(self._exported.path), weights=run.encode())
+            (Path(self._exported.path) / "evaluation.json").write_text(json.dumps(EVALUATION))
+        self._serving = dsl.Artifact(uri=str(directory / "serving" / run))
+        self._model = dsl.Artifact()
+        self._parent, self._run = parent, run
+
+    def do(self) -> None:
+        """Does all tasks that are still to be done, as an attempt that knows nothing of the one before."""
+        common: dict[str, Any] = {"accuracy": 0.97}
+        text = serving_model(exported=self._exported, serving=self._serving, image_uri="s:1", **common)
+        upload = {"display_name": "digits", "serving_image_uri": "s:1", "parent_model": self._parent}
+        stored = dsl.Artifact(uri=f"gs://{BUCKET}{self._serving.path}", metadata=self._serving.metadata)
+        model_upload(
+            serving=stored,
+            model=self._model,
+            description=text,
+            upload=upload,
+            labels={},
+            encryption_key="",
+            job_name=self._run,
+            project=PROJECT,
+            location=LOCATION,
+        )
+        registry_evaluation(exported=self._exported, model=self._model)
+        register(
+            exported=self._exported, gate={"champion_uri": str(self.champion)}, job_name=self._run, **common
+        )
+
+
+#: What fails, and how: a call of the platform, refused or with its answer lost, or a step of the publication.
+FAULTS = [
+    ("ListModels", {"code": code_pb2.PERMISSION_DENIED}),
+    ("UploadModel", {"code": code_pb2.PERMISSION_DENIED}),
+    ("UploadModel", {"drop": "answer"}),
+    ("ListModelEvaluations", {"code": code_pb2.PERMISSION_DENIED}),
+    ("ImportModelEvaluation", {"code": code_pb2.PERMISSION_DENIED}),
+    ("ImportModelEvaluation", {"drop": "answer"}),
+    ("_copy_file", {}),
+    ("version.json", {}),
+    ("champion.json", {}),
+    ("after champion.json", {}),
+]
+
+
+def fail_once(where: str, how: dict[str, Any], vertex: FakeVertex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets one step fail, once."""
+    if how:
+        vertex.services.fail(where, **how)
+        return
+    left = [where]
+    copy, write = model_store._copy_file, model_store._write
+
+    def end_at(step: str) -> None:
+        if left == [step]:
+            left.clear()
+            raise SystemExit(1)
+
+    def failing_copy(source: Path, target: Path) -> None:
+        end_at("_copy_file")
+        copy(source, target)
+
+    def failing_write(path: Path, record: Any) -> None:
+        end_at(path.name)
+        write(path, record)
+        end_at(f"after {path.name}")
+
+    monkeypatch.setattr(model_store, "_copy_file", failing_copy)
+    monkeypatch.setattr(model_store, "_write", failing_write)
+
+
+@pytest.mark.parametrize("parent", ["", PARENT])
+@pytest.mark.parametrize(("where", "how"), FAULTS)
+def test_one_upload_and_one_champion_whatever_failed_before(
+    where: str,
+    how: dict[str, Any],
+    parent: str,
+    vertex_environ: FakeVertex,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    services = vertex_environ.services
+    if parent:
+        services.models[parent] = [Model()]
+    where = "ListModelVersions" if parent and where == "ListModels" else where
+    publication = Publication(tmp_path, parent)
+    fail_once(where, how, vertex_environ, monkeypatch)
+
+    with pytest.raises(SystemExit):
+        publication.do()
+    if current(publication.champion):
+        assert services.models, "the champion is not served"
+    publication.do()
+    publication.do()  # its answer was lost on the way to the platform
+
+    (versions,) = services.models.values()
+    assert len(versions) == (2 if parent else 1)
+    assert len(services.evaluations) == 1
+    assert services.calls.count("ImportModelEvaluation") <= 2
+    assert complete_versions(publication.champion) == [current(publication.champion)]
+    assert len(list((publication.champion / "versions").iterdir())) == 1
+
+
+def test_the_next_run_uploads_and_publishes_its_own(vertex_environ: FakeVertex, tmp_path: Path) -> None:
+    first, second = (Publication(tmp_path, run=name) for name in ("retrain-1", "retrain-2"))
+    first.do()
+    second.do()
+    first.do()  # an old attempt that comes late replaces nothing
+
+    assert len(vertex_environ.services.models) == 2
+    found = current(second.champion)
+    assert found is not None
+    assert (found.run, len(complete_versions(second.champion))) == ("retrain-2", 2)
