@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.check.schedule import Schedule
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
+from shardline.pipelines.tables import read_toml
 from shardline.trainer import plugins
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.models import import_string
@@ -95,12 +95,7 @@ def load_study(path: Path) -> str:
 
     Raises SettingsError when the file is missing or no TOML, or says something that makes no study.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingsError(f"no study file {path}; settings/tune.toml is one to start from") from None
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read study file {path}: {error}") from None
+    content = read_toml(path, f"no study file {path}; settings/tune.toml is one to start from")
     try:
         check_tuned(read_study(content).types, {})
     except SettingsError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +141,7 @@ def compile_time_rows(path: Path) -> list[Row]:
 
     Raises SettingsError when the file is no settings file.
     """
-    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    written = read_file(path)
     if "image" not in written:
         return []
     return [

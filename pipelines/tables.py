@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from shardline.components.parameters import check_keys
 from shardline.components.vertex.pools import NfsMount
+from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 
 T = TypeVar("T")
@@ -39,12 +39,14 @@ def keys_of(kind: type[Any], *leave_out: str) -> dict[str, Field[Any]]:
 
 def read_file(path: Path) -> dict[str, Any]:
     """Returns the content of a settings file; SettingsError when it is missing or no TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingsError(f"no settings file {path}; settings/local.toml is one to start from") from None
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read settings file {path}: {error}") from None
+    return read_toml(path, f"no settings file {path}; settings/local.toml is one to start from")
+
+
+def read_toml(path: Path, missing: str) -> dict[str, Any]:
+    """Returns the content of a TOML file; SettingsError when it is none, `missing` when there is no file."""
+    if not path.exists() and not path.is_symlink():
+        raise SettingsError(missing)
+    return files.read_toml(path, SettingsError)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import stat
@@ -22,6 +23,9 @@ TEMPORARY = ".tmp-"
 
 #: Bytes that a file of settings or a record may have: the manifest of 100,000 shards has 20 MB.
 MAX_TEXT_BYTES = 64 << 20
+
+#: Levels that a JSON or TOML text may have: what walks through it afterwards calls itself at each.
+MAX_DEPTH = 100
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
@@ -114,13 +118,18 @@ def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_
 
 
 def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any:
-    """Returns the value of a JSON text; raises `error` naming `what` where it is none, or has NaN in it."""
+    """Returns the value of a JSON text.
+
+    Raises `error`, naming `what`, where it is none, has a number that is not finite, or is nested too deeply.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise error(f"{what} is nested too deeply") from None
     except ValueError as failure:
         raise error(f"{what} is not JSON: {failure}") from None
+    _refuse_deep(value, what, error)
+    return value
 
 
 def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
@@ -135,12 +144,29 @@ def read_toml(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
     """Returns the tables of a TOML file; raises `error`, in one line, when it is none."""
     text = read_text(path, error)
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
     except RecursionError:
         raise error(f"{path} is nested too deeply") from None
     except ValueError as failure:
         raise error(f"{path} is not TOML: {failure}") from None
+    _refuse_deep(tables, str(path), error)
+    return tables
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text[:40]} is not a JSON number that can be held")
+    return number
+
+
+def _refuse_deep(value: Any, what: str, error: type[ShardlineError]) -> None:
+    level, depth = [value] if isinstance(value, (dict, list)) else [], 0
+    while level:
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise error(f"{what} is nested too deeply")
+        nodes = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [item for items in nodes for item in items if isinstance(item, (dict, list))]

@@ -71,20 +71,20 @@ def check(
         sys.exit(EXIT_FAILED)
 
 
-def show_findings(name: str, found: list[Finding]) -> None:
-    """Prints the findings of a file and their number by severity."""
+def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None:
+    """Prints the findings of a file and their number by severity; `err`, on standard error."""
     alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
     for (code, severity, why, fix), group in alike:
         places = [finding.where for finding in group]
         more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
         where = ", ".join(places[:_PLACES]) + more
-        click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {where}: {why}")
-        click.echo(f"    -> {fix}")
+        click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {where}: {why}", err=err)
+        click.echo(f"    -> {fix}", err=err)
     counts = _counts(found)
     summary = ", ".join(
         f"{count} {word if count > 1 else word[:-1]}" for word, count in counts.items() if count
     )
-    click.echo(f"{name}: {summary or 'nothing found'}")
+    click.echo(f"{name}: {summary or 'nothing found'}", err=err)
 
 
 def _counts(found: list[Finding]) -> dict[str, int]:

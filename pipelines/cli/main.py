@@ -90,9 +90,11 @@ def compile(
         click.echo(f"{output} is what the code compiles to")
     else:
         changed, warnings = compiling.write(environment, output, searched)
+        # What is no file may be standard output itself, which then holds the pipeline and nothing else.
+        aside = not output.is_file() or output.is_relative_to("/dev")
         if warnings:
-            show_findings(str(output), warnings)
-        click.echo(f"{output} {'written' if changed else 'is up to date'}")
+            show_findings(str(output), warnings, err=aside)
+        click.echo(f"{output} {'written' if changed else 'is up to date'}", err=aside)
 
 
 @main.command()

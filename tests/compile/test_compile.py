@@ -1,8 +1,10 @@
 """The compiled pipeline: what is in it, that it is up to date, and what compiling costs."""
 
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
+from tests.helpers import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,3 +136,48 @@ def test_machines_can_be_a_parameter_of_the_run(spec):
     assert "worker_pool_specs" not in spec["root"]["inputDefinitions"]["parameters"]
     assert "comp-check-worker-pools" in at_run_time["components"]
     assert check_pipeline(at_run_time) == []
+
+
+def compile_to(output):
+    command = ["compile", "--settings", str(ROOT / "settings" / "local.toml"), "--output", str(output)]
+    return CliRunner().invoke(cli.main, command)
+
+
+def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path):
+    link, file = tmp_path / "link.yaml", tmp_path / "elsewhere" / "retrain.yaml"
+    file.parent.mkdir()
+    link.symlink_to(file)
+
+    assert compile_to(link).exit_code == 0
+    assert link.is_symlink()
+    assert file.read_text() == (ROOT / "compiled" / "retrain.yaml").read_text()
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit(pipe.read_text)
+        found = compile_to(pipe)
+
+    assert found.exit_code == 0
+    assert pipe.is_fifo()
+    assert read.result() == (ROOT / "compiled" / "retrain.yaml").read_text()
+
+
+def test_standard_output_holds_the_pipeline_and_nothing_else(tmp_path):
+    command = ["shardline", "compile", "--settings", "settings/local.toml", "--output", "/dev/stdout"]
+    done = programs.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0
+    assert done.stdout == (ROOT / "compiled" / "retrain.yaml").read_text()
+    assert done.stderr == "/dev/stdout written\n"
+
+
+def test_the_output_may_be_a_file_of_any_kind_before(tmp_path):
+    """It is compared with what is written, without being taken for text."""
+    output = tmp_path / "p.yaml"
+    output.write_bytes(bytes(range(256)))
+
+    assert compile_to(output).exit_code == 0
+    assert output.read_text() == (ROOT / "compiled" / "retrain.yaml").read_text()

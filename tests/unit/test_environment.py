@@ -107,7 +107,7 @@ def test_projects_of_every_form(project: str) -> None:
         ("[vertex]\nproject = 3\n", "vertex.project must be of type str, got 3"),
         ('[vertex]\norigins = { a = "b" }\n', "unknown key vertex.origins"),
         ("vertex = 3\n", "vertex must be a table"),
-        ("[vertex\n", "cannot read settings file"),
+        ("[vertex\n", "is not TOML"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:

@@ -133,3 +133,18 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
     path.write_text("a = [" * 10_000)
     with pytest.raises(SettingsError, match=r"is nested too deeply|is not TOML"):
         files.read_toml(path, SettingsError)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1e400}', "[" * 200 + "]" * 200])
+def test_numbers_and_levels_of_json_have_limits(text):
+    with pytest.raises(SettingsError, match=r"record is (not JSON: 1e400|nested too deeply)"):
+        files.parse_json(text, "record", SettingsError)
+
+
+def test_levels_of_toml_have_a_limit(tmp_path):
+    """Dotted keys nest without brackets, so that the parser does not call itself."""
+    path = tmp_path / "s.toml"
+    path.write_text("a" + ".a" * 5000 + " = 1")
+
+    with pytest.raises(SettingsError, match="nested too deeply"):
+        files.read_toml(path, SettingsError)

@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, lines: str, message: str) -> None
         ("schedules = 3", "schedules must be tables: [schedules.NAME]"),
         ("[schedules]\nnightly = 3", "schedules must be tables: [schedules.NAME]"),
         ("[schedule.nightly]", "unknown key schedule; write tables [schedules.NAME]"),
-        ("[schedules.a]\n[schedules.a]", "cannot read settings file"),
+        ("[schedules.a]\n[schedules.a]", "is not TOML"),
         ("[schedules.'a\"b']\ncron='TZ=UTC 0 6 * * *'\npipeline='a'", "must be a text without quotes"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_settings_file_is_read(tmp_path):
         ),
         ('machine_type = "n1-standard-4"', "", "train.machine_type is missing"),
         ('image = "i:1"', "", "image is missing"),
-        ("[train]", "[train", "cannot read settings file"),
+        ("[train]", "[train", "s.toml is not TOML"),
         ("[train]", "accelerator_count = 1\n[train]", "unknown key accelerator_count"),
         ("replica_count", 'accelerator_type = "T4"\nreplica_count', "go together"),
     ],
