@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardline.pipelines.spec import declared
+from shardline.trainer import files
 from shardline.trainer.errors import PipelineError
 
 #: Whole numbers travel as doubles, here as on the platform.
@@ -113,7 +113,7 @@ def _boolean(value: Any) -> bool:
 
 def _json(kind: type) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
-        content = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
+        content = _parse(value) if isinstance(value, str) else value
         if not isinstance(content, kind):
             raise TypeError
         return content
@@ -121,8 +121,11 @@ def _json(kind: type) -> Callable[[Any], Any]:
     return convert
 
 
-def _refuse_constant(text: str) -> Any:
-    raise _ReasonError(f"{text} is not JSON")
+def _parse(text: str) -> Any:
+    try:
+        return files.parse_json(text, "it", PipelineError)
+    except PipelineError as error:
+        raise _ReasonError(error) from None
 
 
 #: How a value of each type is read, and what the type is called in a message.

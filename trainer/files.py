@@ -120,10 +120,13 @@ def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_
 def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any:
     """Returns the value of a JSON text.
 
-    Raises `error`, naming `what`, where it is none, has a number that is not finite, or is nested too deeply.
+    Raises `error`, naming `what`, where it is none, has a number that is not finite or a key twice, or is
+    nested too deeply.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object
+        )
     except RecursionError:
         raise error(f"{what} is nested too deeply") from None
     except ValueError as failure:
@@ -161,6 +164,15 @@ def _finite(text: str) -> float:
     if math.isinf(number := float(text)):
         raise ValueError(f"{text[:40]} is not a JSON number that can be held")
     return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:40]!r} is there twice")
+    return found
 
 
 def _refuse_deep(value: Any, what: str, error: type[ShardlineError]) -> None:

@@ -81,7 +81,7 @@ def test_values_get_their_declared_type(name: str, given: Any, expected: Any) ->
         ("flag", 1, "declared as bool, got 1"),
         ("hparams", "[]", r"hparams is declared as a JSON object, got '\[\]'"),
         ("hparams", "{", "declared as a JSON object"),
-        ("hparams", '{"a": NaN}', "NaN is not JSON"),
+        ("hparams", '{"a": NaN}', "NaN is not a JSON number"),
         ("layers", "{}", "declared as a JSON array"),
     ],
 )
@@ -118,8 +118,8 @@ def test_literals() -> None:
         (b"- 1\n", "not a compiled pipeline"),
         (b"root: {dag: []}\npipelineInfo: 3\n", "not a compiled pipeline"),
         (b"a: [", "is not YAML"),
-        (b"\xff\xfe\xfa", "is not YAML"),
-        (b"\x89PNG\r\n\x1a\n\0\0", "is not YAML"),
+        (b"\xff\xfe\xfa", "is not UTF-8 text"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "is not UTF-8 text"),
     ],
 )
 def test_files_that_are_no_pipeline(tmp_path: Path, content: bytes, message: str) -> None:
