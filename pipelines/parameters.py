@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardline.pipelines.check.secrets import kind_of
 from shardline.pipelines.spec import declared
 from shardline.trainer import files
 from shardline.trainer.errors import PipelineError
@@ -20,14 +21,20 @@ def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[
     """Returns the given parameters with their declared types: str, int, float, bool, dict or list.
 
     They are given as text, as on a command line, or of the declared type already. Raises PipelineError when
-    one is unknown, mistyped, not one of its literals, or missing.
+    one is unknown, mistyped, not one of its literals, or missing, or holds a secret.
     """
     known = declared(spec)
     checked = {}
     for name, value in given.items():
         if name not in known:
             raise PipelineError(_unknown(name, known))
-        checked[name] = _convert(name, value, known[name])
+        checked[name] = convert(name, value, known[name])
+        if kind := kind_of(name, checked[name]):
+            raise PipelineError(
+                f"the parameter {name} holds {kind}, which everybody who sees the run would see; put it into "
+                "Secret Manager, give its name there, projects/PROJECT/secrets/NAME/versions/latest, and "
+                "revoke this one"
+            )
     for name, declaration in known.items():
         if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
             raise PipelineError(
@@ -43,7 +50,8 @@ def _unknown(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
     return f"the pipeline has no parameter {name!r}; {hint}it has {listing or 'none'}"
 
 
-def _convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
+def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
+    """Returns the value of a parameter with its declared type; PipelineError when it is of another."""
     kind = declaration["parameterType"]
     if kind not in _TYPES:
         raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be given")

@@ -5,7 +5,6 @@ A finding never shows the secret.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from shardline.components.vertex import forms
@@ -13,6 +12,7 @@ from shardline.components.vertex.payload import argv, at, known_text, lacks, lis
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Executor, Parameter, Task
 from shardline.pipelines.check.registry import Found, rules
+from shardline.pipelines.check.secrets import kind_of
 
 
 @rules(Job)
@@ -77,24 +77,6 @@ def connections(job: Job) -> Found:
             yield code, f"{name} is {text!r}"
 
 
-#: What keys look like: their makers document a fixed beginning and length.
-_SECRETS = {
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
-    "a Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b"),
-    "a Google OAuth token": re.compile(r"\bya29\.[0-9A-Za-z_-]{20,}"),
-    "a Google OAuth client secret": re.compile(r"\bGOCSPX-[0-9A-Za-z_-]{20,}"),
-    "an AWS access key": re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a GitHub token": re.compile(r"\b(gh[pousr]_[0-9A-Za-z]{36,}|github_pat_[0-9A-Za-z_]{60,})"),
-    "a GitLab token": re.compile(r"\bglpat-[0-9A-Za-z_-]{20,}"),
-    "a Slack token": re.compile(r"\bxox[abprs]-[0-9A-Za-z-]{10,}"),
-    "a Hugging Face token": re.compile(r"\bhf_[0-9A-Za-z]{30,}\b"),
-    "an OpenAI or Anthropic key": re.compile(r"\bsk-(?:ant-|proj-)?[0-9A-Za-z_-]{32,}"),
-    "a password in an address": re.compile(r"\b[a-z][a-z0-9+]*://[^/\s:@{}$<]+:[^/\s:@{}$<]+@[\w.-]+"),
-}
-#: Names whose value is a secret when it is given as a plain text.
-_NAMES = re.compile(r"(?i)(^|[_-])(password|passwd|secret_key|api_?key|access_key|private_key|auth_token)$")
-
-
 @rules(Parameter, Task, Pool, Executor)
 def secrets(part: Parameter | Task | Pool | Executor) -> Found:
     """Secrets where everybody can read them.
@@ -124,12 +106,8 @@ def secrets(part: Parameter | Task | Pool | Executor) -> Found:
             commands = [("command", argument) for argument in argv(part.container)]
             code, values = "SL814", [*_variables(list_at(part.container, "env")), *commands]
     for name, value in values:
-        text = known_text(value) if isinstance(value, str) else str(value)
-        kinds = [kind for kind, pattern in _SECRETS.items() if pattern.search(text)]
-        if not kinds and known_text(value) and _NAMES.search(name):
-            kinds = ["a secret, by its name"]
-        if kinds:
-            yield code, f"{name} holds {kinds[0]}"
+        if kind := kind_of(name, value):
+            yield code, f"{name} holds {kind}"
 
 
 def _variables(env: list[dict[str, Any]]) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from shardline.components.vertex.forms import seconds
 from shardline.components.vertex.payload import at, whole
 from shardline.pipelines.check.pipeline import PARAMETER, UNKNOWN, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
-from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.parameters import convert
 from shardline.trainer.errors import PipelineError
 
 _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
@@ -279,10 +279,7 @@ def declared_parameters(parameter: Parameter) -> Found:
 
 def _mistyped(code: str, parameter: Parameter, value: Any) -> Found:
     if parameter.declaration.get("parameterType") in _TYPES:
-        declared = {parameter.name: dict(parameter.declaration)}
         try:
-            check_parameters(
-                {"root": {"inputDefinitions": {"parameters": declared}}}, {parameter.name: value}
-            )
+            convert(parameter.name, value, parameter.declaration)
         except PipelineError as error:
             yield code, str(error)

@@ -1,0 +1,97 @@
+"""Secrets in plain texts: what of a value looks like a key, a token or a password. No message shows one."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: What secrets look like whose makers document a fixed beginning, alphabet or length.
+_PATTERNS = {
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----"),
+    "a Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Google OAuth token": re.compile(r"\bya29\.[0-9A-Za-z_-]{20,}"),
+    "a Google OAuth client secret": re.compile(r"\bGOCSPX-[0-9A-Za-z_-]{20,}"),
+    "a Google OAuth refresh token": re.compile(r"\b1//0[0-9A-Za-z_-]{40,}"),
+    "an AWS access key": re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "an Azure account key": re.compile(r"AccountKey=[0-9A-Za-z+/]{86}=="),
+    "a GitHub token": re.compile(r"\b(gh[pousr]_[0-9A-Za-z]{36,}|github_pat_[0-9A-Za-z_]{60,})"),
+    "a GitLab token": re.compile(r"\bgl(pat|dt|rt|cbt|ptt)-[0-9A-Za-z_-]{20,}"),
+    "a Slack token": re.compile(r"\bx(ox[abeoprs]|app)-[0-9A-Za-z-]{10,}"),
+    "a Hugging Face token": re.compile(r"\bhf_[0-9A-Za-z]{30,}\b"),
+    "an OpenAI or Anthropic key": re.compile(r"\bsk-(?:[a-z]+\d*-)*[0-9A-Za-z_-]{32,}"),
+    "a JSON Web Token": re.compile(r"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]*"),
+    "a Stripe key": re.compile(r"\b[rs]k_live_[0-9A-Za-z]{20,}"),
+    "a SendGrid key": re.compile(r"\bSG\.[0-9A-Za-z_-]{22}\.[0-9A-Za-z_-]{43}"),
+    "a package registry's token": re.compile(r"\b(npm_[0-9A-Za-z]{36}|pypi-AgE[0-9A-Za-z_-]{50,})"),
+    "a bearer token": re.compile(r"(?i)\bbearer\s+[0-9A-Za-z._~+/-]{20,}"),
+    "a webhook's address": re.compile(
+        r"https://(hooks\.slack\.com/(services|workflows|triggers)/|discord(app)?\.com/api/webhooks/"
+        r"|[\w.-]+\.webhook\.office\.com/|chat\.googleapis\.com/v1/spaces/[^/\s]+/messages\?)[^\s\"']"
+    ),
+    "a password in an address": re.compile(r"\b[a-z][a-z0-9+]*://[^/\s:@{}$<]*:[^/\s:@{}$<]+@[\w.-]+"),
+}
+
+#: Names whose value is a secret when it is given as a plain text.
+_NAME = re.compile(
+    r"(?i)(^|[_.-])(password|passwd|pwd|passphrase|secret|(secret|api|access|account|private)[_-]?key|token"
+    r"|client[_-]?secret|auth|authorization|bearer|credentials?|webhook([_-]?url)?)$"
+)
+#: Where a secret is, as against what it is: a resource's name, a path, a placeholder; a mark of a tokenizer.
+_REFERENCE = re.compile(r"(projects|secrets)/\S+|(gs:/)?/\S+|.*\{\{.*|\$\{?\w+\}?|\[\w+\]|<[\w/|]+>")
+
+#: Assignments: of code or JSON, of a command line, of an environment, of a line in a settings file. A name is
+#: bounded on its left: else texts without spaces take the square of their length.
+_ASSIGNMENTS = (
+    re.compile(r"""(?<![\w-])([A-Za-z_][\w-]*)["']?\s{0,9}[=:]\s{0,9}["']([^"'\s]{8,})["']"""),
+    re.compile(r"""(?:^|\s)--([a-z][\w-]*)[= ]["']?([^\s"'$(){}-][^\s"'$(){}]{7,})"""),
+    re.compile(r"""(?:^|\s)([A-Z][A-Z0-9_]*)=["']?([^\s"'$(){}]{8,})"""),
+    re.compile(r"(?m)(?<!\w)([a-z]\w*)[ \t]*[=:][ \t]*(?=\S{0,99}\d)(?=\S{0,99}[A-Za-z])([\w+/=-]{16,})$"),
+)
+_BASE64 = re.compile(r"[0-9A-Za-z+/_-]{64,}")
+
+
+def kind_of(name: str, value: Any) -> str | None:
+    """Returns what kind of secret a named value holds, at any depth, as in "a Slack token"; or None.
+
+    Texts are searched for what the keys of many makers look like, in base64 too, and for assignments to names
+    of secrets; a plain text under such a name is one, whatever it looks like.
+    """
+    return next(_kinds(name, value), None)
+
+
+def _kinds(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _kinds(str(key), item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _kinds(name, item)
+    elif isinstance(value, str):
+        yield from _in_text(value)
+        assignments = (pattern.findall(value) for pattern in _ASSIGNMENTS)
+        if any(
+            _is_secret(*pair) for pair in ((name, value), *(pair for each in assignments for pair in each))
+        ):
+            yield "a secret, by its name"
+
+
+def _in_text(text: str) -> Iterator[str]:
+    yield from (kind for kind, pattern in _PATTERNS.items() if pattern.search(text))
+    for encoded in _BASE64.findall(text):
+        yield from (f"{kind}, in base64" for kind in _in_text(_decoded(encoded)))
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(value.strip() and _NAME.search(name) and not _REFERENCE.fullmatch(value.strip()))
+
+
+def _decoded(text: str) -> str:
+    """Returns the text inside of base64, of either alphabet; "" where it is none."""
+    plain = text.translate(str.maketrans("-_", "+/"))
+    try:
+        return base64.b64decode(plain[: len(plain) // 4 * 4]).decode("utf-8", "ignore")
+    except binascii.Error:
+        return ""
