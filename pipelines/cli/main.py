@@ -17,6 +17,7 @@ from shardline.pipelines.cli.options import (
     PATH,
     foreground,
     inject_option,
+    network_option,
     pairs,
     param_option,
     path_option,
@@ -102,12 +103,14 @@ def compile(
 @param_option
 @runs_dir_option
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
+@network_option
 @inject_option
 def run(
     pipeline: Path,
     params: tuple[str, ...],
     runs_dir: Path,
     require_blessing: bool,
+    network: str,
     injections: tuple[str, ...],
 ) -> None:
     """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
@@ -126,7 +129,12 @@ def run(
         source = re.sub(r"\W+", "-", parameters.get("source", defaults(spec)["source"]))
         parameters.setdefault("champion_uri", str((runs_dir / "champions" / source).absolute()))
     run_pipeline(
-        pipeline, parameters, runs_dir=runs_dir, require_blessing=require_blessing, injections=injections
+        pipeline,
+        parameters,
+        runs_dir=runs_dir,
+        require_blessing=require_blessing,
+        injections=injections,
+        network=network,
     )
 
 
@@ -138,6 +146,7 @@ def run(
 )
 @click.option("--ps", default=0, show_default=True, help="Parameter servers, which need workers.")
 @click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
+@network_option
 @inject_option
 @click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
 def train(
@@ -146,6 +155,7 @@ def train(
     replicas: int,
     ps: int,
     evaluator: bool,
+    network: str,
     injections: tuple[str, ...],
     trainer_options: tuple[str, ...],
 ) -> None:
@@ -170,7 +180,7 @@ def train(
     )
     failures = [parse_injection(text) for text in injections]
     with foreground() as terminal:
-        run_job(job, out / "replicas", show_line=terminal.line, injections=failures)
+        run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
 
 
 _CHECKS = (check, settings, doctor)

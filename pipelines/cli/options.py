@@ -105,6 +105,16 @@ def show_table(rows: Iterable[tuple[str, ...]]) -> None:
 
 
 runs_dir_option = path_option("--runs-dir", "runs", "Where run directories are made.")
+network_option = click.option(
+    "--network",
+    type=click.Choice(["auto", "isolated", "host"]),
+    default="auto",
+    envvar="SHARDLINE_NETWORK",
+    show_envvar=True,
+    show_default=True,
+    help="Network of a job with several replicas: its own, which nobody outside reaches and which reaches "
+    "nobody (isolated; auto: where the kernel allows it), or this machine's (host).",
+)
 inject_option = click.option(
     "--inject",
     "injections",

@@ -1,4 +1,4 @@
-"""Diagnosis of this machine for local runs: versions, memory, cores, disk, ports, a job of two replicas."""
+"""Diagnosis of this machine for local runs: versions, memory, cores, disk, ports, network, two replicas."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
     yield _memory()
     yield from _disk(runs_dir)
     yield _ports()
+    yield _network()
     if toy and version_of("tensorflow"):
         yield _toy_job()
 
@@ -159,6 +160,17 @@ def _ports() -> Diagnosis:
     except OSError as refused:
         found = f"no loopback port can be taken: {refused.strerror}"
         return error("ports", found, "look at the sandbox's rules")
+
+
+def _network() -> Diagnosis:
+    from shardline.pipelines.local import network
+
+    if reason := network.unavailable():
+        found = (
+            f"jobs share this machine's network, where their servers are open to all who reach it: {reason}"
+        )
+        return warning("network", found, network.REMEDY)
+    return ok("network", "a job with several replicas has a network of its own, which nobody outside reaches")
 
 
 def _toy_job() -> Diagnosis:

@@ -1,9 +1,10 @@
 """The guardian of one process: starts it, ends with it, and lets nothing of it outlive either.
 
-Run by path (`python -I -S guardian.py COMMAND ...`) as the leader of a new session, or forked by `warm`. A
-command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the guardian adopts every
-process below it whose own parent has died, in whatever session that process may be, and kills them all. It
-imports next to nothing, to start in a few milliseconds.
+Run by path (`python -I -S guardian.py NAMESPACES COMMAND ...`) as the leader of a new session, or forked by
+`warm`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the guardian
+adopts every process below it whose own parent has died, in whatever session that process may be, and kills
+them all. It imports next to nothing, to start in a few milliseconds. NAMESPACES is how many it joins first;
+their descriptors follow that of the control socket.
 
 The control socket connects it with whoever wants the process. When the other end is shut down or its holder
 dies, the guardian ends the process. When the process has ended, it sends the exit status and the largest
@@ -19,7 +20,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 #: Descriptor of the control socket where the guardian runs by path.
@@ -27,6 +28,7 @@ CONTROL_FD = 3
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_CAPABILITY_VERSION_3 = 0x20080522
 _OWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
 
 
@@ -35,6 +37,23 @@ def die_with(parent: int, signum: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def join(namespaces: Sequence[int]) -> None:
+    """Moves this process, which has one thread, into the namespaces of these descriptors, and closes them.
+
+    It gains no capability: whoever joins a user namespace gets all of them there, until exec.
+
+    Raises:
+        OSError: When that is not allowed.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for descriptor in namespaces:
+        if libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+    if len(namespaces) > 1:
+        libc.capset((ctypes.c_uint * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint * 6)())
 
 
 def guard(start: Callable[[], int], control: int, grace: int = 0) -> None:
@@ -121,4 +140,6 @@ def _children() -> list[int]:
 
 if __name__ == "__main__":
     os.set_inheritable(CONTROL_FD, False)
-    guard(lambda: os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ), CONTROL_FD)
+    first = CONTROL_FD + 1
+    join(range(first, first + int(sys.argv[1])))
+    guard(lambda: os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ), CONTROL_FD)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shardline.pipelines.local.network import misses_network
 from shardline.trainer import progress
 from shardline.trainer.progress import Event
 
@@ -49,6 +50,7 @@ class Output:
         log: Path of the log file.
         error: The first error event that the replica reported.
         muted: Whether lines only go to the log file.
+        misses_network: Whether it has said that it finds no network.
     """
 
     def __init__(self, name: str, log: Path, show: ShowLine, report: Callable[[Event], None]) -> None:
@@ -56,6 +58,7 @@ class Output:
         self.log = log
         self.error: Event | None = None
         self.muted = False
+        self.misses_network = False
         self._name = name
         self._show = show
         self._report = report
@@ -78,6 +81,7 @@ class Output:
     def _take(self, lines: list[str]) -> None:
         for line in lines:
             event = progress.parse(line)
+            self.misses_network = self.misses_network or misses_network(line)
             self._file.write((line if event is None else progress.render(event)) + "\n")
             if event is None:
                 self._show_at_most(line)

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -19,9 +18,10 @@ import psutil
 from shardline.pipelines.local import job as cluster
 from shardline.pipelines.local import start
 from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.network import Network
 from shardline.pipelines.local.output import Output
 from shardline.pipelines.local.start import Launch
-from shardline.trainer import files, progress
+from shardline.trainer import crash, files, progress
 from shardline.trainer.errors import PipelineError
 
 #: Seconds that a guardian has to kill what it guards.
@@ -29,18 +29,20 @@ _KILL_S = 2.0
 
 
 def launches(
-    job: CustomJob, addresses: Sequence[str], gcs_root: Path | None, temporary: Path
+    job: CustomJob, network: Network, gcs_root: Path | None, temporary: Path, log_directory: Path
 ) -> dict[str, Launch]:
     """Returns how each replica is started, by name, the chief first.
 
     An environment is this process's, the pool's, and the platform's own on top. `gcs_root` stands in for
-    /gcs/, unless this process's environment names another. Temporary files go to the directory `temporary`.
+    /gcs/, unless this process's environment names another. Temporary files go to the directory `temporary`,
+    crash files beside the logs, unless they belong to a run.
 
     Raises:
         PipelineError: When there is no such command on this machine.
     """
     inherited = {key: value for key, value in os.environ.items() if key not in cluster.PLATFORM_VARIABLES}
     inherited["TMPDIR"] = str(temporary)
+    inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
     if gcs_root is not None:
         inherited.setdefault(files.GCS_ROOT_VARIABLE, str(gcs_root))
     # "python3" in a replica's command is the Python of this environment.
@@ -54,7 +56,7 @@ def launches(
             **inherited,
             "PYTHONUNBUFFERED": "1",
             **pool.variables,
-            **cluster.environment(job, member, addresses, job_id),
+            **cluster.environment(job, member, network.addresses, job_id),
             progress.EVENTS_VARIABLE: "1",
         }
         if shutil.which(pool.argv[0], path=env["PATH"]) is None:
@@ -62,7 +64,7 @@ def launches(
                 f"{member.name} cannot be started: there is no command {pool.argv[0]!r} on this machine; "
                 "install it, or correct the command in container_spec"
             )
-        found[member.name] = Launch(pool.argv, env)
+        found[member.name] = Launch(pool.argv, env, network.namespaces)
     return found
 
 
@@ -74,6 +76,7 @@ class Replica:
         output: Takes everything that it prints.
         control: Becomes readable when the replica has ended (see `guardian`).
         pipe: File descriptor of its standard output and standard error.
+        isolated: Whether it has a network of its own, with its job's other replicas alone.
         preempted: Whether it has been told that its machine will be taken away.
         peak_memory: Largest resident set of any of its processes, in bytes, once it has been finished.
     """
@@ -82,6 +85,7 @@ class Replica:
         """Starts the replica; `server` is the path of the fork server's socket, or "" (see `start`)."""
         self.name = name
         self.output = output
+        self.isolated = bool(launch.namespaces)
         self.preempted = False
         self.peak_memory = 0
         self._exit_code: int | None = None

@@ -25,6 +25,7 @@ from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
+from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
 from shardline.pipelines.local.output import LineBuffer
 from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
@@ -56,11 +57,13 @@ class Execution:
         exit_code: Status of the executing process once it has ended.
         has_exit_tasks: Whether tasks have to run after one has failed (exit handlers).
         injections: Failures to rehearse in every custom job.
+        network: Network of custom jobs, one of `network.CHOICES`.
     """
 
     directory: Path
     has_exit_tasks: bool
     injections: Sequence[str] = ()
+    network: str = CHOICES[0]
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
@@ -130,6 +133,7 @@ class Execution:
             RUN_VARIABLE: str(self.directory),
             crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
             INJECTIONS_VARIABLE: " ".join(self.injections),
+            NETWORK_VARIABLE: self.network,
         }
 
     def _take(self, line: str, log: TextIO, terminal: Terminal) -> None:
@@ -225,6 +229,7 @@ def run_pipeline(
     runs_dir: Path,
     require_blessing: bool = False,
     injections: Sequence[str] = (),
+    network: str | None = None,
     stream: TextIO | None = None,
 ) -> RunResult:
     """Runs a compiled pipeline on this machine and shows how it goes.
@@ -240,6 +245,7 @@ def run_pipeline(
         runs_dir: Where the run directory is made.
         require_blessing: Whether a run whose model is not blessed counts as failed.
         injections: Failures to rehearse in every custom job of the pipeline (see `parse_injection`).
+        network: Network of custom jobs, one of `network.CHOICES`; what the environment says unless given.
         stream: Where to show; standard output unless given.
 
     Raises:
@@ -256,6 +262,7 @@ def run_pipeline(
     checked = check_parameters(spec, parameters)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     _check_injections(injections, spec)
+    network = chosen(network)
     localized = localize(spec, checked, created=summary.timestamp(now))
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
@@ -263,7 +270,9 @@ def run_pipeline(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
     command = _write_inputs(book.directory, localized, values)
-    run = Execution(book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections)
+    run = Execution(
+        book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
+    )
     state, explanation = CANCELLED, None
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:

@@ -59,10 +59,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Launch:
-    """Command of a replica with the whole of its environment."""
+    """Command of a replica with the whole of its environment, and the descriptors of its namespaces."""
 
     command: Sequence[str]
     env: Mapping[str, str]
+    namespaces: Sequence[int] = ()
 
 
 def recognize(command: Sequence[str]) -> Program | None:
@@ -143,17 +144,18 @@ def spawn(server: str, launch: Launch, output: int, control: int) -> int:
     """
     if server and (program := recognize(launch.command)):
         with contextlib.suppress(OSError, ValueError):
-            if pid := _ask(server, program, launch.env, output, output, control):
+            if pid := _ask(server, program, launch.env, output, output, control, *launch.namespaces):
                 return pid
+    passed = [(own, guardian.CONTROL_FD + place) for place, own in enumerate((control, *launch.namespaces))]
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-S", guardian.__file__, *launch.command],
+        [sys.executable, "-I", "-S", guardian.__file__, str(len(launch.namespaces)), *launch.command],
         launch.env,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, output, 1),
             (os.POSIX_SPAWN_DUP2, output, 2),
-            (os.POSIX_SPAWN_DUP2, control, guardian.CONTROL_FD),
+            *((os.POSIX_SPAWN_DUP2, own, theirs) for own, theirs in passed),
         ],
         setsid=True,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores
@@ -164,12 +166,12 @@ def _ask(
     server: str,
     program: Program,
     env: Mapping[str, str],
-    output: int,
-    error: int,
-    control: int,
+    *descriptors: int,
     grace: int = 0,
 ) -> int:
     """Asks the server for a process; returns its guardian's process id, 0 where the server refuses.
+
+    The descriptors are its standard output, its standard error, the control socket, and its namespaces.
 
     Raises:
         OSError: When there is no server any more, or it takes too long.
@@ -180,7 +182,7 @@ def _ask(
         connection.connect(server)
         json.dump({**vars(program), "env": dict(env), "grace": grace}, file)
         file.seek(0)
-        socket.send_fds(connection, [b"."], [file.fileno(), output, error, control])
+        socket.send_fds(connection, [b"."], [file.fileno(), *descriptors])
         return int(connection.recv(32))
 
 
@@ -194,7 +196,7 @@ def main(command: list[str]) -> None:
         pid = 0
         with control:
             with theirs, contextlib.suppress(OSError, ValueError):
-                pid = _ask(server, program, os.environ, 1, 2, theirs.fileno(), _TASK_GRACE_S)
+                pid = _ask(server, program, os.environ, 1, 2, theirs.fileno(), grace=_TASK_GRACE_S)
             if pid:
                 raise SystemExit(_exit_status(control, pid))
     os.execvp(command[0], command)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import math
 import selectors
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from shardline.pipelines.local import job as cluster
 from shardline.pipelines.local import processes, scratch, start
 from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.network import NO_NETWORK, job_network
 from shardline.pipelines.local.output import Output, ShowLine
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.record import History
@@ -27,7 +28,7 @@ from shardline.trainer.progress import Event
 Scope = Literal["replica", "job"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RestartLimits:
     """Restarts that are allowed within one job.
 
@@ -96,6 +97,7 @@ def run_job(
     show_line: ShowLine = lambda name, line: None,
     injections: Sequence[Injection] = (),
     gcs_root: Path | None = None,
+    network: str | None = None,
 ) -> None:
     """Runs the job and returns when its chief has succeeded and no other process of it is left.
 
@@ -110,6 +112,7 @@ def run_job(
         show_line: Called with the replica's name for each line of output that is no event.
         injections: Failures to rehearse.
         gcs_root: Directory that stands in for /gcs/ in the replicas, unless the environment names another.
+        network: Network of the replicas, one of `network.CHOICES`; what the environment says unless given.
 
     Raises:
         ProcessFailedError: When a replica failed; with EXIT_BAD_INPUT as its exit_code when the replica said
@@ -122,10 +125,10 @@ def run_job(
     rehearsal = Rehearsal(injections, names, topic)
     with (
         processes.stop_on_signals(),
-        processes.reserve(len(names)) as addresses,
+        job_network(len(names), topic, network) as shared,
         scratch.directory() as temporary,
     ):
-        starts = launches(job, addresses, gcs_root, temporary)
+        starts = launches(job, shared, gcs_root, temporary, log_directory)
         log_directory.mkdir(parents=True, exist_ok=True)
         progress.say(topic, f"starting {', '.join(names)}")
         with (
@@ -338,9 +341,10 @@ def _words(replica: Replica, code: int) -> str:
 
 def _failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
     """Says why the job failed, in the words of the replica where it has reported an error."""
-    if replica.output.error is not None:
-        return ProcessFailedError.of(replica.output.error)
-    words = f"{_words(replica, code)} (its log: {replica.output.log})"
+    hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.misses_network else ""
+    if (error := replica.output.error) is not None:
+        return ProcessFailedError.of(dataclasses.replace(error, text=error.text + hint))
+    words = f"{_words(replica, code)} (its log: {replica.output.log}){hint}"
     return ProcessFailedError(
         words, topic=topic, exit_code=EXIT_BAD_INPUT if code in _MISTAKES else EXIT_FAILED
     )

@@ -7,8 +7,9 @@ and the replicas of their jobs, or one job by itself. `start` is its client.
 
 `python -m shardline.pipelines.local.warm LISTENER PARENT MODULE ...`, where LISTENER is the descriptor of a
 listening Unix socket: a client that asks while modules are being imported waits. A request is one byte with
-four descriptors: a file with JSON (`Request`), standard output, standard error, and a guardian's control
-socket. The answer is a line with the guardian's process id, or with 0 where the program must start by itself.
+four descriptors or more: a file with JSON (`Request`), standard output, standard error, a guardian's control
+socket, and the namespaces that it joins. The answer is a line with the guardian's process id, or with 0 where
+the program must start by itself.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError, ValueError):
             connection.settimeout(_REQUEST_S)
-            descriptors = socket.recv_fds(connection, 1, 4)[1]
+            descriptors = socket.recv_fds(connection, 1, 6)[1]
             try:
                 with open(descriptors.pop(0), encoding="utf-8") as file:
                     request: Request = json.load(file)
@@ -142,10 +143,11 @@ def _reap(options: int = 0) -> None:
 def _guard(descriptors: list[int], grace: int, server: int) -> None:
     """Becomes the guardian of a program; returns in the program."""
     os.setsid()
-    output, error, control = descriptors
+    output, error, control, *namespaces = descriptors
     os.dup2(output, 1)
     os.dup2(error, 2)
-    del descriptors[2]  # closed by `guard`
+    del descriptors[2:]  # closed by `join` and `guard`
+    guardian.join(namespaces)
     guardian.die_with(server, signal.SIGHUP)
     own = os.getpid()
     guardian.guard(os.fork, control, grace)

@@ -243,7 +243,8 @@ def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
     assert grown < 64 * 1024  # KiB
 
 
-def test_several_jobs_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("network", "ports"), [("host", 9), ("auto", 3)])
+def test_several_jobs_at_once(tmp_path: Path, network: str, ports: int) -> None:
     program = """
         import socket
         server = socket.create_server(("127.0.0.1", int(
@@ -263,7 +264,7 @@ def test_several_jobs_at_once(tmp_path: Path) -> None:
         threading.Thread(
             target=run_job,
             args=(make_job(program, workers=2), tmp_path / str(number)),
-            kwargs={"show_line": lambda name, line: ports_seen.append(line)},
+            kwargs={"show_line": lambda name, line: ports_seen.append(line), "network": network},
         )
         for number in range(3)
     ]
@@ -273,7 +274,7 @@ def test_several_jobs_at_once(tmp_path: Path) -> None:
         job.join(40)
     states = [json.loads((tmp_path / str(number) / "job.json").read_text())["state"] for number in range(3)]
     assert states == ["succeeded"] * 3
-    assert len(set(ports_seen)) == 9
+    assert len(set(ports_seen)) == ports
     for port in ports_seen:  # given back
         with socket.socket() as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -291,3 +292,14 @@ def test_reserved_ports_can_be_bound_by_name_only() -> None:
             server.bind(("0.0.0.0", int(port)))
             server.listen()
             socket.create_connection((host, int(port)), timeout=5).close()
+
+
+def test_the_crash_file_of_a_replica_lies_beside_its_log(tmp_path: Path) -> None:
+    program = """
+        with progress.errors_end_the_process("train"):
+            raise ZeroDivisionError("a bug")
+    """
+    with pytest.raises(ProcessFailedError, match="ZeroDivisionError: a bug") as caught:
+        run_job(make_job(program, workers=0, disable_retries=True), tmp_path / "logs")
+    (file,) = (tmp_path / "logs").glob("shardline-crash-*")
+    assert str(file) in str(caught.value)

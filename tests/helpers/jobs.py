@@ -50,11 +50,12 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("TEST_MARK") == mark and process.pid != os.getpid():
-                found.append(process)
+            alive = process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        if alive and process.pid != os.getpid():
+            found.append(process)
+    return found
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 20) -> Any:

@@ -1,0 +1,76 @@
+"""A network namespace with loopback only: made in a process of its own, which hands it over and ends.
+
+Run by path (`python -I -S namespace.py DESCRIPTOR`), since only a process with one thread can make a user
+namespace, which everybody but root needs for it. The descriptor is that of a Unix socket: it gets one byte
+with the descriptors of the namespaces, in the order in which they are joined, or why there are none, as text.
+A namespace lasts as long as somebody holds its descriptor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_IFREQ = struct.Struct("16sH22x")
+
+
+def make() -> list[str]:
+    """Takes this process into a network of its own and returns the kinds of its new namespaces.
+
+    Raises:
+        OSError: When that is not allowed; the first argument of the error says what.
+    """
+    try:
+        _unshare(_CLONE_NEWNET)
+        _bring_up_loopback()
+    except PermissionError:
+        user, group = os.geteuid(), os.getegid()
+        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        # Files belong to the same user as outside.
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            with open(f"/proc/self/{name}", "wb") as file:
+                file.write(text.encode())
+        _bring_up_loopback()
+        return ["user", "net"]
+    return ["net"]
+
+
+def _unshare(flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(flags):
+        number = ctypes.get_errno()
+        what = "user namespace" if flags & _CLONE_NEWUSER else "network namespace"
+        raise OSError(number, f"no new {what}: {os.strerror(number)}")
+
+
+def _bring_up_loopback() -> None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", _IFF_UP))
+    except OSError as error:
+        raise OSError(error.errno, f"no loopback in a new namespace: {error.strerror}") from None
+
+
+def main(descriptor: int) -> None:
+    """Makes the namespaces and hands them over, or says why there are none."""
+    with socket.socket(fileno=descriptor) as asker:
+        try:
+            places = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in make()]
+        except OSError as error:
+            asker.sendall((error.strerror or str(error)).encode())
+        else:
+            socket.send_fds(asker, [b"."], places)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,159 @@
+"""The network of a local job: its replicas reach each other, and nobody outside reaches them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardline.pipelines.local import namespace, network
+from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.pipelines.local.supervisor import run_job
+from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError
+from shardline.trainer.progress import Event
+from tests.helpers.jobs import eventually, make_job
+from tests.helpers.network import WITHOUT_ADMINISTRATION, open_from_outside
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
+
+#: Each replica serves on all addresses, as TensorFlow does, until the test is done with it.
+SERVE = """
+    import socket
+    cluster, own = (json.loads(os.environ["TF_CONFIG"])[key] for key in ("cluster", "task"))
+    addresses = [address.rpartition(":") for hosts in cluster.values() for address in hosts]
+    port = int(cluster[own["type"]][own["index"]].rpartition(":")[2])
+    with socket.create_server(("", port)):
+        for host, _, other in addresses:
+            while True:
+                try:
+                    socket.create_connection((host, int(other))).close()
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+        Path({place!r}, name).write_text(str(port))
+        wait_for({place!r} + "/end")
+"""
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, tmp_path: Path, events: list[Event]) -> Iterator[list[int]]:
+    """Ports of a running job with two workers and a parameter server, which is ended after the test."""
+    job = make_job(SERVE.format(place=str(tmp_path)), ps=1)
+    thread = threading.Thread(target=run_job, args=(job, tmp_path / "logs"), kwargs=request.param)
+    thread.start()
+    files = [tmp_path / name for name in ("chief-0", "worker-0", "ps-0")]
+    try:
+        eventually(lambda: all(file.exists() and file.read_text() for file in files))
+        yield [int(file.read_text()) for file in files]
+    finally:
+        (tmp_path / "end").touch()
+        thread.join()
+
+
+@pytest.mark.parametrize("served", [{}, {"network": "isolated"}], indirect=True)
+def test_nobody_outside_reaches_a_replica(served: list[int], events: list[Event]) -> None:
+    assert open_from_outside(served) == []
+    assert not any("listen on all addresses" in event.text for event in events)
+
+
+@pytest.mark.parametrize("served", [{"network": "host"}], indirect=True)
+def test_with_the_machines_own_network_it_is_said_who_reaches_the_replicas(
+    served: list[int], events: list[Event]
+) -> None:
+    assert set(open_from_outside(served)) > {f"127.0.0.1:{port}" for port in served}
+    ports = ", ".join(map(str, sorted(served)))
+    (said,) = [event.text for event in events if "listen on all addresses" in event.text]
+    assert f"(ports {ports})" in said
+    assert "close them with a firewall" in said
+
+
+@pytest.mark.parametrize("wanted", [None, "isolated"])
+def test_one_replica_which_serves_nobody_keeps_the_machines_network(
+    tmp_path: Path, events: list[Event], wanted: str | None
+) -> None:
+    run_job(make_job("print(Path('/proc/net/dev').read_text())", workers=0), tmp_path, network=wanted)
+    found = (tmp_path / "chief-0.log").read_text().count(":")
+    assert found == (1 if wanted else Path("/proc/net/dev").read_text().count(":"))
+    assert not any("warning" in event.text for event in events)
+
+
+def test_an_ordinary_user_has_a_network_of_its_own_and_its_files(tmp_path: Path) -> None:
+    """Root without the right to administer, too: by way of a user namespace."""
+    program = f"""
+        own = Path({str(tmp_path)!r}, name)
+        own.touch()
+        print(own.stat().st_uid, os.getuid(), Path("/proc/net/dev").read_text().count(":"))
+    """
+    command = f"""
+from pathlib import Path
+from shardline.pipelines.local.supervisor import run_job
+from tests.helpers.jobs import make_job
+run_job(make_job({program!r}), Path({str(tmp_path / "logs")!r}), network="isolated")
+"""
+    subprocess.run([*WITHOUT_ADMINISTRATION, command], check=True, timeout=30)
+    user = os.getuid()
+    for name in ("chief-0", "worker-0"):
+        assert (tmp_path / "logs" / f"{name}.log").read_text() == f"{user} {user} 1\n"
+        assert (tmp_path / name).stat().st_uid == user
+
+
+@pytest.fixture
+def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that gives no namespaces."""
+    refusing = tmp_path / "refusing.py"
+    source, end = Path(namespace.__file__).read_text(), 'if __name__ == "__main__":'
+    refusal = "def make(): raise PermissionError(1, 'no new namespace: forbidden')"
+    refusing.write_text(source.replace(end, f"{refusal}\n\n{end}"))
+    monkeypatch.setattr(namespace, "__file__", str(refusing))
+
+
+@pytest.mark.usefixtures("forbidden")
+def test_where_the_kernel_allows_no_namespace_it_is_said_who_reaches_the_replicas(
+    tmp_path: Path, events: list[Event]
+) -> None:
+    run_job(make_job("pass"), tmp_path)
+    (said,) = [event.text for event in events if "warning" in event.text]
+    assert "no network of its own can be had: no new namespace: forbidden; allow unprivileged user" in said
+    assert network.unavailable() == "no new namespace: forbidden"
+
+    with pytest.raises(PipelineError, match="cannot have a network of its own: no new namespace: forbidden"):
+        run_job(make_job("pass"), tmp_path, network="isolated")
+
+
+def test_a_choice_that_there_is_not_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(network.NETWORK_VARIABLE, "none")
+    with pytest.raises(PipelineError, match="SHARDLINE_NETWORK is one of auto, isolated, host, not 'none'"):
+        run_job(make_job("pass"), tmp_path)
+
+
+_DOWNLOAD = """
+    import urllib.request
+    with progress.errors_end_the_process("train"):
+        try:
+            urllib.request.build_opener(urllib.request.ProxyHandler(dict())).open("https://example.invalid/weights")
+        except OSError as error:
+            {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code", "words"),
+    [
+        (
+            'raise ModelError(f"model mine:build failed: {error}")',
+            EXIT_BAD_INPUT,
+            "^model mine:build failed: .*",
+        ),
+        ("sys.exit(f'{error}')", EXIT_FAILED, "-0 ended with exit code 1 .*"),
+    ],
+)
+def test_a_download_that_fails_names_the_setting_that_lets_it(
+    tmp_path: Path, end: str, exit_code: int, words: str
+) -> None:
+    with pytest.raises(ProcessFailedError, match=f"{words}no network but loopback.*--network host") as caught:
+        run_job(make_job(_DOWNLOAD.format(end=end), disable_retries=True), tmp_path)
+    assert caught.value.exit_code == exit_code
