@@ -27,17 +27,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from shardline.components.records import load
 from shardline.trainer import files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 
@@ -62,6 +62,8 @@ _EARLIER = (
 VERSIONS = "versions"
 VERSION_FILE = "version.json"
 CHAMPION_FILE = "champion.json"
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"\w[\w-]*")
 _REMEDY = "repair it, or remove it to start anew"
@@ -113,14 +115,29 @@ class Export:
     @classmethod
     def read(cls, out: Path) -> Export:
         """Reads export.json, with defaults for what it lacks; raises ModelError as `read_part` does."""
-        content = read_part(out, EXPORT_FILE)
-        known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
-        names, inputs = known.pop("class_names", []), known.get("inputs", {})
-        if not isinstance(names, list) or not isinstance(inputs, dict):
-            raise ModelError(
-                f"{out / EXPORT_FILE} is damaged: class_names or inputs; validate the model again"
-            )
-        return cls(class_names=tuple(names), **known)
+        return read_part(out, EXPORT_FILE, cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What of evaluation.json is told to others; `shardline.components.validate.evaluation` explains it."""
+
+    fingerprint: str
+    split: str
+    examples: int
+    accuracy: float
+    log_loss: float | None
+    class_names: tuple[str, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What of blessing.json is told to others: whether the model is blessed, and why, in one line."""
+
+    blessed: bool
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -148,6 +165,8 @@ class Version:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.version) or self.path != f"{VERSIONS}/{self.version}":
             raise ValueError(f"{self.path!r} is not the path of a version {self.version!r}")
+        if self.previous and not _NAME.fullmatch(self.previous):
+            raise ValueError(f"previous is {self.previous!r}, not the name of a version")
 
 
 def clear(out: Path) -> None:
@@ -168,17 +187,12 @@ def clear(out: Path) -> None:
         ) from None
 
 
-def read_part(exported: Path, name: str) -> dict[str, Any]:
-    """Reads a JSON file of a validation; raises ModelError when it is missing, damaged or no object."""
-    try:
-        content = json.loads((exported / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        content = None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {exported / name}: {error}; validate the model again") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"no {name} in {exported}: validation did not finish; validate the model again")
-    return content
+def read_part(exported: Path, name: str, kind: type[T]) -> T:
+    """Reads a JSON file of a validation as a dataclass; raises ModelError when it is missing or damaged."""
+    path, remedy = exported / name, "validate the model again"
+    if not path.exists():
+        raise ModelError(f"no {name} in {exported}: validation did not finish; {remedy}")
+    return load(kind, path, ModelError, remedy)
 
 
 def champion_directory(uri: str) -> Path:
@@ -239,11 +253,9 @@ def publish(exported: Path, champion: Path, *, accuracy: float, run: str = "") -
         SettingsError: When `champion` cannot be written to.
         RunError: When writing fails on the way.
     """
-    blessing = read_part(exported, BLESSING_FILE)
-    if blessing.get("blessed") is not True:
-        raise ModelError(
-            f"the model in {exported} is not blessed ({blessing.get('reason')}); it is not published"
-        )
+    verdict = read_part(exported, BLESSING_FILE, Verdict)
+    if not verdict.blessed:
+        raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
     fingerprint = Export.read(exported).fingerprint
     make_champion_directory(champion)
     created = datetime.now(UTC)
@@ -335,10 +347,7 @@ def _roll_back(champion: Path, present: Version, version: str) -> Version:
 
 
 def _read(path: Path, remedy: str) -> Version:
-    try:
-        return Version(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{path} is damaged: {error}; {remedy}") from None
+    return load(Version, path, ModelError, remedy)
 
 
 def _write(path: Path, record: Version) -> None:

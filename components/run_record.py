@@ -12,14 +12,15 @@ A run on this machine keeps its record in its run directory, and with it all tha
 
 from __future__ import annotations
 
-import json
 import re
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shardline.components.records import load, restore
 from shardline.components.vertex.causes import Explanation, Failure, exit_code, explain
 from shardline.components.vertex.logs import last_lines, own_error, readable
 from shardline.trainer import files
@@ -38,6 +39,7 @@ JOB_FILE = "job.json"
 _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
 _FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
 _ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
+_REPLICA = re.compile(r"[a-z]+-\d+")
 _FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
 #: How kfp.local marks the output of a task, as against its own words.
 _INDENT = "    "
@@ -113,14 +115,11 @@ class RunRecord:
     def read(cls, directory: Path) -> RunRecord:
         """Reads run.json of a directory; raises SettingsError when there is none, or it is damaged."""
         try:
-            content = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
-            known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
-            if known.get("explanation"):
-                known["explanation"] = Explanation(**known["explanation"])
-            if known["state"] == "stopped":  # in records of older versions
-                known["state"] = CANCELLED
-            return cls(**{"name": directory.name, **known})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            content = {"name": directory.name, **files.read_json(directory / RECORD_FILE, SettingsError)}
+            if content.get("state") == "stopped":  # in records of older versions
+                content["state"] = CANCELLED
+            return restore(cls, content, RECORD_FILE, SettingsError)
+        except SettingsError as error:
             raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
 
 
@@ -142,7 +141,8 @@ def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
         blessed = task.artifacts.get("exported", {}).get("blessed")
         if blessed is not None:
             found["verdict"] = "blessed" if blessed else "not blessed"
-            found["metrics"] = dict(task.artifacts.get("metrics", {}))
+            metrics = task.artifacts.get("metrics", {})
+            found["metrics"] = {name: value for name, value in metrics.items() if type(value) in (int, float)}
             links = {"report": task.uris.get("report", ""), "model": task.uris.get("exported", "")}
             found["links"] = {name: uri for name, uri in links.items() if uri}
     return found
@@ -173,8 +173,8 @@ def observe(directory: Path, state: str = "", *, record: RunRecord | None = None
 def failure_of(directory: Path, record: RunRecord) -> Failure:
     """Returns what the files of a failed run tell of its failure; raises SettingsError without a log."""
     try:
-        log = (directory / LOG).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+        log = _read_lines(directory / LOG)
+    except OSError as error:
         raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
     failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
     # The task that ran last where the run was ended before KFP could say that it failed.
@@ -238,7 +238,7 @@ def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool
             found = True
             yield f"{name} | {line}"
     if task and not found and not follow:
-        known = tasks((directory / LOG).read_text(encoding="utf-8").splitlines())
+        known = tasks(_read_lines(directory / LOG))
         if task not in known:
             raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
 
@@ -273,40 +273,96 @@ def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
         yield rest
 
 
+@dataclass(frozen=True)
+class _Artifact:
+    """An output artifact in executor_output.json."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    uri: str = ""
+
+
+@dataclass(frozen=True)
+class _Artifacts:
+    artifacts: tuple[_Artifact, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Content of executor_output.json."""
+
+    parameterValues: Mapping[str, Any] = field(default_factory=dict)  # noqa: N815  # KFP's name
+    artifacts: Mapping[str, _Artifacts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A start of a replica in job.json; `exit` is its status or the name of a signal."""
+
+    exit: int | str | None
+    end_s: float | None
+    stopped: bool
+    peak_memory_bytes: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.exit, str) and self.exit not in signal.Signals.__members__:
+            raise ValueError(f"exit is {self.exit!r}, neither a status nor a signal")
+
+
+@dataclass(frozen=True)
+class _Replica:
+    name: str
+    restarts: int
+    starts: tuple[_Start, ...]
+
+    def __post_init__(self) -> None:
+        if not _REPLICA.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not the name of a replica")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Content of job.json."""
+
+    replicas: tuple[_Replica, ...]
+    error: str | None = None
+
+
 def _outputs(directory: Path) -> Iterator[TaskOutputs]:
     for path in sorted(directory.glob("outputs/*/*/executor_output.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = load(_Outputs, path, SettingsError)
+        except SettingsError:
             continue  # of a task that is writing it
-        made = {name: items["artifacts"][0] for name, items in content.get("artifacts", {}).items()}
+        made = {name: items.artifacts[0] for name, items in found.artifacts.items() if items.artifacts}
         yield TaskOutputs(
-            parameters=content.get("parameterValues", {}),
-            artifacts={name: item.get("metadata", {}) for name, item in made.items()},
-            uris={name: str(item.get("uri", "")) for name, item in made.items()},
+            parameters=found.parameterValues,
+            artifacts={name: item.metadata for name, item in made.items()},
+            uris={name: item.uri for name, item in made.items()},
         )
 
 
 def _replica_failure(job: Path, task: str, said: str) -> Failure:
     """Returns the failure of a custom job: of the replica that ended first, with an error, the last time."""
-    record = json.loads((job / JOB_FILE).read_text(encoding="utf-8"))
-    error = said or str(record.get("error") or "")
-    started = [item for item in record["replicas"] if item["starts"]]
-    ended = [item for item in started if item["starts"][-1]["exit"] not in (0, None)]
+    record = load(_Job, job / JOB_FILE, SettingsError)
+    ended = [item for item in record.replicas if item.starts and item.starts[-1].exit not in (0, None)]
     if not ended:
-        return Failure(task=task, error=str(record.get("error") or ""))
+        return Failure(task=task, error=record.error or "")
     # One that was stopped because another had failed did not fail by itself.
-    first = min(ended, key=lambda item: (item["starts"][-1]["stopped"], item["starts"][-1]["end_s"]))
-    name, last = first["name"], first["starts"][-1]
-    log = job / f"{name}.log"
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    first = min(ended, key=lambda item: (item.starts[-1].stopped, item.starts[-1].end_s or 0.0))
+    last, log = first.starts[-1], job / f"{first.name}.log"
+    lines = _read_lines(log) if log.is_file() else []
     return Failure(
         task=task,
-        replica=name,
-        exit_code=exit_code(last["exit"]),
-        error=error,
+        replica=first.name,
+        exit_code=exit_code(last.exit or 0),
+        error=said or record.error or "",
         own_words=bool(own_error(lines)),
         lines=last_lines(lines),
-        peak_memory=last["peak_memory_bytes"],
-        restarts=first["restarts"],
+        peak_memory=last.peak_memory_bytes,
+        restarts=first.restarts,
     )
+
+
+def _read_lines(log: Path) -> list[str]:
+    """Returns the lines of a log, which may hold any bytes."""
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -8,7 +8,6 @@ A run that failed writes neither, so that the next one trains.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import champion_directory, current, read_part
+from shardline.components.model_store import Measured, Verdict, champion_directory, current, read_part
+from shardline.components.records import load, restore
 from shardline.trainer import files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.progress import say
@@ -32,6 +32,10 @@ class State:
     data: Mapping[str, str]
     settings: Mapping[str, Any]
     code: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if missing := {"known_by", "digest", "text"} - set(self.data):
+            raise ValueError(f"data has no {', '.join(sorted(missing))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +71,9 @@ def make_directory(history: Path) -> None:
 def read_latest(history: Path) -> Run | None:
     """Returns the last run that trained, None where there is none; raises ModelError where it is damaged."""
     path = history / LATEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Run(**{**content, "state": State(**content["state"])})
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path} is damaged: {error}") from None
+    return load(Run, path, ModelError)
 
 
 def write_run(history: Path, run: Run) -> None:
@@ -98,20 +98,19 @@ def remember(
     """
     if not history_uri:
         return
-    blessing = read_part(exported, model_store.BLESSING_FILE)
-    evaluation = read_part(exported, model_store.EVALUATION_FILE)
-    blessed = blessing["blessed"] is True
-    published = current(champion_directory(champion_uri)) if blessed and champion_uri else None
+    verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
+    evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
+    published = current(champion_directory(champion_uri)) if verdict.blessed and champion_uri else None
     run = Run(
         run=job_name,
         outcome="trained",
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason,
-        blessed=blessed,
-        verdict=str(blessing["reason"]),
-        metrics=evaluation["metrics"],
+        blessed=verdict.blessed,
+        verdict=verdict.reason,
+        metrics=evaluation.metrics,
         champion=published.version if published else "",
-        state=State(**json.loads(state)),
+        state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),
     )
     write_run(champion_directory(history_uri), run)
     say("changes", f"remembered in {history_uri}: the next run trains if data, settings or code change")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import Export, read_part
+from shardline.components.model_store import Export, Measured, read_part
 from shardline.components.register.settings import ModelUpload
 from shardline.components.vertex.client import Platform, ask, ask_all, platform_errors
 from shardline.trainer.errors import ModelError, RunError
@@ -166,16 +167,16 @@ def import_evaluation(exported: Path, resource_name: str) -> str:
         ModelError: When `exported` is incomplete.
         PlatformError: When the API refuses or is not reached.
     """
-    evaluation = read_part(exported, model_store.EVALUATION_FILE)
+    evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
     if not resource_name:
         say("register", "nothing was uploaded: the evaluation is not imported")
         return ""
-    measured = {"fingerprint": evaluation["fingerprint"], "examples": evaluation["examples"]}
+    measured = {"fingerprint": evaluation.fingerprint, "examples": evaluation.examples}
     content = {
-        "display_name": f"{evaluation['split']} split",
+        "display_name": f"{evaluation.split} split",
         "metrics_schema_uri": _SCHEMA,
-        "metrics": registry_metrics(evaluation),
-        "metadata": {**measured, **evaluation["metrics"]},
+        "metrics": registry_metrics(asdict(evaluation)),
+        "metadata": {**measured, **evaluation.metrics},
     }
     models = Platform.of(resource_name).models
     doing = f"import the evaluation of {resource_name}"

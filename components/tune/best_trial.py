@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +55,13 @@ def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str
     """
     job = read_job(gcp_resources)
     output.mkdir(parents=True, exist_ok=True)
-    files.write_json(output / TRIALS_FILE, job)
-    trials, metric = trials_of(job), job["studySpec"]["metrics"][0]
-    best = best_of(trials, metric)
-    page = _page(job, trials, best)
+    try:
+        files.write_json(output / TRIALS_FILE, job)
+        trials, metric = trials_of(job), job["studySpec"]["metrics"][0]
+        best = best_of(trials, metric)
+        page = _page(job, trials, best)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
     report.parent.mkdir(parents=True, exist_ok=True)
     for path in (report, output / REPORT_FILE):  # the platform shows the one, people open the other
         files.write_text(path, page)
@@ -77,13 +79,12 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
     Raises PlatformError when it names no job, or the API does not give it.
     """
     try:
-        uri = str(json.loads(gcp_resources)["resources"][0]["resourceUri"])
-    except (ValueError, LookupError, TypeError):
+        uri = files.parse_json(gcp_resources, "gcp_resources", PlatformError)["resources"][0]["resourceUri"]
+        parts = urlsplit(uri)
+    except (PlatformError, LookupError, TypeError, ValueError, AttributeError):
         raise PlatformError(f"the tuning task has put out no job: {gcp_resources!r}") from None
-    parts = urlsplit(uri)
     if parts.scheme == "file":  # a local run's
-        job: dict[str, Any] = json.loads(Path(unquote(parts.path)).read_text(encoding="utf-8"))
-        return job
+        return files.read_json(Path(unquote(parts.path)), PlatformError)
     return _ask(parts.netloc, parts.path.removeprefix("/v1/"))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardline.components.parameters import TRAINER, TUNABLE, check_options, read
+from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 
 #: The trainer's option that has a metric reported; its value is the study's.
@@ -218,10 +218,7 @@ class Study:
 
 def parse_study(text: str) -> dict[str, Any]:
     """Returns the content of a study file from JSON; SettingsError when it is no JSON object."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"study is not JSON ({error}); it is a study file as a JSON object") from None
+    content = files.parse_json(text, "study", SettingsError)
     if not isinstance(content, dict):
         raise SettingsError(f"study must be a JSON object, got {text!r}")
     return content

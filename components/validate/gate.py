@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Literal
 from shardline.components.parameters import FIRST_RUN, FIRST_RUNS
 from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Interval, Slice
 from shardline.components.validate.rules import OPERATORS, Rule, parse_rule, parse_rules
+from shardline.trainer import files
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError
 
@@ -100,15 +99,12 @@ def read_gate(path: Path) -> Gate:
     Raises:
         SettingsError: When it cannot be read, has unknown names, or one of its rules cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read the rules in {path}: {error}; repair the file") from None
+    reader = files.read_json if path.suffix == ".json" else files.read_toml
+    content = reader(path, SettingsError)
     known = [item.name for item in fields(Gate)]
-    if not isinstance(content, dict) or (unknown := [name for name in content if name not in known]):
-        named = f"unknown {', '.join(map(repr, unknown))}" if isinstance(content, dict) else "no table"
-        raise SettingsError(f"{path} has {named}; it may have {', '.join(known)}")
+    if unknown := [name for name in content if name not in known]:
+        named = ", ".join(map(repr, unknown))
+        raise SettingsError(f"{path} has unknown {named}; it may have {', '.join(known)}")
     rules = content.pop("rules", None)
     if not isinstance(rules, list) or not rules or not all(isinstance(rule, str) for rule in rules):
         raise SettingsError(f"{path} must have rules = [...], a list of texts like 'accuracy >= 0.95'")

@@ -11,6 +11,7 @@ Rules are read by a regular expression; nothing in them is ever evaluated.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -99,6 +100,8 @@ def parse_rule(text: str) -> Rule:
         champion=bool(part["champion"]),
         p=float(part["p"]) if part["p"] else None,
     )
+    if not math.isfinite(rule.limit):
+        raise SettingsError(f"the limit of the rule {rule.text!r} is too large a number")
     _check_metric(rule)
     _check_p(rule)
     return rule

@@ -173,4 +173,4 @@ def test_a_damaged_record_of_a_version_is_said(champion, versions):
     done = invoke("show", champion)
 
     assert done.exit_code == 2
-    assert "version.json is damaged" in done.output
+    assert "version.json is not JSON" in done.output

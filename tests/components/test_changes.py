@@ -455,7 +455,7 @@ def test_a_damaged_record_trains(photos, history, tmp_path):
     train(history, f"images:{photos}", tmp_path)
     (history / "latest.json").write_text("{")
 
-    assert look(history, f"images:{photos}").reason.startswith(f"{history}/latest.json is damaged: ")
+    assert look(history, f"images:{photos}").reason.startswith(f"{history}/latest.json is not JSON: ")
 
 
 def test_a_record_that_cannot_be_written_leaves_the_one_before(photos, history, tmp_path, events):

@@ -1,0 +1,91 @@
+"""Records: dataclasses that were written as JSON, read again with each value of its field's type."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shardline.trainer import files
+from shardline.trainer.errors import ShardlineError
+
+_T = TypeVar("_T")
+
+_WORDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
+
+
+def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError], remedy: str = "") -> _T:
+    """Returns a dataclass from the JSON value that was made of it; keys that it does not know are left out.
+
+    Raises `error`, which names `what`, the field, what was found there, and the remedy, where the value does
+    not fit.
+    """
+    try:
+        return typing.cast(_T, _as(kind, content, ""))
+    except (TypeError, ValueError, OverflowError, ShardlineError) as failure:
+        raise error(f"{what} is damaged: {failure}{f'; {remedy}' if remedy else ''}") from None
+
+
+def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = "") -> _T:
+    """Returns a dataclass from a JSON file; raises `error` as `restore` does, or where there is no JSON object."""
+    try:
+        content = files.read_json(path, error)
+    except error as failure:
+        raise error(f"{failure}{f'; {remedy}' if remedy else ''}") from None
+    return restore(kind, content, str(path), error, remedy)
+
+
+def _as(kind: Any, value: Any, name: str) -> Any:
+    """Returns a JSON value as a field of this type has it; TypeError or ValueError where it does not fit."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        return _as_one_of(inner, value, name)
+    if is_dataclass(kind):
+        return _as_dataclass(kind, _checked(value, Mapping, "a JSON object", name), name)
+    if origin is tuple:
+        items = _checked(value, list, "a JSON array", name)
+        kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
+        return tuple(_as(*pair, name) for pair in zip(kinds, items, strict=True))
+    if origin is not None:
+        found = _checked(value, Mapping, "a JSON object", name)
+        return {key: _as(inner[1], item, f"{name}.{key}") for key, item in found.items()}
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise TypeError(f"{name or 'it'} must be {_WORDS.get(kind, 'null')}, got {reprlib.repr(value)}")
+    if kind is str:
+        value.encode()  # half of a character cannot be shown
+    return value
+
+
+def _as_one_of(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+    for kind in kinds[:-1]:
+        try:
+            return _as(kind, value, name)
+        except (TypeError, ValueError):
+            continue
+    return _as(kinds[-1], value, name)
+
+
+def _as_dataclass(kind: Any, content: Mapping[str, Any], name: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for item in fields(kind):
+        if item.name in content:
+            values[item.name] = _as(hints[item.name], content[item.name], f"{name}.{item.name}".lstrip("."))
+        elif item.default is item.default_factory is MISSING:
+            raise TypeError(f"{name or 'it'} has no {item.name}")
+    return kind(**values)
+
+
+def _checked(value: Any, kind: Any, words: str, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name or 'it'} must be {words}, got {reprlib.repr(value)}")
+    return value

@@ -1,0 +1,49 @@
+"""Damage to JSON: a true record with one of its nodes replaced by any other value, added, or left out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import strategies
+
+#: Any JSON value, as small as it can be where a test fails.
+JSON = strategies.recursive(
+    strategies.none()
+    | strategies.booleans()
+    | strategies.integers()
+    | strategies.floats(allow_nan=False)
+    | strategies.text(max_size=8)
+    | strategies.sampled_from(["../../x", "\ud800", "\0", 10**400, -1, "SIGKILL", "1e999"]),
+    lambda inner: (
+        strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.text(max_size=4), inner)
+    ),
+    max_leaves=4,
+)
+
+
+def paths(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the way to each node of a JSON value, that of the whole first."""
+    yield prefix
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from paths(item, (*prefix, key))
+
+
+@strategies.composite
+def damaged(draw: Any, record: Any) -> Any:
+    """Returns a record with one to three of its nodes replaced or removed."""
+    for _ in range(draw(strategies.integers(1, 3))):
+        record = copy.deepcopy(record)
+        path = draw(strategies.sampled_from(list(paths(record))))
+        if not path:
+            return draw(JSON)
+        holder = record
+        for key in path[:-1]:
+            holder = holder[key]
+        if draw(strategies.booleans()):
+            holder[path[-1]] = draw(JSON)
+        else:
+            del holder[path[-1]]
+    return record

@@ -1,0 +1,210 @@
+"""Any JSON in the place of a record is a result or one line, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardline.components import model_store
+from shardline.components.configure import history
+from shardline.components.configure.changes import differences
+from shardline.components.model_store import Export, Version
+from shardline.components.register.registry import import_evaluation
+from shardline.components.run_record import LOG, RunRecord, observe
+from shardline.components.tune.best_trial import finish
+from shardline.components.tune.study import parse_study, read_study
+from shardline.components.validate.gate import read_gate
+from shardline.trainer.errors import EXIT_FAILED, ShardlineError
+from tests.helpers.evaluations import EVALUATION
+from tests.helpers.exports import write_export
+from tests.helpers.mutations import damaged
+
+NAME = "20261122T020105-dfbfc13e"
+VERSION = asdict(
+    Version(version=NAME, path=f"versions/{NAME}", accuracy=0.9, fingerprint="sha256:a", created="2026")
+)
+STATE = {
+    "data": {"known_by": "content", "digest": "1", "text": "1 file"},
+    "settings": {"epochs": 1, "champion_uri": ""},
+    "code": {"keras": "3"},
+}
+RUN = {
+    **{"run": "r-1", "outcome": "trained", "finished": "2026", "reason": "force", "blessed": True},
+    **{"verdict": "accuracy", "metrics": {"accuracy": 0.9, "roc_auc": None}, "champion": "", "state": STATE},
+}
+OUTPUTS = {
+    "parameterValues": {"changed": True, "accuracy": 0.9},
+    "artifacts": {
+        "exported": {"artifacts": [{"uri": "/x", "metadata": {"blessed": True}}]},
+        "metrics": {"artifacts": [{"uri": "/m", "metadata": {"accuracy": 0.9}}]},
+    },
+}
+START = {"start_s": 0.1, "end_s": 2.0, "exit": "SIGKILL", "stopped": False, "peak_memory_bytes": 1}
+JOB = {"error": "train failed", "replicas": [{"name": "worker-0", "restarts": 0, "starts": [START]}]}
+RECORD = RunRecord(name="r", pipeline="retrain", state="failed", created="2026").as_json() | {
+    "explanation": {
+        **{"failed": "train", "exit": "1", "error": "e", "cause": "c", "next_step": "n", "lines": ["l"]}
+    },
+    "metrics": {"accuracy": 0.9},
+    "facts": {"blessed": True},
+}
+FAILED_LOG = (
+    "00:00:00.1 - INFO - Executing task 'train'\n"
+    "    train: error: no\n"
+    "00:00:00.2 - ERROR - Task 'train' finished with status FAILURE\n"
+)
+STUDY = {
+    "metric": "val_loss",
+    "goal": "minimize",
+    "max_trial_count": 4,
+    "parameter": [
+        {"name": "learning_rate", "type": "double", "min": 0.1, "max": 1.0, "scale": "log"},
+        {"name": "units", "type": "discrete", "values": [1, 2]},
+    ],
+}
+TUNING = {
+    "name": "projects/p/locations/l/hyperparameterTuningJobs/1",
+    "displayName": "tune",
+    "labels": {"seed": "0"},
+    "studySpec": {
+        "metrics": [{"metricId": "val_loss", "goal": "MINIMIZE"}],
+        "parameters": [{"parameterId": "units", "integerValueSpec": {"minValue": "1", "maxValue": "2"}}],
+    },
+    "trials": [
+        {
+            **{"id": "1", "state": "SUCCEEDED", "startTime": "2026-11-22T00:00:00Z"},
+            "parameters": [{"parameterId": "units", "value": 1}],
+            "finalMeasurement": {"stepCount": "3", "metrics": [{"metricId": "val_loss", "value": 0.5}]},
+        }
+    ],
+}
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def read_champion(place: Path, content: Any) -> Any:
+    write(place / "champion.json", content)
+    write(place / VERSION["path"] / "version.json", content)
+    (place / VERSION["path"] / "export.json").write_text("{}")
+    found = model_store.require_current(place)
+    versions = model_store.complete_versions(place)
+    return f"{found.accuracy:.4f} {found.created} {found.previous}", list(map(asdict, versions))
+
+
+def read_export(place: Path, content: Any) -> Any:
+    write(place / "export.json", content)
+    export = Export.read(place)
+    return f"{export.parameters:,} {export.bytes / 1e6:.1f} {', '.join(export.versions.values())}"
+
+
+def publish(place: Path, content: Any) -> Any:
+    exported = place / "exported"
+    if not exported.exists():
+        write_export(exported)
+    write(exported / "blessing.json", content)
+    return model_store.publish(exported, place / "champion", accuracy=0.9)
+
+
+def evaluate(place: Path, content: Any) -> Any:
+    write(place / "evaluation.json", content)
+    return import_evaluation(place, "")
+
+
+def read_history(place: Path, content: Any) -> Any:
+    write(place / "latest.json", content)
+    found = history.read_latest(place)
+    assert found is not None
+    return differences(found.state, found.state), f"{found.metrics.get('accuracy') or 0.0:.4f}"
+
+
+def read_run(place: Path, content: Any) -> Any:
+    write(place / "run.json", content)
+    (place / LOG).write_text(FAILED_LOG)
+    return observe(place).headline()
+
+
+def read_outputs(place: Path, content: Any) -> Any:
+    write(place / "outputs" / "run" / "task" / "executor_output.json", content)
+    return read_run(place, {**RECORD, "state": "succeeded"})
+
+
+def read_job(place: Path, content: Any) -> Any:
+    write(place / "replicas" / "train" / "job.json", content)
+    return read_run(place, RECORD)
+
+
+def read_rules(place: Path, content: Any) -> Any:
+    write(place / "gate.json", content)
+    return read_gate(place / "gate.json")
+
+
+def study(place: Path, content: Any) -> Any:
+    return read_study(parse_study(json.dumps(content)), max_trial_count=2).spec
+
+
+def tuning_job(place: Path, content: Any) -> Any:
+    write(place / "job.json", content)
+    resources = {"resources": [{"resourceUri": (place / "job.json").as_uri()}]}
+    return finish(json.dumps(resources), place / "out", place / "report.html", {"model": "mnist_cnn"})
+
+
+#: How each record is read, and what is in a true one.
+READERS: dict[str, tuple[Callable[[Path, Any], Any], Any]] = {
+    "champion.json and version.json": (read_champion, VERSION),
+    "export.json": (read_export, {"parameters": 1, "bytes": 2, "versions": {"keras": "3"}}),
+    "blessing.json": (publish, {"blessed": True, "reason": "accuracy"}),
+    "evaluation.json": (evaluate, EVALUATION),
+    "latest.json": (read_history, RUN),
+    "run.json": (read_run, RECORD),
+    "executor_output.json": (read_outputs, OUTPUTS),
+    "job.json": (read_job, JOB),
+    "rules": (read_rules, {"rules": ["accuracy >= 0.9"], "min_slice": 3, "first_run": "block"}),
+    "study": (study, STUDY),
+    "tuning job": (tuning_job, TUNING),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    return tmp_path_factory.mktemp("records")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_true_record_is_read(name: str, tmp_path: Path) -> None:
+    read, record = READERS[name]
+
+    read(tmp_path, record)
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_damaged_record_is_a_result_or_one_line(name: str, data: st.DataObject, place: Path) -> None:
+    read, record = READERS[name]
+    content = data.draw(damaged(record))
+    try:
+        found = read(place / name.split()[0], content)
+    except ShardlineError as error:
+        assert "\n" not in str(error)
+        # A job would be tried again; one in which no trial was measured has really failed.
+        assert error.exit_code != EXIT_FAILED or name == "tuning job", error
+    else:
+        str(found).encode(errors="surrogatepass")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"resources": [{}]}', '{"resources": "x"}', "[[[1]]]"]
+)
+def test_a_launchers_output_that_names_no_job_is_one_line(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ShardlineError, match="has put out no job"):
+        finish(text, tmp_path, tmp_path / "report.html", {"model": "mnist_cnn"})
