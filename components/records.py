@@ -32,7 +32,7 @@ def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError]
 
 
 def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = "") -> _T:
-    """Returns a dataclass from a JSON file; raises `error` as `restore` does, or where there is no JSON object."""
+    """Returns a dataclass from a JSON file; raises `error` as `restore` does, or where it has no object."""
     try:
         content = files.read_json(path, error)
     except error as failure:
