@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Path, dataset: Path, split: str = "test", *, batch_size: int = 32, cpu_devices: int = 0
+    model: Path,
+    dataset: Path,
+    split: str = "test",
+    *,
+    batch_size: int = 32,
+    cpu_devices: int = 0,
+    model_function: str = "",
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Runs a model.keras over a split, `batch_size` examples per device and step over all local devices.
 
-    The CPU is divided into `cpu_devices` logical ones; 0 leaves it whole. Returns labels, int64 (examples,),
+    The CPU is divided into `cpu_devices` logical ones; 0 leaves it whole. `model_function` is as for
+    `saving.load_model`. Returns labels, int64 (examples,),
     and the probability of each class, float32 (examples, classes), in the order of the shards.
     """
     tensorflow_internals.import_tensorflow()
@@ -43,7 +50,7 @@ def predict(
     settings = TrainSettings(dataset=str(dataset), model=str(model), cpu_devices=cpu_devices)
     strategy = strategies.create(settings, Cluster())
     with strategy.scope():
-        loaded = load_model(model)
+        loaded = load_model(model, function=model_function)
     # Keras shares each batch out over the replicas.
     plan = EpochPlan(manifest.splits[split].records, 1, batch_size * strategy.num_replicas_in_sync)
     batches = Feed(dataset, manifest, split, plan).worker_dataset(1, 0, range(1))
@@ -63,6 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--split", default="test")
     parser.add_argument("--batch-size", type=int, default=32, help="examples per device and step")
     parser.add_argument("--cpu-devices", type=int, default=0, help="logical devices to divide the CPU into")
+    parser.add_argument(
+        "--model-function",
+        default="",
+        metavar="PKG.MODULE:NAME",
+        help="by which the model was built: its module is imported for the classes that it registers",
+    )
     options = parser.parse_args(arguments)
     with progress.errors_end_the_process("predict"):
         given = {name: value for name, value in vars(options).items() if name != "output"}

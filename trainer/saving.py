@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keras
 
-from shardline.trainer import files, plugins
+from shardline.trainer import files, models, plugins
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models import import_string
@@ -29,21 +29,25 @@ def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> 
         model.save(temporary)
 
 
-def load_model(path: Path, *, compiled: bool = False) -> keras.Model:
+def load_model(path: Path, *, function: str = "", compiled: bool = False) -> keras.Model:
     """Loads a .keras file in safe mode, without its loss and metrics; `compiled` with them, if they can be.
 
-    Classes that the user registered (`keras.saving.register_keras_serializable`) are found because the
-    module of the model function, named in the settings.json beside the file, is imported first.
+    Args:
+        path: The file.
+        function: The model function by which it was built, pkg.module:name, or "". Its module is imported
+            first and registers the user's classes (`keras.saving.register_keras_serializable`). The file
+            and the settings.json beside it may be anybody's: what they name is not imported.
+        compiled: Whether loss and metrics are loaded too, if they can be.
 
     Raises:
-        ModelError: When the file is missing, damaged, or needs code that safe mode refuses.
+        ModelError: When the file is missing, damaged, or needs code that safe mode refuses or nobody named.
     """
     if not path.is_file():
         raise ModelError(f"no model file {path}; train one with 'shardline train DATASET OUT'")
-    settings = path.with_name(SETTINGS_FILE)
-    if settings.is_file():
-        model = _read_entry(settings, "model", "train the model again")
-        plugins.load(import_string(model), "model", ModelError)
+    recorded = _recorded_function(path)
+    given = import_string(function or recorded) if function or recorded else ""
+    if function or given.startswith(f"{models.__name__}."):
+        plugins.load(given, "model", ModelError)
     if compiled:
         with contextlib.suppress(Exception):  # losses and metrics of one's own
             return keras.models.load_model(path, safe_mode=True)
@@ -51,7 +55,19 @@ def load_model(path: Path, *, compiled: bool = False) -> keras.Model:
         return keras.models.load_model(path, safe_mode=True, compile=False)
     except Exception as error:  # Keras raises many kinds: of zip files, of HDF5, of deserialisation
         refuse_lambda(error, str(path), "then train again")
-        raise ModelError(f"cannot load {path}: {reason(error)}") from error
+        hint = ""
+        if recorded and not function and recorded == given:
+            hint = (
+                f"; it may need the code of {recorded}, which is not run because a file names it: if you "
+                f"trust it, give it with --model-function {recorded}, or import it where your model is built"
+            )
+        raise ModelError(f"cannot load {path}: {reason(error)}{hint}") from error
+
+
+def _recorded_function(model_file: Path) -> str:
+    """Returns the model function that the settings.json beside a file names; "" where there is none."""
+    settings = model_file.with_name(SETTINGS_FILE)
+    return _read_entry(settings, "model", "train the model again") if settings.is_file() else ""
 
 
 def read_recorded_head(model_file: Path) -> Head | None:

@@ -65,5 +65,6 @@ def plan_training(
 
     with errors_end_the_process("train"):
         cluster = read_specs(worker_pool_specs)
+        model.metadata.update(framework="keras", model_function=training["model"])
         container = program(image, dataset=dataset.path, model=model.path, training=training)
     return cluster.specs(container), cluster.is_synchronous

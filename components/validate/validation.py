@@ -57,6 +57,7 @@ def validate(
     gate: Gate,
     champion_uri: str = "",
     formats: Sequence[str] = (),
+    model_function: str = "",
 ) -> Validation:
     """Exports a model, measures the export on the test split, and decides whether it may be published.
 
@@ -71,6 +72,8 @@ def validate(
         champion_uri: Where champions are published, a directory or gs://, for rules that compare with the
             champion; "" where there are none.
         formats: Formats into which the model is converted as well: "onnx", "tflite".
+        model_function: The model function by which the model was built, whose module is imported for the
+            classes that it registers; "" imports nothing but Shardline's own.
 
     Raises:
         SettingsError: When a rule is about a class or feature that the dataset does not have, or about a
@@ -84,7 +87,7 @@ def validate(
     training = read_training(model_file)
     head = read_recorded_head(model_file)
     # Only of a training that has not written down what the outputs are, the loss has to say it.
-    model = load_model(model_file, compiled=head is None)
+    model = load_model(model_file, function=model_function, compiled=head is None)
     say("validate", "exporting the model")
     export = export_model(
         model,
@@ -172,7 +175,7 @@ def validate_artifacts(
 
     Args:
         dataset: Input artifact, a dataset directory.
-        model: Input artifact, a directory with model.keras.
+        model: Input artifact, a directory with model.keras; its metadata name the model function.
         exported: Output artifact: gets the whole output directory of `validate`.
         gate: Fields of `GateSettings`.
         metrics: Output artifact: gets every metric and the number of examples.
@@ -190,7 +193,14 @@ def validate_artifacts(
     out = Path(exported.path)
     judge = read(GateSettings, gate, "gate")
     model_file = Path(model.path) / "model.keras"
-    outcome = validate(model_file, Path(dataset.path), out, gate=judge.gate, champion_uri=judge.champion_uri)
+    outcome = validate(
+        model_file,
+        Path(dataset.path),
+        out,
+        gate=judge.gate,
+        champion_uri=judge.champion_uri,
+        model_function=str(model.metadata.get("model_function", "")),
+    )
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(

@@ -37,10 +37,22 @@ _MIN_ACCURACY = GateSettings.min_accuracy
     help="What rules about a missing champion do: skip (default), or fail the model.",
 )
 @click.option(
+    "--model-function",
+    default="",
+    metavar="PKG.MODULE:NAME",
+    help="By which MODEL was built: its module is imported for the classes that it registers.",
+)
+@click.option(
     "--also", "formats", multiple=True, metavar="FORMAT", help="Convert to this format, too: onnx, tflite."
 )
 def validate(
-    model: Path, dataset: Path, out: Path, champion: str, formats: tuple[str, ...], **rules: Any
+    model: Path,
+    dataset: Path,
+    out: Path,
+    champion: str,
+    formats: tuple[str, ...],
+    model_function: str,
+    **rules: Any,
 ) -> None:
     """Export MODEL.keras, evaluate the export on DATASET's test split, and write a report, all to OUT.
 
@@ -64,7 +76,15 @@ def validate(
     from shardline.components.validate import validation
 
     with foreground():
-        outcome = validation.validate(model, dataset, out, gate=gate, champion_uri=champion, formats=formats)
+        outcome = validation.validate(
+            model,
+            dataset,
+            out,
+            gate=gate,
+            champion_uri=champion,
+            formats=formats,
+            model_function=model_function,
+        )
     sys.exit(0 if outcome.blessed else 1)
 
 
