@@ -2,9 +2,9 @@
 
 python -m benchmarks.fuzz --minutes 10
 
-The targets and their inputs are those of tests/unit/test_properties.py, from other seeds in each run. A fault is
-an exception that is none of ours, or an input that takes more than five seconds. Each target has a process of its
-own, with a limit of memory.
+The targets and their inputs are those of tests/unit/test_properties.py, from other seeds in each run. A fault
+is an exception that is none of ours, or an input that takes more than five seconds. Each target has a process
+of its own, with a limit of memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -36,7 +37,7 @@ _SHOWN = 3
 
 def fuzz(name: str, seconds: float, first_seed: int) -> dict[str, Any]:
     """Gives a target inputs for a time, and returns what came of them."""
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY,) * 2)
     before, end = _peak_mb(), time.monotonic() + seconds
     counts: collections.Counter[str] = collections.Counter()
@@ -57,7 +58,13 @@ def fuzz(name: str, seconds: float, first_seed: int) -> dict[str, Any]:
             if time.monotonic() > end:
                 break
         number += 1
-    return {"target": name, **counts, "longest_s": longest, "memory_mb": _peak_mb() - before, "faults": faults}
+    return {
+        "target": name,
+        **counts,
+        "longest_s": longest,
+        "memory_mb": _peak_mb() - before,
+        "faults": faults,
+    }
 
 
 def _draw(target: Target, number: int) -> list[Any]:
@@ -87,7 +94,8 @@ def _read(target: Target, content: Any) -> tuple[str, str]:
         return "refused", ""
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        return "fault", f"{type(error).__name__} in {place.filename.rpartition('/')[2]}:{place.lineno}: {str(error)[:100]}"
+        where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
+        return "fault", f"{type(error).__name__} in {where}: {str(error)[:100]}"
     return "read", ""
 
 
@@ -97,7 +105,9 @@ def _peak_mb() -> float:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10, help="of all targets together, two at a time")
     parser.add_argument("--seed", type=int, default=random.randrange(10**9), help="of the first inputs")
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all unless given")

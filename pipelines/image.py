@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,10 @@ from shardline.trainer.errors import PlatformError, RunError, SettingsError
 VARIANTS = ("cpu", "gpu", "control")
 #: The label that the OCI image specification has for the revision of the source.
 REVISION_LABEL = "org.opencontainers.image.revision"
+
+# The grammar of the distribution specification.
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_PATH = re.compile(r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*")
 
 _DOCKERFILE = "docker/Dockerfile"
 _TOOLS = ("docker", "podman")
@@ -45,6 +50,14 @@ class Image:
         chosen = tuple(tags) or ((tag,) if tag else ())
         if not chosen:
             raise SettingsError(f"the image {reference!r} names no tag; give one: --tag 0.1.0")
+        if wrong := [tag for tag in chosen if not _TAG.fullmatch(tag)]:
+            raise SettingsError(
+                f"{wrong[0]!r} is no image tag: letters, digits, underscores, hyphens and dots, up to 128"
+            )
+        if not _PATH.fullmatch(f"{path}{slash}{last}"):
+            raise SettingsError(
+                f"{reference!r} is no image: REGISTRY/PROJECT/REPOSITORY/NAME:TAG, in small letters"
+            )
         suffix = "-control" if variant == "control" else ""
         return cls(repository=f"{path}{slash}{last}{suffix}", tags=chosen, variant=variant)
 

@@ -18,11 +18,18 @@ from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
 from shardline.pipelines.tables import read_toml
 from shardline.trainer import plugins
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import PipelineError, SettingsError, SourceError
 from shardline.trainer.models import import_string
 
 #: Names of the pipelines whose parameters are known here.
 OURS = (RETRAIN, TUNE)
+#: How the sources begin that are none of the user's own.
+_PREFIXES = tuple(form.partition(":")[0] + ":" for form in KNOWN_FORMS[1:-1])
+_RETRAINED = ("source", "model", "preprocess_processes")
+_NEEDED = {
+    RETRAIN: _RETRAINED,
+    TUNE: (*_RETRAINED, "study", "max_trial_count", "trial_epochs", "train_options"),
+}
 
 
 def check_run(
@@ -50,9 +57,15 @@ def check_run(
     """
     parameters = check_parameters(spec, given)
     values = defaults(spec) | parameters
-    if spec["pipelineInfo"]["name"] in OURS:
+    name = spec["pipelineInfo"]["name"]
+    if missing := [parameter for parameter in _NEEDED.get(name, ()) if parameter not in values]:
+        raise PipelineError(
+            f"the pipeline is called {name} as ours is, and has no parameter {', '.join(missing)}; compile "
+            "it with this release, or give it another name"
+        )
+    if name in OURS:
         check_retrain(values, here=here)
-    if spec["pipelineInfo"]["name"] == TUNE:
+    if name == TUNE:
         check_tune(values)
     return parameters, refuse_errors(spec, parameters, schedule)
 
@@ -88,6 +101,8 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     unknown = ":" not in source and source not in KNOWN_FORMS
     if unknown or (not elsewhere and (source.startswith("images:") or ":" not in source)):
         open_source(data)
+    elif here and not source.startswith(_PREFIXES):
+        plugins.look(source, "source", SourceError)
 
 
 def load_study(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from shardline.trainer.errors import PipelineError
 
 #: Names of our own pipelines.
 RETRAIN, TUNE = "retrain", "tune"
+
+#: Names as the compiler makes them; runs, their directories and ids are called after them.
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 
 #: Larger than any pipeline that was seen (0.6 MB), and read in two seconds.
 _LARGEST = 4 * 2**20
@@ -63,6 +67,12 @@ def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
         raise PipelineError(
             f"{path} holds {len(file.others) + 1} YAML documents; platform-specific settings after the first "
             "one (Kubernetes) have no meaning on Vertex or on this machine, compile without them"
+        )
+    name = file.spec["pipelineInfo"].get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise PipelineError(
+            f"{path} has the name {name!r}; a pipeline's name has small letters, digits and hyphens, as the "
+            "compiler writes it"
         )
     if artifacts := at(file.spec, "root", "inputDefinitions", "artifacts"):
         raise PipelineError(
@@ -131,6 +141,9 @@ def _survey(events: Iterable[Any], path: Path) -> None:
     inside = [_Collection()]
     anchored: dict[str, int] = {}
     for event in events:
+        if getattr(event, "tag", None) is not None:
+            line = event.start_mark.line + 1
+            raise PipelineError(f"{path} is not a pipeline: it has a tag, {event.tag[:60]}, in line {line}")
         if isinstance(event, yaml.CollectionStartEvent):
             is_mapping = isinstance(event, yaml.MappingStartEvent)
             inside.append(_Collection(event.anchor, set() if is_mapping else None))
@@ -172,19 +185,27 @@ def _check_key(event: Any, mapping: _Collection, path: Path) -> None:
 
 
 def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the declarations of a pipeline's parameters by name."""
-    return dict(spec["root"].get("inputDefinitions", {}).get("parameters", {}))
+    """Returns the declarations of a pipeline's parameters by name, each with a "parameterType"."""
+    found = at(spec, "root", "inputDefinitions", "parameters")
+    return {name: {"parameterType": "", **(item or {})} for name, item in found.items()}
 
 
 def defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults of the parameters that have one, whole numbers as int (the IR has 3.0)."""
+    found = {name: item["defaultValue"] for name, item in declared(spec).items() if "defaultValue" in item}
     return {
-        name: int(item["defaultValue"])
-        if item.get("parameterType") == "NUMBER_INTEGER"
-        else item["defaultValue"]
-        for name, item in declared(spec).items()
-        if item.get("defaultValue") is not None
+        name: _default(name, value, declared(spec)[name]["parameterType"])
+        for name, value in found.items()
+        if value is not None
     }
+
+
+def _default(name: str, value: Any, kind: str) -> Any:
+    if kind != "NUMBER_INTEGER":
+        return value
+    if isinstance(value, (int, float)) and float(value).is_integer():
+        return int(value)
+    raise PipelineError(f"the default of the parameter {name} is {value!r}, which is no whole number")
 
 
 def has_exit_tasks(spec: Mapping[str, Any]) -> bool:
@@ -210,7 +231,10 @@ _TASK = {
     "parameterIterator": {"itemInput": str, "items": {}},
     "artifactIterator": {"itemInput": str, "items": {}},
 }
-_DECLARATIONS: dict[str, Any] = {"parameters": {_EACH: {}}, "artifacts": {_EACH: {}}}
+_DECLARATIONS: dict[str, Any] = {
+    "parameters": {_EACH: {"parameterType": str, "isOptional": bool, "literals": [object]}},
+    "artifacts": {_EACH: {}},
+}
 _COMPONENT = {
     "executorLabel": str,
     "dag": {"tasks": {_EACH: _TASK}, "outputs": {}},

@@ -120,6 +120,8 @@ def values(
 def _value(name: str, value: Any, wanted: str) -> Any:
     kind, words = _TYPES[wanted]
     texts = wanted in ("tuple[str, ...]", "Mapping[str, str]")
+    if kind is int and type(value) is int and not -(2**63) <= value < 2**63:
+        raise SettingsError(f"{name} is beyond the whole numbers of TOML, 64 bits: {value}")
     if type(value) is not kind or (texts and not _are_texts(value)):
         raise SettingsError(f"{name} must be of type {words}, got {value!r}")
     if wanted == "tuple[NfsMount, ...]":

@@ -30,6 +30,9 @@ from shardline.pipelines.cli.upload import image, upload
 from shardline.trainer.crash import as_error
 from shardline.trainer.errors import PipelineError
 
+#: Replicas that one machine may be asked for.
+_MOST_REPLICAS = 100
+
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
 
@@ -142,9 +145,19 @@ def run(
 @click.argument("dataset", type=PATH)
 @click.argument("out", type=PATH)
 @click.option(
-    "--replicas", default=1, show_default=True, help="Replicas that train: a chief, the rest workers."
+    "--replicas",
+    type=click.IntRange(1, _MOST_REPLICAS),
+    default=1,
+    show_default=True,
+    help="Replicas that train: a chief, the rest workers.",
 )
-@click.option("--ps", default=0, show_default=True, help="Parameter servers, which need workers.")
+@click.option(
+    "--ps",
+    type=click.IntRange(0, _MOST_REPLICAS),
+    default=0,
+    show_default=True,
+    help="Parameter servers, which need workers.",
+)
 @click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
 @network_option
 @inject_option
@@ -166,10 +179,15 @@ def train(
     from shardline.pipelines.local.job import CustomJob
     from shardline.pipelines.local.rehearsal import parse_injection
     from shardline.pipelines.local.supervisor import run_job
-    from shardline.trainer import task
+    from shardline.trainer import plugins, task
+    from shardline.trainer.data import manifest as manifests
+    from shardline.trainer.models import import_string
 
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
-    task.parse(arguments)  # refuses mistakes before any replica starts
+    # Refuses mistakes before any replica starts.
+    given = task.parse(arguments)
+    manifests.load(Path(given.dataset))
+    plugins.look(import_string(given.model), "model")
     job = CustomJob.with_roles(
         [sys.executable, "-m", "shardline.trainer.task", *arguments],
         replicas,

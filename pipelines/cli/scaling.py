@@ -12,6 +12,7 @@ benchmarks/RESULTS.md holds it against measurements.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from shardline.trainer.errors import SettingsError
 
 _WORKERS = "1,2,4,8,16,32"
 _WANTED = (0.5, 0.8, 0.9)
+#: Of workers, and of examples of a batch.
+_LARGEST = 1_000_000
 
 
 @click.command()
@@ -47,6 +50,8 @@ def scaling(
 
     Each worker keeps its batch. docs/performance.md explains the model and holds it against measurements.
     """
+    if not 0 < batch <= _LARGEST:
+        raise SettingsError(f"--batch must be within 1..{_LARGEST:,}, got {batch}")
     step = Step(
         seconds=step_ms / 1e3,
         gradient_bytes=gradient_mb * 1e6,
@@ -81,8 +86,9 @@ def _counts(text: str) -> list[int]:
         counts = [int(item) for item in text.split(",")]
     except ValueError:
         counts = []
-    if not counts or min(counts) < 1:
-        raise SettingsError(f"--workers takes whole numbers from 1 on, 1,2,4, got {text!r}")
+    if not counts or min(counts) < 1 or max(counts) > _LARGEST:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise SettingsError(f"--workers takes whole numbers within 1..{_LARGEST:,}, 1,2,4, got {shown!r}")
     return counts
 
 
@@ -112,10 +118,12 @@ class Step:
 
     def __post_init__(self) -> None:
         for name in ("seconds", "gradient_bytes", "bandwidth"):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} must be above 0, got {getattr(self, name):g}")
-        if self.latency < 0 or self.accumulation < 1 or self.machines < 0:
-            raise SettingsError("latency and machines must not be negative, accumulation at least 1")
+            if not 0 < getattr(self, name) < math.inf:  # NaN is neither
+                raise SettingsError(f"{name} must be above 0 and finite, got {getattr(self, name):g}")
+        if not 0 <= self.latency < math.inf or self.accumulation < 1 or self.machines < 0:
+            raise SettingsError(
+                "latency must be finite, it and machines not negative, accumulation at least 1"
+            )
 
     def exchange(self, workers: int) -> float:
         """Returns the seconds that one exchange takes."""

@@ -10,12 +10,12 @@ import copy
 import functools
 import json
 import tempfile
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomllib
 import yaml
 from hypothesis import strategies as st
 
@@ -36,10 +36,30 @@ _TEXTS = (
     *("../../x", "/etc/passwd", "gs://", "a:b:c", "{{$.x}}", "{{$.inputs.parameters['p']}}", "x" * 300),
     *("-1", "1e400", "0x10", "99999999999999999999", "true", "null", "2026-01-01", "__class__", "*", "<<"),
 )
-_NUMBERS = (0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**64), 10**30, 0.5, -0.0, 1e308, float("inf"), float("nan"))
+_NUMBERS = (
+    0,
+    -1,
+    1,
+    2**31,
+    2**53 + 1,
+    2**63,
+    2**64,
+    -(2**64),
+    10**30,
+    0.5,
+    -0.0,
+    1e308,
+    float("inf"),
+    float("nan"),
+)
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.sampled_from(_NUMBERS), st.sampled_from(_TEXTS), st.integers(), st.text(max_size=20)
+    st.none(),
+    st.booleans(),
+    st.sampled_from(_NUMBERS),
+    st.sampled_from(_TEXTS),
+    st.integers(),
+    st.text(max_size=20),
 )
 #: Any JSON value, with the numbers and texts that are none.
 values = st.recursive(
@@ -76,7 +96,9 @@ def changed(draw: st.DrawFn, good: Any, most: int = 3) -> Any:
 
 def words(*known: str, most: int = 12) -> st.SearchStrategy[str]:
     """Draws texts put together of words, and now and then of any characters."""
-    return st.lists(st.sampled_from(known) | st.sampled_from(_TEXTS), max_size=most).map("".join) | st.text(max_size=40)
+    return st.lists(st.sampled_from(known) | st.sampled_from(_TEXTS), max_size=most).map("".join) | st.text(
+        max_size=40
+    )
 
 
 def to_toml(table: Any) -> str:
@@ -118,8 +140,47 @@ _CLUSTER = {
     "task": {"type": "worker", "index": 1, "trial": "2"},
     "environment": "cloud",
 }
-_RULE_WORDS = (*METRICS, *CLASS_METRICS, *OPERATORS, "[", "]", "(", ")", "class", "=", "champion", "worst_slice(", "p <", "0.5", " ", "-")
-_YAML_WORDS = ("a: ", "&a ", "*a", "- ", "[", "]", "{", "}", ", ", "\n", "  ", "<<: ", "? ", "!!set ", "!!int ", "---\n", "|\n", "'", "#", "root: ", "pipelineInfo: ", "deploymentSpec: ")
+_RULE_WORDS = (
+    *METRICS,
+    *CLASS_METRICS,
+    *OPERATORS,
+    "[",
+    "]",
+    "(",
+    ")",
+    "class",
+    "=",
+    "champion",
+    "worst_slice(",
+    "p <",
+    "0.5",
+    " ",
+    "-",
+)
+_YAML_WORDS = (
+    "a: ",
+    "&a ",
+    "*a",
+    "- ",
+    "[",
+    "]",
+    "{",
+    "}",
+    ", ",
+    "\n",
+    "  ",
+    "<<: ",
+    "? ",
+    "!!set ",
+    "!!int ",
+    "---\n",
+    "|\n",
+    "'",
+    "#",
+    "root: ",
+    "pipelineInfo: ",
+    "deploymentSpec: ",
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +197,9 @@ def in_file(read: Callable[[Path], Any], name: str) -> Callable[[str | bytes], A
     def call(content: str | bytes) -> Any:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / name
-            path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
+            path.write_bytes(
+                content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
+            )
             return read(path)
 
     return call
@@ -177,7 +240,10 @@ TARGETS: dict[str, Target] = {
         in_file(read_gate, "r.json"),
     ),
     "cluster": Target(
-        st.tuples(changed(_CLUSTER).map(_JSON) | words("{", "}", '"cluster":', "[", "]"), changed(_CLUSTER).map(_JSON)),
+        st.tuples(
+            changed(_CLUSTER).map(_JSON) | words("{", "}", '"cluster":', "[", "]"),
+            changed(_CLUSTER).map(_JSON),
+        ),
         _read_cluster,
     ),
     "yaml": Target(words(*_YAML_WORDS, most=40), lambda text: parse_file(text, _PATH)),

@@ -162,6 +162,7 @@ MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1
         (b" " * 5_000_000, "has more than 4 MiB"),
         (BOMB.encode(), "more than 200,000 values"),
         (MERGES.encode(), "it has a merge key, <<, in line 2; write it out"),
+        (b"a: 1\nb: !!int ", "it has a tag, tag:yaml.org,2002:int, in line 2"),
         (b"a: &a [*a]", "\\*a stands for nothing, or for itself"),
         (b"&a\nroot: *a\n", "\\*a stands for nothing, or for itself"),
         (b"a: [*a]", "\\*a stands for nothing, or for itself"),
