@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardline.trainer import files, progress, tensorflow_internals
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import DatasetError
+from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -32,13 +32,15 @@ def predict(
     """Runs a model.keras over a split, `batch_size` examples per device and step over all local devices.
 
     The CPU is divided into `cpu_devices` logical ones; 0 leaves it whole. `model_function` is as for
-    `saving.load_model`. Returns labels, int64 (examples,),
-    and the probability of each class, float32 (examples, classes), in the order of the shards.
+    `saving.load_model`. Returns labels, int64 (examples,), and the probability of each class, float32
+    (examples, classes), in the order of the shards. A model that gives NaN is a ModelError.
     """
     tensorflow_internals.import_tensorflow()
     import numpy as np
+    import tensorflow as tf
 
     from shardline.trainer.cluster import strategy as strategies
+    from shardline.trainer.data import faults
     from shardline.trainer.data.pipeline import Feed
     from shardline.trainer.data.sharding import EpochPlan
     from shardline.trainer.models.head import to_probabilities
@@ -54,10 +56,19 @@ def predict(
     # Keras shares each batch out over the replicas.
     plan = EpochPlan(manifest.splits[split].records, 1, batch_size * strategy.num_replicas_in_sync)
     batches = Feed(dataset, manifest, split, plan).worker_dataset(1, 0, range(1))
-    outputs = loaded.predict(batches.map(lambda x, y: x), steps=plan.steps, verbose=0)
+    try:
+        outputs = loaded.predict(batches.map(lambda x, y: x), steps=plan.steps, verbose=0)
+        labels = np.concatenate(list(batches.map(lambda x, y: y).as_numpy_iterator()))
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise faults.explain(error, dataset, manifest) or error from error
     # Of a training that has not written down what the outputs are, they are taken as they come.
     probabilities = to_probabilities(outputs, read_recorded_head(model) or "probabilities").numpy()
-    labels = np.concatenate(list(batches.map(lambda x, y: y).as_numpy_iterator()))
+    unknown = int((~np.isfinite(probabilities)).any(axis=1).sum())
+    if unknown:
+        raise ModelError(
+            f"{model} gives {unknown:,} of {len(labels):,} examples of the {split} split probabilities that "
+            "are not finite numbers (NaN): its weights are not, or its inputs overflow; train it again"
+        )
     return labels, probabilities
 
 

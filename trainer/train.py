@@ -30,8 +30,8 @@ from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.cluster.meeting import facts
 from shardline.trainer.cluster.peers import Peers
+from shardline.trainer.data import faults
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data import pipeline
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.keras_compilation import weigh_output_losses
@@ -94,14 +94,15 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         watchdog = Watchdog(cluster.name, settings.stall_timeout)
         run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch, watchdog)
-        if cluster.role == "evaluator":
-            _evaluate(run)
-            return {}
-        stack.enter_context(watchdog)
+        directory = files.local_path(settings.dataset)
         try:
+            if cluster.role == "evaluator":
+                _evaluate(run)
+                return {}
+            stack.enter_context(watchdog)
             logs = _train(run, preemption)
-        except tf.errors.OpError as error:
-            raise pipeline.explain(error) or peers.explain(error) or error from error
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            raise faults.explain(error, directory, manifest) or peers.explain(error) or error from error
         # A peer that leaves early would look like a failure to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":

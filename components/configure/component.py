@@ -28,6 +28,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     compression: str,
     on_bad_record: str,
     max_bad_fraction: float,
+    check_images: str,
     model: str,
     hparams: dict,  # type: ignore[type-arg]
     epochs: int,

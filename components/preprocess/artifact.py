@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardline.components.parameters import read
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer import files, progress
+from shardline.trainer import files, plugins, progress
 from shardline.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -74,4 +74,9 @@ def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, ca
     for name, value in {**records, **left_out}.items():
         metrics.log_metric(name, value)
     Path(card.path).parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(Path(card.path), render_card(Path(dataset.path), manifest))
+    try:
+        page = render_card(Path(dataset.path), manifest)
+    except Exception as failure:  # the dataset is there, and its card only shows it
+        progress.say(_TOPIC, f"no card of the dataset: {plugins.describe(failure)}")
+        page = "<!doctype html><title>No card</title><p>The card could not be drawn; the log says why."
+    files.write_text(Path(card.path), page)

@@ -161,14 +161,15 @@ class Plan:
         """Number of examples that are written."""
         return sum(shard.records for shard in self.shards)
 
-    def make_codec(self) -> Codec:
-        """Returns the codec of the dataset's images."""
+    def make_codec(self, *, checked: bool = False) -> Codec:
+        """Returns the codec of the dataset's images; it does not check again those that were `checked`."""
         names = ("image_size", "resize_mode", "encoding", "max_pixels")
-        return Codec(**{name: getattr(self.settings, name) for name in names})
+        check = "header" if checked else self.settings.check_images
+        return Codec(check=check, **{name: getattr(self.settings, name) for name in names})
 
     def identity(self, shard: PlannedShard) -> str:
         """Returns a hash of all that shapes the bytes of a shard, but for the content of the images."""
-        names = ("image_size", "resize_mode", "encoding", "compression", "max_pixels")
+        names = ("image_size", "resize_mode", "encoding", "compression", "max_pixels", "check_images")
         content = [
             _WRITER_VERSION,
             shard.file,

@@ -15,6 +15,8 @@ RESIZE_MODES = ("crop", "pad", "stretch")
 COMPRESSIONS = ("none", "gzip")
 BAD_RECORD_POLICIES = ("fail", "skip")
 KEYS = ("path", "content")
+#: How far an image that passes untouched is checked.
+CHECKS = ("header", "structure", "decode")
 
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
@@ -47,6 +49,8 @@ class PreprocessSettings:
         on_bad_record: fail, or skip to leave bad examples out.
         max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
         max_pixels: An image with more pixels is refused (decompression bombs).
+        check_images: How far an image that is stored as it came is checked: header; structure, the whole of
+            its file and the pixels of one JPEG in 64; or decode, all pixels.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range.
@@ -70,6 +74,7 @@ class PreprocessSettings:
     on_bad_record: str = "fail"
     max_bad_fraction: float = 0.01
     max_pixels: int = 100_000_000
+    check_images: str = "structure"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -81,6 +86,7 @@ class PreprocessSettings:
         _check_choice(self, "compression", COMPRESSIONS)
         _check_choice(self, "on_bad_record", BAD_RECORD_POLICIES)
         _check_choice(self, "key", KEYS)
+        _check_choice(self, "check_images", CHECKS)
         if self.image_size and not SMALLEST <= self.image_size <= LARGEST:
             raise SettingsError(
                 f"image_size must be {SMALLEST}..{LARGEST} pixels, or 0 to keep the images as they are, "

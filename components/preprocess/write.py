@@ -129,7 +129,7 @@ class ShardWriter:
         self._work = work
         self._images = images
         self._report = report
-        self._codec = plan.make_codec()
+        self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
         self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
 
     def write(self, shard: PlannedShard) -> None:

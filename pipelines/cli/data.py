@@ -56,6 +56,7 @@ def _setting(
 @_setting("resize_mode", "How an image is resized to that size.", preprocessing.RESIZE_MODES)
 @_setting("encoding", "How images are stored.", preprocessing.ENCODINGS)
 @_setting("max_pixels", "Refuse images with more pixels.")
+@_setting("check_images", "How far an image that is stored as it came is checked.", preprocessing.CHECKS)
 @_setting("compression", "Compression of whole shards.", preprocessing.COMPRESSIONS)
 @_setting("processes", "Processes that write; the bytes do not depend on it.")
 @_setting("on_bad_record", "Stop at an unusable example, or leave it out.", preprocessing.BAD_RECORD_POLICIES)

@@ -40,6 +40,7 @@ SETTINGS = {
     "compression": "none",
     "on_bad_record": "fail",
     "max_bad_fraction": 0.01,
+    "check_images": "structure",
     "model": "mnist_cnn",
     "hparams": {"filters": 8},
     "epochs": 20,

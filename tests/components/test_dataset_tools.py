@@ -273,18 +273,19 @@ def test_an_example_that_is_not_as_the_manifest_says(dataset: Path, record: byte
         pytest.param(png()[:-30], "image cannot be decoded as png", id="cut off"),
         pytest.param(b"", "image cannot be decoded as png", id="empty"),
         pytest.param(png(13), "image has 13 x 13 pixels, the manifest says 12 x 12", id="size"),
+        pytest.param(b"GIF89a", "image cannot be decoded as png: it begins as another file", id="other"),
     ],
 )
-def test_an_image_that_cannot_be_decoded_is_found_when_looked_at_deeply(
-    dataset: Path, image: bytes, message: str
-) -> None:
+def test_an_image_that_cannot_be_decoded_is_found(dataset: Path, image: bytes, message: str) -> None:
     records = records_of(dataset / SHARD)
     label = tf.train.Example.FromString(records[4]).features.feature["label"].int64_list.value[0]
     records[4] = serialize({"image": image, "label": label, "key": b"a"})
     rewrite(dataset, SHARD, records)
-    assert found(dataset) == []
-    (line,) = found(dataset, deep=True)
-    assert line.startswith(f"{SHARD}, record 4: {message}")
+    for deep in (False, True):
+        (line,) = found(dataset, deep=deep)
+        assert line.startswith(f"{SHARD}, record 4: {message}")
+    html = render_card(dataset, manifests.load(dataset))  # which draws a box for it
+    assert html.count("<img ") == 12
 
 
 def write_other_kind(directory: Path, *, compression: str = "", raw: bool = False) -> Manifest:

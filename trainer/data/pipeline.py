@@ -1,10 +1,9 @@
-"""Input pipeline: shards of a split to batches of inputs and labels, and what errors say about the shards."""
+"""Input pipeline: shards of a split to batches of inputs and labels."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.faults import check_labels
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.memory import Memory, load, untuned
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
@@ -26,37 +26,6 @@ from shardline.trainer.data.transforms import (
     form_labels,
 )
 from shardline.trainer.errors import DatasetError, SettingsError
-
-_BAD_LABEL = re.compile(r"(the \w+ split has a label outside 0\.\.\d+:)\]? *\[?(-?\d+)")
-# Of TensorFlow's ParseExample.
-_ABSENT = re.compile(r"Feature: (\S+) \(data type: \w+\) is required but could not be found")
-_NOT_ONE = re.compile(r"Key: (\S+), Index: \d+\. +Number of \w+ values != expected\. +Values size: (\d+)")
-
-
-def check_labels(labels: tf.Tensor, classes: int, split: str) -> tf.Tensor:
-    """Returns labels, int64 (batch,), of which reading fails when one is not in 0..classes-1."""
-    outside = tf.boolean_mask(labels, (labels < 0) | (labels >= classes))
-    message = f"the {split} split has a label outside 0..{classes - 1}:"
-    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(outside), 0), [message, outside])]):
-        return tf.identity(labels)
-
-
-def explain(error: tf.errors.OpError) -> DatasetError | None:
-    """Returns what an error of TensorFlow says about the dataset; None when it says nothing."""
-    text = " ".join(str(error).split())
-    if bad_label := _BAD_LABEL.search(text):
-        return DatasetError(f"{bad_label[1]} {bad_label[2]}; preprocess the data again")
-    if absent := _ABSENT.search(text):
-        return DatasetError(f"an example of the dataset has no {absent[1]!r}; preprocess the data again")
-    if not_one := _NOT_ONE.search(text):
-        return DatasetError(
-            f"an example of the dataset has {not_one[2]} values of {not_one[1]!r}, and a model takes one: "
-            "what varies in length cannot be batched; store a column for each value, in every example"
-        )
-    if isinstance(error, tf.errors.DataLossError):
-        return DatasetError(f"a shard of the dataset is damaged: {text}; preprocess the data again")
-    return None
-
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).

@@ -18,6 +18,9 @@ DAMAGED = "damaged image"
 #: The first chunk of a PNG, which says all that `Header` holds, up to its checksum.
 PNG_FIRST = slice(29)
 
+#: The same with its checksum.
+PNG_HEAD = slice(33)
+
 #: Where the name of the second chunk is.
 PNG_SECOND = 37
 

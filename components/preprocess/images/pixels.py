@@ -18,8 +18,14 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from shardline.components.preprocess.images.header import DAMAGED, JPEG_START, PNG_START, TRUNCATED
-from shardline.trainer.data.geometry import Placement
+from shardline.components.preprocess.images.header import (
+    DAMAGED,
+    JPEG_START,
+    PNG_START,
+    TRUNCATED,
+    Header,
+)
+from shardline.trainer.data.geometry import REDUCTIONS, Placement
 from shardline.trainer.errors import ShardlineError
 
 Pixels = npt.NDArray[np.uint8]
@@ -47,14 +53,27 @@ def decode_jpeg(encoded: bytes, size: tuple[int, int], channels: int, reduction:
         "min_height": least[0],
         "min_width": least[1],
     }
+    for strict in (True, False):
+        try:
+            return np.asarray(simplejpeg.decode_jpeg(encoded, strict=strict, **options), np.uint8)
+        except ValueError as failure:
+            # Some cameras leave bytes between two segments; every decoder skips them.
+            if not strict or "extraneous bytes" not in str(failure):
+                raise UnreadableError(DAMAGED) from failure
+    raise AssertionError("unreachable")
+
+
+def find_fault(encoded: bytes, header: Header) -> str:
+    """Returns why the pixels of a JPEG or PNG cannot be decoded; "" if they can."""
     try:
-        pixels = simplejpeg.decode_jpeg(encoded, **options)
-    except ValueError as failure:
-        # Some cameras leave bytes between two segments; every decoder skips them.
-        if "extraneous bytes" not in str(failure):
-            raise UnreadableError(DAMAGED) from failure
-        pixels = simplejpeg.decode_jpeg(encoded, strict=False, **options)
-    return np.asarray(pixels, np.uint8)
+        if header.plain:
+            decode_jpeg(encoded, (header.height, header.width), header.channels, REDUCTIONS[-1])
+        else:
+            with opened_picture(encoded) as picture:
+                picture.load()
+    except UnreadableError as failure:
+        return str(failure)
+    return ""
 
 
 def turn_upright(pixels: Pixels, orientation: int) -> Pixels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
 from shardline.components.preprocess.inspect import Values, read_values
@@ -181,7 +182,8 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
                     rows.append([key, name, *(_text(values[other][1][0]) for other in others)])
                 continue
             encoded = values["image"][1][0]
-            sizes[header(encoded, image)[0][:2]] += 1
+            with contextlib.suppress(SourceError):  # drawn as a box that says so
+                sizes[header(encoded, image)[0][:2]] += 1
             if len(pictures.get(name, [None] * each)) < each:
                 pictures[name].append((key, _picture(encoded, image)))
     return Sample(taken, sizes, pictures, rows, ["key", "class", *others])
@@ -207,10 +209,16 @@ def _first_records(directory: Path, shard: Shard, compression: str, shards: int)
 
 
 def _picture(encoded: bytes, image: Feature) -> Picture:
-    if image.encoding != "raw":
-        return make_picture(encoded, _SIDE)
-    height, width, channels = (side or 0 for side in image.shape)
-    return draw_picture(Image.frombytes("L" if channels == 1 else "RGB", (width, height), encoded), _SIDE)
+    """Draws an image of a record; one that cannot be decoded as a box that says so."""
+    try:
+        if image.encoding != "raw":
+            return make_picture(encoded, _SIDE)
+        height, width, channels = (side or 0 for side in image.shape)
+        pixels = Image.frombytes("L" if channels == 1 else "RGB", (width, height), encoded)
+    except Exception:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
+        pixels = Image.new("L", (_SIDE, _SIDE // 2), 224)
+        ImageDraw.Draw(pixels).multiline_text((8, 8), "cannot be\ndecoded", fill=96)
+    return draw_picture(pixels, _SIDE)
 
 
 def _text(value: bytes | int | float) -> str:

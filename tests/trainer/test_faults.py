@@ -1,0 +1,120 @@
+"""Faults of a dataset that training comes upon: one line that names split, shard, record and key."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.faults import explain
+from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.sharding import EpochPlan
+from shardline.trainer.errors import DatasetError
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.train import train
+from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
+
+IMAGE = encode_png(band_image(0, (12, 12, 3), np.random.default_rng(0)))
+JPEG = tf.io.encode_jpeg(np.zeros((12, 12, 3), np.uint8)).numpy()
+PLACE = "the train split, shard train-00000-of-00001.tfrecord, record 5, key 'train/5': "
+
+
+def write_one_bad(directory: Path, bad: tf.train.Example | bytes) -> Manifest:
+    """Writes a dataset with a training split of one shard of eight examples, of which number 5 is `bad`."""
+    manifest = write_dataset(directory, shards=1)
+    records = [make_example(f"train/{p}", IMAGE, p % 3) for p in range(8)]
+    records[5] = bad if isinstance(bad, bytes) else bad.SerializeToString()
+    shard = write_shard(directory / manifest.splits["train"].shards[0].file, records)
+    splits = {**manifest.splits, "train": Split((shard,), (3, 3, 2))}
+    manifest = dataclasses.replace(manifest, splits=splits)
+    manifests.save(manifest, directory)
+    return manifest
+
+
+def fault_of(directory: Path, manifest: Manifest) -> str:
+    """Reads the training split as training does and returns what its error says."""
+    with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as error:
+        list(Feed(directory, manifest, "train", EpochPlan(8, 1, 4)).worker_dataset(1, 0, range(1)))
+    explained = explain(error.value, directory, manifest)
+    assert isinstance(explained, DatasetError)
+    assert explained.exit_code == 2
+    assert "\n" not in str(explained)
+    return str(explained)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [IMAGE[:60], IMAGE[:-30], IMAGE.replace(b"IDAT", b"IDAX"), JPEG[:-40], b"", b"no image"],
+    ids=["start of a PNG", "PNG cut off", "no pixels", "JPEG cut off", "empty", "text"],
+)
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path, image: bytes) -> None:
+    manifest = write_one_bad(tmp_path, make_example("train/5", image, 0))
+    assert fault_of(tmp_path, manifest).startswith(PLACE + "its image cannot be used (")
+
+
+def test_an_image_of_another_size_is_named(tmp_path: Path) -> None:
+    image = encode_png(band_image(0, (9, 12, 3), np.random.default_rng(0)))
+    manifest = write_one_bad(tmp_path, make_example("train/5", image, 0))
+    assert fault_of(tmp_path, manifest).startswith(PLACE + "its image cannot be used (")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "an example of the dataset has no 'label'; preprocess the data again"),
+        ([1, 2], "an example of the dataset has 2 values of 'label', and a model takes one"),
+        ([3], "the train split has a label outside 0..2: 3; preprocess the data again"),
+        ([-1], "the train split has a label outside 0..2: -1; preprocess the data again"),
+    ],
+)
+def test_an_example_with_a_wrong_label_is_named(tmp_path: Path, values: list[int], message: str) -> None:
+    example = tf.train.Example.FromString(make_example("train/5", IMAGE, 0))
+    example.features.feature["label"].int64_list.value[:] = values
+    if not values:
+        del example.features.feature["label"]
+    assert fault_of(tmp_path, write_one_bad(tmp_path, example)).startswith(PLACE + message)
+
+
+def test_a_record_that_is_no_example_is_named(tmp_path: Path) -> None:
+    manifest = write_one_bad(tmp_path, b"\xff" * 40)
+    place = PLACE.replace(", key 'train/5'", "")
+    assert fault_of(tmp_path, manifest) == (
+        f"{place}a record of the dataset is no tf.train.Example; preprocess the data again"
+    )
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    manifest = write_one_bad(tmp_path, make_example("train/5", IMAGE, 0))
+    path = tmp_path / manifest.splits["train"].shards[0].file
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 255
+    path.write_bytes(content)
+    assert fault_of(tmp_path, manifest) == (
+        "the train split, shard train-00000-of-00001.tfrecord, record 7: a shard of the dataset is damaged; "
+        "preprocess the data again"
+    )
+
+
+def test_training_ends_with_it(tmp_path: Path) -> None:
+    write_one_bad(tmp_path / "data", make_example("train/5", IMAGE[:-30], 0))
+    settings = TrainSettings(
+        dataset=str(tmp_path / "data"),
+        model="mnist_cnn",
+        model_dir=str(tmp_path / "model"),
+        epochs=1,
+        per_replica_batch_size=4,
+    )
+    with pytest.raises(DatasetError, match=r"record 5, key 'train/5': its image cannot be used"):
+        train(settings, {}, Preemption(settings.grace_period))
+
+
+def test_an_error_that_says_nothing_of_the_data_is_not_explained(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path)
+    for words in ("incompatible shapes", "Input to reshape is a tensor with 5 values"):
+        assert explain(tf.errors.InvalidArgumentError(None, None, words), tmp_path, manifest) is None
