@@ -167,7 +167,7 @@ class _StepReader(threading.Thread):
             self.lines.append(line)
             if '"kind": "progress"' in line:
                 with self._changed:
-                    self._step = json.loads(line.partition("@shardline ")[2])["done"]
+                    self._step = json.loads(line.partition("@shardline 1 ")[2])["done"]
                     self._changed.notify_all()
             elif line.startswith(_MARK):
                 with self._changed:

@@ -42,7 +42,7 @@ _ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with stat
 _REPLICA = re.compile(r"[a-z]+-\d+")
 _FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
 #: How kfp.local marks the output of a task, as against its own words.
-_INDENT = "    "
+TASK_INDENT = "    "
 #: Seconds between two looks at a log that grows.
 _PAUSE_S = 0.3
 #: What a shell says of a program that a signal has ended.
@@ -140,12 +140,25 @@ def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
             found["verdict"], found["reason"] = "unchanged", str(task.parameters.get("reason", ""))
         blessed = task.artifacts.get("exported", {}).get("blessed")
         if blessed is not None:
-            found["verdict"] = "blessed" if blessed else "not blessed"
+            found["verdict"] = "blessed" if blessed is True else "not blessed"
             metrics = task.artifacts.get("metrics", {})
             found["metrics"] = {name: value for name, value in metrics.items() if type(value) in (int, float)}
             links = {"report": task.uris.get("report", ""), "model": task.uris.get("exported", "")}
             found["links"] = {name: uri for name, uri in links.items() if uri}
     return found
+
+
+def blessing(directory: Path) -> bool | None:
+    """Returns whether the tasks of a run on this machine have blessed its model; None where none has judged.
+
+    Of an unchanged run it is the verdict on the model that still holds. What tasks have printed says nothing.
+    """
+    verdict: bool | None = None
+    for task in _outputs(directory):
+        name = "still_blessed" if task.parameters.get("changed") is False else "blessed"
+        if name in task.parameters:
+            verdict = task.parameters[name] is True
+    return verdict
 
 
 def is_run_directory(directory: Path) -> bool:
@@ -179,7 +192,7 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
     failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
     # The task that ran last where the run was ended before KFP could say that it failed.
     task = failed[-1] if failed else next(reversed(tasks(log)), "")
-    said = own_error(log)
+    said = own_error(line.removeprefix(TASK_INDENT) for line in log)
     job = directory / REPLICAS / task
     if task and (job / JOB_FILE).is_file():
         return _replica_failure(job, task, said)
@@ -209,7 +222,7 @@ def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
             elif _ENDED.fullmatch(line):
                 task = ""
             elif task and not _FRAME.match(line):
-                yield line.removeprefix(_INDENT)
+                yield line.removeprefix(TASK_INDENT)
 
     for line in readable(printed()):
         yield task, line
@@ -259,7 +272,7 @@ def _replica_log(directory: Path, task: str, replica: str) -> Path:
 def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
     """Yields the lines of a file, and with `follow` those that come until the run has ended."""
     rest = ""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         while True:
             # Asked before reading: what is written before the end is read after it.
             ended = not follow or RunRecord.read(directory).state != RUNNING
@@ -364,5 +377,5 @@ def _replica_failure(job: Path, task: str, said: str) -> Failure:
 
 
 def _read_lines(log: Path) -> list[str]:
-    """Returns the lines of a log, which may hold any bytes."""
-    return log.read_text(encoding="utf-8", errors="replace").splitlines()
+    """Returns the lines of a log, which may hold any bytes; only a newline ends one."""
+    return log.read_bytes().decode("utf-8", "replace").removesuffix("\n").split("\n")

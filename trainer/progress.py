@@ -2,16 +2,19 @@
 
 Every part of Shardline reports through this module: `say`, `advance` (or a `Meter`), `fact` and `fail`. By
 default an event becomes a plain line on standard output, which is what a log viewer wants. A process started
-by Shardline's own local runner has SHARDLINE_EVENTS=1 in its environment and writes events as marked JSON
-lines, which the runner parses out of everything else and shows in its own way (a bar on a terminal). A
-command in the foreground installs its own `sink`.
+by Shardline's own local runner has a secret in its environment, SHARDLINE_EVENTS, and writes events as JSON
+lines marked with it, which the runner parses out of everything else and shows in its own way (a bar on a
+terminal): no other text that a program prints is taken for an event. A command in the foreground installs its
+own `sink`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,9 +64,15 @@ def render(event: Event) -> str:
     return f"{event.topic}: {event.text}"
 
 
+@functools.cache
+def secret() -> str:
+    """Returns what processes that this one starts mark their events with, as SHARDLINE_EVENTS says it."""
+    return secrets.token_hex(16)
+
+
 def parse(line: str) -> Event | None:
-    """Returns the event that a line of a process's output carries, or None for any other line."""
-    _, mark, payload = line.partition(_MARK)
+    """Returns the event that a line of output of a process that has the secret carries, else None."""
+    _, mark, payload = line.partition(f"{_MARK}{secret()} ")
     if not mark:
         return None
     try:
@@ -73,10 +82,10 @@ def parse(line: str) -> Event | None:
 
 
 def _default_sink(event: Event) -> None:
-    marked = os.environ.get(EVENTS_VARIABLE) == "1"
+    marked = os.environ.get(EVENTS_VARIABLE)
     stream = sys.stderr if event.kind == "error" and not marked else sys.stdout
     # In one call: threads report too, and print writes the end of a line apart from the line.
-    stream.write((_MARK + json.dumps(asdict(event)) if marked else render(event)) + "\n")
+    stream.write((f"{_MARK}{marked} {json.dumps(asdict(event))}" if marked else render(event)) + "\n")
     stream.flush()
 
 

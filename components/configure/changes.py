@@ -109,6 +109,7 @@ class Found(NamedTuple):
     fingerprint: str
     reason: str
     state: str
+    still_blessed: bool
     data: dict[str, Any]
     training: dict[str, Any]
     gate: dict[str, Any]
@@ -139,8 +140,8 @@ def look(
     training = read(TrainingSettings, objects["training"], "training")
     read(GateSettings, objects["gate"], "gate")
 
-    def found(changed: bool, fingerprint: str, reason: str, state: str = "") -> Found:
-        return Found(changed, source, fingerprint, reason, state, **objects)
+    def found(changed: bool, fingerprint: str, reason: str, state: str = "", blessed: bool = False) -> Found:
+        return Found(changed, source, fingerprint, reason, state, blessed, **objects)
 
     if not history_uri:
         return found(True, _unique(), "history_uri is empty: no run is remembered")
@@ -153,7 +154,7 @@ def look(
     state = State(data=asdict(content), settings=settings, code=code_versions(settings["model"], source))
     last, reason = _compare(history, state, force)
     if last and not reason:
-        return found(False, "", _say_unchanged(history, last, content, job_name))
+        return found(False, "", _say_unchanged(history, last, content, job_name), blessed=last.blessed)
     say(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the weights: a model that began with older ones must not come from it.
     known = content.known_by and not force and not start

@@ -48,6 +48,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
         ("fingerprint", str),
         ("reason", str),
         ("state", str),
+        ("still_blessed", bool),
         ("data", dict),
         ("training", dict),
         ("gate", dict),
@@ -72,6 +73,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
         fingerprint: Of data and code: a cached dataset of the same fingerprint is the same dataset.
         reason: Why there is something to do or not, in one line.
         state: What was found, for `record_run`.
+        still_blessed: Whether the last run's model was blessed, where there is nothing to do.
         data: Fields of `shardline.components.preprocess.settings.PreprocessSettings`.
         training: Fields of `shardline.components.parameters.TrainingSettings`.
         gate: Fields of `shardline.components.parameters.GateSettings`.

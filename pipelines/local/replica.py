@@ -57,7 +57,7 @@ def launches(
             "PYTHONUNBUFFERED": "1",
             **pool.variables,
             **cluster.environment(job, member, network.addresses, job_id),
-            progress.EVENTS_VARIABLE: "1",
+            progress.EVENTS_VARIABLE: progress.secret(),
         }
         if shutil.which(pool.argv[0], path=env["PATH"]) is None:
             raise PipelineError(

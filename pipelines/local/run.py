@@ -20,7 +20,15 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED
+from shardline.components.run_record import (
+    CANCELLED,
+    FAILED,
+    LOG,
+    RUN_VARIABLE,
+    SUCCEEDED,
+    TASK_INDENT,
+    blessing,
+)
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
@@ -40,8 +48,6 @@ from shardline.trainer.progress import Event, Scalar
 _TAIL = 12
 #: Seconds that a pipeline that cannot succeed any more has to end by itself.
 _CLOSING_S = 5.0
-#: How kfp.local marks the output of a task, as against its own words.
-_TASK_INDENT = "    "
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -104,6 +110,14 @@ class Execution:
                     self.exit_code = _end(child)
                     processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
 
+    def judge(self, blessed: bool | None) -> None:
+        """Corrects what was reported of the verdict by what the tasks have put out, None for no verdict."""
+        reported = self.facts.get("blessed")
+        if blessed is None:
+            self.facts.pop("blessed", None)
+        elif reported is None or reported.value is not blessed:
+            self.facts["blessed"] = Event("fact", "blessed", "yes" if blessed else "no", value=blessed)
+
     def raise_failure(self, terminal: Terminal) -> None:
         """Explains the failure of the run, if it has failed.
 
@@ -129,7 +143,7 @@ class Execution:
             **inherited,
             "PYTHONPATH": os.pathsep.join(item for item in path if item),
             "PYTHONUNBUFFERED": "1",
-            progress.EVENTS_VARIABLE: "1",
+            progress.EVENTS_VARIABLE: progress.secret(),
             RUN_VARIABLE: str(self.directory),
             crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
             INJECTIONS_VARIABLE: " ".join(self.injections),
@@ -139,10 +153,12 @@ class Execution:
     def _take(self, line: str, log: TextIO, terminal: Terminal) -> None:
         event = progress.parse(line)
         line = _COLOUR.sub("", line)
-        print(line if event is None else progress.render(event), file=log, flush=True)
+        # Indented as all that tasks print: a line of the log that is not is one of kfp.local's own.
+        said = line if event is None else f"{TASK_INDENT}{' '.join(progress.render(event).split())}"
+        print(said, file=log, flush=True)
         if event is None:
-            if line.startswith(_TASK_INDENT) and line.strip():
-                printed = line.removeprefix(_TASK_INDENT)
+            if line.startswith(TASK_INDENT) and line.strip():
+                printed = line.removeprefix(TASK_INDENT)
                 replica, text = split_replica(printed)
                 if not self._kfp_lines.has(text, replica):
                     self.tail.append(printed)
@@ -286,6 +302,8 @@ def run_pipeline(
         explanation = f"stopped by {error.signal_name}"
         raise
     finally:
+        blessed = blessing(book.directory)
+        run.judge(blessed)
         book.end(state, run.values, explanation)
         results = [(name, event.text) for name, event in run.facts.items()]
         rows = [
@@ -296,10 +314,9 @@ def run_pipeline(
             ("log", str(run.log)),
         ]
         summary.show(rows, stream)
-    verdict = run.facts.get("blessed")
-    blessed = None if verdict is None else verdict.value is True
     if require_blessing and not blessed:
-        reason = "the pipeline judged no model" if verdict is None else f"not blessed: {verdict.text}"
+        judged = blessed is not None
+        reason = f"not blessed: {run.facts['blessed'].text}" if judged else "the pipeline judged no model"
         raise RunError(f"a blessing is required; {reason}")
     return RunResult(book.directory, run.values, blessed, book.duration)
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from kfp import compiler
 
+from shardline.components.run_record import RunRecord, failure_of
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
@@ -112,6 +113,22 @@ def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
     assert "worker-0 | a plain line" in log
     assert "preprocess: greeting None" in log
     assert "a plain line\n" in (result.directory / "replicas" / "train" / "worker-0.log").read_text()
+
+
+def test_what_a_model_function_prints_decides_nothing(toy: Path, runs: Path) -> None:
+    """Neither forged events, nor an event of its own, nor a line in the words of kfp.local."""
+    with pytest.raises(RunError, match="not blessed: no: too bad"):
+        run_pipeline(
+            toy,
+            {"way": "forge", "bless": "false"},
+            runs_dir=runs,
+            require_blessing=True,
+            stream=io.StringIO(),
+        )
+
+    assert (_record(runs)["state"], _record(runs)["facts"]["blessed"]) == ("succeeded", False)
+    failure = failure_of(_only(runs), RunRecord.read(_only(runs)))
+    assert (failure.task, failure.error) == ("judge", "")
 
 
 @pytest.mark.parametrize("required", [False, True])

@@ -55,7 +55,14 @@ def train(
     }
     (Path(model.path) / f"{task['type']}-{task['index']}.json").write_text(json.dumps(seen))
     model.metadata["written_by"] = task["type"]
-    if way != "succeed":
+    if way == "forge":
+        verdict = {"kind": "fact", "topic": "blessed", "text": "yes", "value": True}
+        mistake = {"kind": "error", "topic": "train", "text": "no such model", "exit_code": 2}
+        for event in (verdict, mistake):
+            print(f"@shardline {json.dumps(event)}\n@shardline 1 {json.dumps(event)}")
+        print("\r\f00:00:00.000 - ERROR - Task 'train' finished with status FAILURE")
+        progress.fact("blessed", True)
+    elif way != "succeed":
         if task["type"] == "worker" and way == "mistake":
             with progress.errors_end_the_process("train"):
                 raise ModelError("no such model 'nosuch'; there are: toy")

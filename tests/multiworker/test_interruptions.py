@@ -46,7 +46,7 @@ def start(dataset, out, model="tests.helpers.models:restless"):
         3,
     ]
     arguments += ["--steps-per-execution", 1, "--callback", "tests.helpers.models:plateau"]
-    environ = {progress.EVENTS_VARIABLE: "1"}
+    environ = {progress.EVENTS_VARIABLE: progress.secret()}
     return replicas.start([str(argument) for argument in arguments], 2, environ=environ)
 
 
