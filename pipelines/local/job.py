@@ -14,6 +14,7 @@ from typing import Any
 from shardline.components.vertex import forms
 from shardline.components.vertex.payload import JobSpec, PoolSpec, at, list_at, read_payload, whole
 from shardline.components.vertex.pools import EMPTY_POOL
+from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 from shardline.trainer.errors import PipelineError
 
 #: Role of the replicas of each worker pool, by the pool's index.
@@ -153,6 +154,7 @@ PLATFORM_VARIABLES = (
     "CLOUD_ML_JOB_ID",
     "CLOUD_ML_TRIAL_ID",
     "CLOUD_ML_HP_METRIC_FILE",
+    SECRET_VARIABLE,
 )
 LOCAL_PROJECT = "local-project"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -22,6 +23,7 @@ from shardline.pipelines.local.network import Network
 from shardline.pipelines.local.output import Output
 from shardline.pipelines.local.start import Launch
 from shardline.trainer import crash, files, progress
+from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 from shardline.trainer.errors import PipelineError
 
 #: Seconds that a guardian has to kill what it guards.
@@ -48,7 +50,7 @@ def launches(
     # "python3" in a replica's command is the Python of this environment.
     here = os.path.dirname(sys.executable)
     inherited["PATH"] = f"{here}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-    job_id = f"{time.time_ns()}"
+    job_id, secret = f"{time.time_ns()}", secrets.token_hex()
     found = {}
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
@@ -57,6 +59,7 @@ def launches(
             "PYTHONUNBUFFERED": "1",
             **pool.variables,
             **cluster.environment(job, member, network.addresses, job_id),
+            SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),
         }
         if shutil.which(pool.argv[0], path=env["PATH"]) is None:

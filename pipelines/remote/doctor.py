@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from shardline.components.vertex.client import Rest, connect, platform_errors
-from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.job import NETWORK, CustomJobSettings
 from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
 from shardline.pipelines.remote.environment import Environment
 from shardline.trainer.errors import PlatformError
@@ -77,6 +77,7 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
         serving = settings.model_upload.serving_image_uri if settings.model_upload else settings.image
         checks += [("image", partial(_image, image)) for image in dict.fromkeys((settings.image, serving))]
         checks.append(("quota", partial(_quota, settings.train)))
+        checks.append(("training network", partial(_training_network, settings.train)))
     for what, check in checks:
         try:
             with platform_errors("check it"):
@@ -245,6 +246,20 @@ def _quota(job: CustomJobSettings, environment: Environment, rest: Rest) -> Iter
         else:
             amount = "no limit" if limit < 0 else f"the limit is {limit}"
             yield ok("quota", f"{need}; {amount} (what is in use is not known)")
+
+
+def _training_network(job: CustomJobSettings, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+    """Says who reaches TensorFlow's servers, which ask for no password (docs/vertex.md, section 6)."""
+    if job.replica_count < 2:
+        return
+    network = environment.network if job.network == NETWORK else job.network
+    if job.psc_interface_config:
+        network = str(job.psc_interface_config.get("network_attachment", "psc_interface_config"))
+    if network:
+        found = f"all in {network} who reach the replicas' ports can read and write as the service account"
+        yield warning("training network", found, "deny egress to their address range: docs/vertex.md")
+    else:
+        yield ok("training network", "the replicas are in no network of yours")
 
 
 def _limit(metric: str, environment: Environment, rest: Rest) -> int | None:

@@ -17,6 +17,7 @@ from shardline.pipelines.local.output import SHOWN_PER_S
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import files
+from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
 from shardline.trainer.progress import Event
 from tests.helpers.jobs import PRELUDE, make_job
@@ -292,6 +293,23 @@ def test_reserved_ports_can_be_bound_by_name_only() -> None:
             server.bind(("0.0.0.0", int(port)))
             server.listen()
             socket.create_connection((host, int(port)), timeout=5).close()
+
+
+def test_replicas_share_a_secret_that_no_other_job_and_no_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "of the shell")
+    secrets: list[str] = []
+    for job in ("one", "two"):
+        program = f"Path({str(tmp_path)!r}, '{job}-' + name).write_text(os.environ[{SECRET_VARIABLE!r}])"
+        run_job(make_job(program), tmp_path / job)
+        own = {file.read_text() for file in tmp_path.glob(f"{job}-*")}
+        assert len(own) == 1
+        secrets += own
+    assert len(secrets) == len({*secrets, "of the shell"}) - 1
+    assert all(len(secret) == 64 for secret in secrets)
+    written = [file.read_text() for file in tmp_path.glob("*/*")] + _texts(events)
+    assert not any(secret in text for secret in secrets for text in written)
 
 
 def test_the_crash_file_of_a_replica_lies_beside_its_log(tmp_path: Path) -> None:

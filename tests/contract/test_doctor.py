@@ -186,6 +186,28 @@ def test_image_and_quota_are_looked_at_with_settings(
     assert [item.level for item in again] == ["error", "ok"]
 
 
+@pytest.mark.parametrize(
+    ("job", "network", "level"),
+    [
+        ("", "", "ok"),
+        ("", "projects/1/global/networks/mine", "warning"),
+        ('network = ""', "projects/1/global/networks/mine", "ok"),
+        ('network = "projects/1/global/networks/mine"', "", "warning"),
+        ('psc_interface_config = { network_attachment = "mine" }', "", "warning"),
+    ],
+)
+def test_it_is_said_who_reaches_the_replicas(
+    project: Any, tmp_path: Path, job: str, network: str, level: str
+) -> None:
+    path = settings(tmp_path)
+    path.write_text(f"{SETTINGS}\n[train.job]\n{job}\n")
+    found = {item.what: item for item in examine(environment(network=network), load(path))}
+    assert found["training network"].level == level
+    assert (
+        "mine can" in found["training network"].found or "mine who" in found["training network"].found
+    ) == (level == "warning")
+
+
 @pytest.mark.multiworker
 def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp_path: Path) -> None:
     path = settings(tmp_path)

@@ -38,7 +38,8 @@ class Together:
 
 def clusters(hosts):
     addresses = tuple(f"{host}:2222" for host in hosts)
-    return [Cluster("worker", rank, addresses, has_chief_task=False) for rank in range(len(addresses))]
+    settings = {"has_chief_task": False, "secret": "of the job"}
+    return [Cluster("worker", rank, addresses, **settings) for rank in range(len(addresses))]
 
 
 def connect(hosts, on_total=lambda values: None):
@@ -84,13 +85,17 @@ def test_where_one_cannot_be_reached_nobody_has_a_ring(monkeypatch):
     assert connect(["127.0.0.1", "127.0.0.1"], lead_astray) == [None, None]
 
 
-def test_a_stranger_is_turned_away():
+@pytest.mark.parametrize("knows_the_number", [False, True])
+def test_a_stranger_is_turned_away(knows_the_number):
     strangers = []
 
     def intrude(values):
-        for port in values[::2][:2]:
+        for rank, (port, number) in enumerate(values.reshape(-1, 2)):
+            said = b"GET / HTTP/1.1\r\n\r\n" + b" " * 32
+            if knows_the_number:  # but not the secret of the job
+                said = ring._greeting(Cluster(secret="another"), 1 - rank, int(number))
             stranger = socket.create_connection(("127.0.0.1", int(port)))
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            stranger.sendall(said)
             strangers.append(stranger)
 
     called = []

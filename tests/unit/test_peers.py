@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.cluster import health, meeting, peers
+from shardline.trainer.cluster import health, meeting, peers, ring
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.health import Health
 from shardline.trainer.cluster.peers import Peers
@@ -20,10 +20,10 @@ from shardline.trainer.settings import TrainSettings
 from tests.helpers.replicas import free_ports
 
 
-def clusters(ports):
+def clusters(ports, secret="of the job"):
     hosts = tuple(f"127.0.0.1:{port}" for port in ports)
     kinds = [("chief", 0), *(("worker", index) for index in range(len(hosts) - 1))]
-    return [Cluster(kind, index, hosts) for kind, index in kinds]
+    return [Cluster(kind, index, hosts, secret=secret) for kind, index in kinds]
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def test_all_hear_of_one_that_differs(monkeypatch):
     assert "worker-0 has --seed 1, worker-1 has 0" in str(found[2])
 
 
-@pytest.mark.parametrize("said", [b"", b"shardline facts 1\n[[["])
+@pytest.mark.parametrize("said", [b"", b"shardline facts 2\n[[[", b"shardline facts 2\n" + b"0" * 200])
 def test_strangers_and_damaged_answers_are_harmless(monkeypatch, said):
     """A stranger's connection to this process, and an answer that breaks off."""
     monkeypatch.setattr(meeting, "_TIMEOUT", 0.2)
@@ -127,6 +127,52 @@ def test_strangers_and_damaged_answers_are_harmless(monkeypatch, said):
                 connection.sendall(said)
 
     assert meet(made(), made(), ports=ports, before=disturb) == [None, None]
+
+
+def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting():
+    """One says nothing at all, one proves with another secret, and the last is of the job."""
+    ports, own = free_ports(2), made(seed=42)
+    chief, _ = clusters(ports)
+    _, stranger = clusters(ports, "another")
+    with ring.listen(chief.own_host, ports[0]) as listener, meeting.told(listener, own, chief.proof):
+        with socket.create_connection(("127.0.0.1", ports[0])):
+            with pytest.raises(ConnectionError, match="of another job"):
+                meeting.ask(chief.hosts[0], stranger.proof)
+            assert meeting.ask(chief.hosts[0], chief.proof) == own
+        with socket.create_connection(("127.0.0.1", ports[0])) as connection:
+            connection.sendall(b"0" * 48)
+            with contextlib.suppress(ConnectionResetError):
+                assert (
+                    len(b"".join(iter(lambda: connection.recv(4096), b""))) == len("shardline facts 2.") + 16
+                )
+
+
+def test_what_somebody_without_the_secret_tells_is_not_believed():
+    ports = free_ports(2)
+    chief, _ = clusters(ports)
+    _, stranger = clusters(ports, "another")
+    with (
+        ring.listen("127.0.0.1", ports[1]) as listener,
+        meeting.told(listener, made(seed=1), stranger.proof),
+        pytest.raises(RunError, match="no answer from worker-0"),
+    ):
+        Peers(chief).meet(0.1, made())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reached"),
+    [(("127.0.0.1", "localhost"), False), (("127.0.0.1", "192.0.2.1"), True), (("127.0.0.1", "a.b"), True)],
+)
+def test_peers_that_are_all_here_listen_on_loopback_alone(hosts, reached):
+    cluster = Cluster("chief", 0, tuple(f"{host}:2222" for host in hosts))
+    with ring.listen(cluster.own_host) as listener:
+        address = f"127.0.0.2:{listener.getsockname()[1]}"  # another one of this machine
+        assert peers.answers(address) is reached
+
+
+def test_the_secret_is_not_shown():
+    (chief, _) = clusters([1, 2])
+    assert "of the job" not in f"{chief!r} {chief}"
 
 
 def test_all_meet():

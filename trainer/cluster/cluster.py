@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardline.trainer.errors import ClusterError
 
 # Task types in the order in which TensorFlow numbers those that train.
 _TASKS = ("chief", "worker", "ps", "evaluator")
+#: Names, in the environment of a job's processes, the secret by which they know each other. The platform
+#: hands out none: there whoever reaches their ports is taken for one of them.
+SECRET_VARIABLE = "SHARDLINE_JOB_SECRET"
 # What TensorFlow 1 called the chief; older templates still write it.
 _FORMER_NAMES = {"master": "chief"}
 
@@ -25,6 +30,7 @@ class Cluster:
         hosts: host:port of every training task, chief first; empty for one process without servers.
         ps_hosts: host:port of every parameter server.
         has_chief_task: Whether TF_CONFIG has a chief; worker 0 is the chief where it has none.
+        secret: What the processes of this job alone know; "" where nothing is secret.
     """
 
     task_type: str = "chief"
@@ -32,6 +38,7 @@ class Cluster:
     hosts: tuple[str, ...] = ()
     ps_hosts: tuple[str, ...] = ()
     has_chief_task: bool = True
+    secret: str = field(default="", repr=False)
 
     @property
     def role(self) -> str:
@@ -73,6 +80,18 @@ class Cluster:
         """host:port by name of every training task and parameter server but this process."""
         return {name: address for name, address in self.addresses.items() if name != self.name}
 
+    @property
+    def own_host(self) -> str:
+        """Host at which this process listens: its own where all are on loopback, else "" for any."""
+        hosts = {address.rpartition(":")[0].strip("[]") for address in self.addresses.values()}
+        if not all(map(_is_loopback, hosts)):
+            return ""
+        return self.addresses.get(self.name, "").rpartition(":")[0].strip("[]")
+
+    def proof(self, *parts: bytes) -> bytes:
+        """Returns 32 bytes by which who knows the job's secret shows that a message is his."""
+        return hmac.digest(self.secret.encode(), b"".join(parts), "sha256")
+
     def __str__(self) -> str:
         """Returns the cluster in words: "chief + 1 worker"."""
         words = ["chief" if self.has_chief_task else "worker 0 as chief"]
@@ -80,6 +99,13 @@ class Cluster:
             if number > 0:
                 words.append(f"{number} {noun}{'s' * (number > 1)}")
         return " + ".join(words) if len(words) > 1 else "one process"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_cluster(environ: Mapping[str, str]) -> Cluster:
@@ -101,7 +127,14 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     hosts = (*tasks.get("chief", ()), *tasks.get("worker", ()))
     if len(hosts) == 1 and "ps" not in tasks:
         return Cluster(task_type, task_index) if task_type == "evaluator" else Cluster()
-    return Cluster(task_type, task_index, hosts, tuple(tasks.get("ps", ())), has_chief_task="chief" in tasks)
+    return Cluster(
+        task_type,
+        task_index,
+        hosts,
+        tuple(tasks.get("ps", ())),
+        has_chief_task="chief" in tasks,
+        secret=environ.get(SECRET_VARIABLE, ""),
+    )
 
 
 def _tasks(config: Any) -> dict[str, list[str]]:

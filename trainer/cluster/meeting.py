@@ -1,19 +1,24 @@
 """Facts of replicas, compared when they meet: those that go different ways would hang in the first exchange.
 
-Until it has met all others, each process tells whoever connects to its port what it trains with, as JSON. One
-that answers in another way has met this process already: its TensorFlow has the port now. So of each pair at
-least one reads what the other says, and goes on telling for some seconds when it does not like it.
+Until it has met all others, each process tells those that connect to its port what it trains with, as JSON.
+One that answers in another way has met this process already: its TensorFlow has the port now. So of each pair
+at least one reads what the other says, and goes on telling for some seconds when it does not like it.
+
+Both prove that they know the job's secret, with numbers that are drawn for each connection: who does not is
+told nothing, and not believed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import importlib.metadata
 import json
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -21,11 +26,15 @@ from shardline.trainer.settings import TrainSettings, flag_of
 
 #: What a process trains with: JSON by kind ("settings", "versions", ...) and name.
 Facts = Mapping[str, Mapping[str, Any]]
+#: Shows that the parts of a message come from somebody who knows the secret (`Cluster.proof`).
+Prove = Callable[..., bytes]
 
 # Places and roles may differ from machine to machine; the dataset is compared by its fingerprint.
 _OWN = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir", "evaluator")
 # What every message begins with, the bytes that are read of one at most, and seconds to send or get it.
-_MAGIC, _MOST, _TIMEOUT = b"shardline facts 1\n", 1 << 20, 3.0
+_MAGIC, _MOST, _TIMEOUT = b"shardline facts 2\n", 1 << 20, 3.0
+# Bytes of a number that is drawn for a connection, and of a proof.
+_DRAWN, _PROOF = 16, 32
 
 _RULES = {
     "settings": "all replicas take the same flags",
@@ -78,22 +87,20 @@ def _shown(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def told(listener: socket.socket, own: Facts) -> Iterator[None]:
-    """Tells the facts to everybody who connects, one after the other, while the context lasts."""
-    message = _MAGIC + json.dumps(own).encode()
+def told(listener: socket.socket, own: Facts, prove: Prove) -> Iterator[None]:
+    """Tells the facts to everybody who connects and knows the secret, while the context lasts."""
+    message = json.dumps(own).encode()
     over = threading.Event()
     listener.settimeout(0.1)
 
-    def tell() -> None:
+    def serve() -> None:
         while not over.is_set():
             with contextlib.suppress(OSError):
                 connection, _ = listener.accept()
-                with connection:
-                    connection.settimeout(_TIMEOUT)
-                    connection.sendall(message)
-                    connection.shutdown(socket.SHUT_WR)
+                # Somebody who connects and says nothing keeps nobody else waiting.
+                threading.Thread(target=_tell, args=(connection, message, prove), daemon=True).start()
 
-    thread = threading.Thread(target=tell, name="meeting", daemon=True)
+    thread = threading.Thread(target=serve, name="meeting", daemon=True)
     thread.start()
     try:
         yield
@@ -102,22 +109,53 @@ def told(listener: socket.socket, own: Facts) -> Iterator[None]:
         thread.join()
 
 
-def ask(address: str) -> Facts | None:
+def _tell(connection: socket.socket, message: bytes, prove: Prove) -> None:
+    drawn = secrets.token_bytes(_DRAWN)
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(_TIMEOUT)
+        connection.sendall(_MAGIC + drawn)
+        asked = connection.recv(_DRAWN + _PROOF, socket.MSG_WAITALL)
+        theirs, proof = asked[:_DRAWN], asked[_DRAWN:]
+        if hmac.compare_digest(proof, prove(b"ask", drawn, theirs)):
+            connection.sendall(prove(b"tell", drawn, theirs, message) + message)
+            connection.shutdown(socket.SHUT_WR)
+
+
+def ask(address: str, prove: Prove) -> Facts | None:
     """Returns what the process at host:port tells; None when it answers in another way.
 
     Raises:
-        OSError: When nobody accepts the connection, or answers it in time.
+        OSError: When nobody accepts the connection, or answers it in time, or knows the secret.
     """
     host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + _TIMEOUT
     with socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT) as connection:
-        found, deadline = b"", time.monotonic() + _TIMEOUT
-        while len(found) < _MOST and (more := connection.recv(1 << 16)):
-            found += more
-            if not found.startswith(_MAGIC[: len(found)]):
-                return None
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
+        found = _received(connection, len(_MAGIC) + _DRAWN, deadline)
+        if found is None:
+            return None
+        drawn, own = found[len(_MAGIC) :], secrets.token_bytes(_DRAWN)
+        connection.sendall(own + prove(b"ask", drawn, own))
+        told = _received(connection, _MOST, deadline, b"") or b""
+    proof, message = told[:_PROOF], told[_PROOF:]
+    if not hmac.compare_digest(proof, prove(b"tell", drawn, own, message)):
+        raise ConnectionError("it has said nothing, or not all, or is of another job")
     try:
-        value = json.loads(found.removeprefix(_MAGIC))
-    except ValueError:
-        raise ConnectionError("it has said nothing, or not all") from None
+        value = json.loads(message)
+    except (ValueError, RecursionError):  # where nothing is secret, anybody can prove that he knows it
+        raise ConnectionError("it has said what is no JSON") from None
     return value if isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()) else None
+
+
+def _received(
+    connection: socket.socket, most: int, deadline: float, beginning: bytes = _MAGIC
+) -> bytes | None:
+    """Returns what comes until the connection ends or there is enough; None when it begins otherwise."""
+    found = b""
+    while len(found) < most:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        if not (more := connection.recv(most - len(found))):
+            break
+        found += more
+        if found[: len(beginning)] != beginning[: len(found)]:
+            return None
+    return found

@@ -51,8 +51,8 @@ class Peers:
             return
         start, missing, said = time.monotonic(), self._others, False
         with (
-            _serve(self._cluster.name, address, len(self._others)) as listener,
-            meeting.told(listener, facts),
+            _serve(self._cluster, address) as listener,
+            meeting.told(listener, facts, self._cluster.proof),
         ):
             while missing := self._compared(missing, facts):
                 waited = time.monotonic() - start
@@ -71,7 +71,7 @@ class Peers:
         missing, differences = {}, []
         for name, address in peers.items():
             try:
-                theirs = meeting.ask(address)
+                theirs = meeting.ask(address, self._cluster.proof)
             except OSError:
                 missing[name] = address
                 continue
@@ -109,15 +109,15 @@ class Peers:
         return RunError(f"lost {names}: it ended or stands still; its own log says why")
 
 
-def _serve(name: str, address: str, peers: int) -> socket.socket:
-    """Listens as TensorFlow will."""
+def _serve(cluster: Cluster, address: str) -> socket.socket:
+    """Listens as TensorFlow will, or on loopback alone where all peers are there."""
     port = int(address.rpartition(":")[2])
     try:
-        return listen(port, backlog=2 * peers + 8)
+        return listen(cluster.own_host, port, backlog=2 * len(cluster.others) + 8)
     except OSError as error:
         raise ClusterError(
-            f"{name} cannot serve its address {address}: {error.strerror}; end the process that has port "
-            f"{port}, perhaps one of an earlier run, or give this replica another port in TF_CONFIG"
+            f"{cluster.name} cannot serve its address {address}: {error.strerror}; end the process that has "
+            f"port {port}, perhaps one of an earlier run, or give this replica another port in TF_CONFIG"
         ) from None
 
 

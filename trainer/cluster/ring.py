@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hmac
 import math
 import secrets
 import select
@@ -35,9 +36,11 @@ _BUFFER = 4 << 20
 # Seconds without a byte until it is asked whether the others are still there, and until a connection that
 # cannot be made counts as forbidden.
 _PATIENCE_S, _TIMEOUT_S = 5.0, 15.0
+# Seconds for a connection that was made to bring its greeting, which is sent at once.
+_GREETING_S = 2.0
 
 _HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of the array
-_GREETING = struct.Struct("!II")  # at the start of a connection: rank, secret of the receiver
+_GREETING = struct.Struct("!QQ")  # what is proven at the start of a connection: rank, number of the receiver
 # Before each part that travels as float16: the exponent of the power of two by which it was multiplied. Its
 # largest number becomes less than 2 ** 15, and the factor and its inverse are finite as float32.
 _EXPONENT = struct.Struct("!i")
@@ -263,13 +266,14 @@ def make_ring(
 ) -> Ring | None:
     """Connects the processes that train in a ring, or in none (None) where one cannot reach the next.
 
-    A collective: every process listens on a free port and tells it to the others, with a random secret by
-    which it knows a connection to be theirs. `total` sums numbers over the processes, `check` is the ring's.
+    A collective: every process listens on a free port and tells it to the others, with a random number of
+    which, and of the job's secret, a connection brings a proof. `total` sums numbers over the processes,
+    `check` is the ring's.
     """
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)
-    with listen() as listener:
-        own = (listener.getsockname()[1], secrets.randbits(32))
+    with listen(cluster.own_host) as listener:
+        own = (listener.getsockname()[1], secrets.randbits(53))  # which a float64 holds
         table = [0.0] * (2 * size)
         table[2 * rank : 2 * rank + 2] = own
         told = [int(value) for value in total(table)]
@@ -279,8 +283,8 @@ def make_ring(
         made: list[socket.socket] = []
         with contextlib.suppress(OSError):
             made.append(socket.create_connection((host, port), timeout=_TIMEOUT_S))
-            made[0].sendall(_GREETING.pack(rank, secret))
-            made.append(_accepted(listener, _GREETING.pack((rank - 1) % size, own[1])))
+            made[0].sendall(_greeting(cluster, rank, secret))
+            made.append(_accepted(listener, _greeting(cluster, (rank - 1) % size, own[1])))
     if total([len(made)])[0] < 2 * size:
         for connection in made:
             connection.close()
@@ -289,11 +293,18 @@ def make_ring(
     return Ring(rank, size, to_next, from_previous, check)
 
 
-def listen(port: int = 0, backlog: int | None = None) -> socket.socket:
-    """Returns a socket that listens on all interfaces, with SO_REUSEADDR only; port 0 is any free one."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)
+def listen(host: str = "", port: int = 0, backlog: int | None = None) -> socket.socket:
+    """Returns a socket that listens on a host's address, with SO_REUSEADDR only.
+
+    "" is all interfaces, port 0 any free one.
+    """
+    dual = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=dual)
+
+
+def _greeting(cluster: Cluster, rank: int, number: int) -> bytes:
+    return cluster.proof(b"ring", _GREETING.pack(rank, number))
 
 
 def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
@@ -302,8 +313,8 @@ def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
         connection, _ = listener.accept()
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        connection.settimeout(max(0.01, min(_GREETING_S, deadline - time.monotonic())))
         with contextlib.suppress(OSError):
-            if connection.recv(len(greeting), socket.MSG_WAITALL) == greeting:
+            if hmac.compare_digest(connection.recv(len(greeting), socket.MSG_WAITALL), greeting):
                 return connection
         connection.close()
