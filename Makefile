@@ -10,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reord
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
 PARAMS := $(filter-out PYTHON JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
 
-.PHONY: help run test test-all test-quick lint compile docs lock clean
+.PHONY: help run test test-all test-quick lint compile docs audit lock clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ compile: $(BIN)/.run  ## Compile the pipeline
 docs: $(BIN)/.docs  ## Build the documentation as a site in build/docs; warnings are errors
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs.cache docs build/docs
 	@echo "build/docs/index.html"
+
+audit: $(BIN)/.test  ## Ask for known vulnerabilities of what is installed; needs the internet
+	$(BIN)/uv tool run --quiet pip-audit==2.10.1 --strict --disable-pip --no-deps -r constraints.txt
 
 lock: $(BIN)/.test  ## Write docker/lock from setup.cfg and constraints.txt
 	@for image in cpu:image gpu:gpu control: build:; do \

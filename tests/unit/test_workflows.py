@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 CLOUD_BUILD = ROOT / "cloudbuild.yaml"
 #: What the platforms replace before a shell sees it.
-REPLACED = re.compile(r"\$\{\{.*?\}\}|\$\{\w+\}|\"\$\$?\(.*?\)\"")
+REPLACED = re.compile(r"\$\{\{.*?\}\}|\$\{\w+\}|\"\$\$?\(.*?\)\"|\"\$\$\w+\"")
 
 
 def scripts(path: Path) -> Iterator[str]:
@@ -122,7 +122,8 @@ def test_files_that_templates_name_are_there() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-def test_what_is_run_of_others_has_a_version() -> None:
+def test_what_is_run_of_others_is_named_by_what_it_is() -> None:
+    """A tag can be made to mean something else; a commit and a digest cannot."""
     used = [
         step["uses"]
         for path in WORKFLOWS
@@ -132,7 +133,29 @@ def test_what_is_run_of_others_has_a_version() -> None:
     ]
 
     assert used
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", name) for name in used), used
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name) for name in used), used
+    images = re.findall(r"python:\S+", CLOUD_BUILD.read_text() + (ROOT / "docker" / "Dockerfile").read_text())
+    assert len(set(images)) == 1
+    assert re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", images[0])
+
+
+def test_no_script_has_a_value_from_outside_pasted_into_its_text() -> None:
+    """A value such as `'; curl ...` would be run; as a variable, in quotes, it is a value."""
+    for path in ALL:
+        for script in scripts(path):
+            assert "${{" not in script
+            assert not re.search(r"(?<!\$)\$\{?_", script)
+            assert "$" not in re.sub(r"\"\$\$?(\w+|\(.*?\))\"|\$\(", "", script, flags=re.DOTALL), script
+
+
+def test_every_extra_has_its_versions_fixed() -> None:
+    text = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].partition("\n[")[0]
+    named = {name.lower() for name in re.findall(r"(?m)^    ([\w.-]+)(?:\[[\w-]+\])?[<>=]", text)}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    fixed = {re.sub(r"[._]", "-", line.partition("==")[0].lower()) for line in lines}
+
+    assert {"onnx", "ai-edge-litert", "tensorflow"} <= named
+    assert {re.sub(r"[._]", "-", name) for name in named} <= fixed
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
