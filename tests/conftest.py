@@ -65,7 +65,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS
     os.environ.setdefault(_name, "1")
 
 #: Directories under tests/ in the order in which they run.
-_ORDER = ("e2e", "multiworker", "contract", "trainer", "components", "compile", "unit")
+_ORDER = ("e2e", "multiworker", "contract", "battery", "trainer", "components", "compile", "unit")
 
 
 class _NoTensorFlow:

@@ -12,6 +12,7 @@ import atexit
 import importlib
 import multiprocessing
 import os
+import pkgutil
 import runpy
 import subprocess
 import sys
@@ -26,7 +27,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-#: Modules that are imported before a program is forked, where they are installed.
+import shardline
+
+#: Modules of others that are imported before a program is forked, where they are installed.
 PRELOADED = (
     "tensorflow",
     "keras",
@@ -36,7 +39,6 @@ PRELOADED = (
     "google_cloud_pipeline_components.container.v1.custom_job.launcher",
     "matplotlib.figure",
     "sklearn.metrics",
-    "shardline.pipelines.cli.main",
 )
 _LOADED = "tests.helpers.programs_loaded"
 
@@ -149,6 +151,8 @@ def preload() -> None:
     os.dup2(nowhere, 2)  # notices of C++ that come before their logging can be told
     for name in PRELOADED:
         importlib.import_module(name)
+    for module in pkgutil.walk_packages(shardline.__path__, "shardline."):
+        importlib.import_module(module.name)
     os.dup2(errors, 2)
     os.close(errors)
     os.close(nowhere)
@@ -210,6 +214,7 @@ def _execute(program: str, *arguments: str) -> None:
     options = [one for one in arguments if one != "-u"]
     kind, what, *sys.argv[1:] = options[0], options[1], *options[2:]
     if kind == "-m":
+        sys.modules.pop(what, None)  # runpy warns of it
         runpy.run_module(what, run_name="__main__", alter_sys=True)
         return
     assert kind == "-c", options
