@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -52,6 +53,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Both are on disk afterwards. A link stays a link: what it leads to is replaced.
     """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     temporary = temporary_name(target)
     try:
         yield temporary

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, get_type_hints
 
+from shardline.trainer import files
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
@@ -82,11 +82,11 @@ def _reading(name: str, default: Any) -> dict[str, Any]:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+        value = files.parse_json(text, "it", SettingsError)
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"not a JSON object: {text!r}")
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text[:80]!r}")
     return value
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from kfp import dsl
 
 from shardline.components.parameters import TrainingSettings, read
 from shardline.components.vertex.forms import check_text
-from shardline.trainer import task
+from shardline.trainer import files, task
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
 from shardline.trainer.settings import TrainSettings
 
@@ -67,10 +68,21 @@ def program(
     return {"image_uri": image, "command": ["python3", "-m", module], "args": [text]}
 
 
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
+def main(arguments: Sequence[str]) -> None:
+    """Entry point."""
+    with errors_end_the_process("train"):
+        text = arguments[0] if len(arguments) == 1 else "null"
+        given = files.parse_json(text, "the argument", SettingsError)
+        if not isinstance(given, dict) or set(given) != {"dataset", "model", "training"}:
+            raise SettingsError(
+                "a replica takes one argument, a JSON object with dataset, model and training"
+            )
     run(
         dataset=dsl.Dataset(uri=given["dataset"]),
         model=dsl.Model(uri=given["model"]),
         training=given["training"],
     )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -21,6 +21,8 @@ SCALES = {
     "reverse_log": "UNIT_REVERSE_LOG_SCALE",
 }
 _MOST_VALUES = 1000
+#: Above all numbers of a search, and below what a float can hold; neither it nor NaN is one.
+_LARGEST = 1e300
 #: Settings of the trainer that are true or false; a categorical value is text to the platform.
 _BOOLEANS = {"true": True, "false": False}
 
@@ -122,7 +124,7 @@ def read_value(kind: str, text: str) -> float | int | str | bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 GOALS = ("maximize", "minimize")

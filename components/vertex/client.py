@@ -7,15 +7,18 @@ libraries are loaded when the first client is used, and what they raise becomes 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from shardline.components.vertex.refusals import Kind, in_short, kind_of, refusal
-from shardline.trainer import progress
+from shardline.trainer import files, progress
+from shardline.trainer.errors import PlatformError
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
@@ -186,6 +189,20 @@ def platform_errors(doing: str) -> Iterator[None]:
         yield
     except (GoogleAPIError, GoogleAuthError, RequestException) as error:
         raise refusal(doing, error) from error
+    except Exception:
+        # google-auth raises whatever it stumbles over in a file that holds no credentials.
+        if path := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+            _check_credentials(Path(path))
+        raise
+
+
+def _check_credentials(path: Path) -> None:
+    try:
+        files.read_json(path, PlatformError)
+    except PlatformError as error:
+        raise PlatformError(
+            f"cannot sign in to Google Cloud: GOOGLE_APPLICATION_CREDENTIALS: {error}"
+        ) from None
 
 
 @dataclass

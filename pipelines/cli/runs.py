@@ -298,10 +298,10 @@ def _time(text: str) -> datetime.datetime | None:
     """Returns the time that --since names; refuses what is neither a duration nor a time."""
     if not text:
         return None
-    if found := re.fullmatch(r"(\d+)([smhd])", text):
-        unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[found[2]]
-        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(**{unit: int(found[1])})
     try:
+        if found := re.fullmatch(r"(\d+)([smhd])", text):
+            unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[found[2]]
+            return datetime.datetime.now(datetime.UTC) - datetime.timedelta(**{unit: int(found[1])})
         return datetime.datetime.fromisoformat(text).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise SettingsError(f"--since takes 30m, 2h, 1d or 2026-01-31T12:00:00Z, got {text!r}") from None

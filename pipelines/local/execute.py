@@ -26,7 +26,7 @@ from shardline.pipelines.local import guardian, kfp_internals, processes, start
 from shardline.pipelines.local.start import EXECUTOR_VARIABLE
 from shardline.pipelines.local.warm import SERVER_VARIABLE
 from shardline.trainer import progress
-from shardline.trainer.errors import RunError
+from shardline.trainer.errors import RunError, SettingsError
 
 #: Topic of the error that this process itself reports; a task's own error says more.
 TOPIC = "pipeline"
@@ -113,4 +113,9 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with progress.errors_end_the_process(TOPIC):
+        if len(sys.argv) != 6 or not sys.argv[5].isdecimal():
+            raise SettingsError(
+                "takes PIPELINE PARAMETERS ROOT SCRATCH PARENT, as 'shardline run' gives them"
+            )
+        main(*sys.argv[1:])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardline.trainer import files
 from shardline.trainer.errors import ClusterError
 
 # Task types in the order in which TensorFlow numbers those that train.
@@ -16,6 +17,8 @@ _TASKS = ("chief", "worker", "ps", "evaluator")
 #: Names, in the environment of a job's processes, the secret by which they know each other. The platform
 #: hands out none: there whoever reaches their ports is taken for one of them.
 SECRET_VARIABLE = "SHARDLINE_JOB_SECRET"
+_INDEX = re.compile(r"(-?[0-9]{1,9})(?:\.0)?")
+_HOST, _PORT = re.compile(r"[!-~]+"), re.compile(r"[0-9]{1,5}")
 # What TensorFlow 1 called the chief; older templates still write it.
 _FORMER_NAMES = {"master": "chief"}
 
@@ -118,11 +121,8 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     text = environ.get("TF_CONFIG", "").strip()
     if not text:
         return Cluster()
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ClusterError(f"TF_CONFIG is not JSON ({error}): {text[:80]!r}") from None
-    tasks = _tasks(config)
+    config = files.parse_json(text, "TF_CONFIG", ClusterError)
+    tasks = _tasks(config, text)
     task_type, task_index = _this_task(config, tasks)
     hosts = (*tasks.get("chief", ()), *tasks.get("worker", ()))
     if len(hosts) == 1 and "ps" not in tasks:
@@ -137,10 +137,10 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     )
 
 
-def _tasks(config: Any) -> dict[str, list[str]]:
+def _tasks(config: Any, text: str) -> dict[str, list[str]]:
     cluster = config.get("cluster") if isinstance(config, dict) else None
     if not isinstance(cluster, dict) or not all(isinstance(hosts, list) for hosts in cluster.values()):
-        raise ClusterError(f"TF_CONFIG has no 'cluster' of task types with lists of hosts: {config!r}")
+        raise ClusterError(f"TF_CONFIG has no 'cluster' of task types with lists of hosts: {text[:80]!r}")
     tasks: dict[str, list[str]] = {}
     for kind, hosts in cluster.items():
         name = _FORMER_NAMES.get(kind, kind)
@@ -168,7 +168,7 @@ def _check_hosts(tasks: Mapping[str, list[str]]) -> None:
     for kind, hosts in tasks.items():
         for index, host in enumerate(hosts):
             name, _, port = host.rpartition(":") if isinstance(host, str) else ("", "", "")
-            if not name or not port.isdigit() or not 0 < int(port) < 2**16:
+            if not _HOST.fullmatch(name) or not _PORT.fullmatch(port) or not 0 < int(port) < 2**16:
                 raise ClusterError(f"TF_CONFIG's {kind} {index} is {host!r}, which is not host:port")
             if host in owners:
                 raise ClusterError(f"TF_CONFIG has {host} twice, as {owners[host]} and as {kind} {index}")
@@ -181,10 +181,11 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
         raise ClusterError(f"TF_CONFIG has no 'task' with 'type' and 'index': {task!r}")
     kind = str(task["type"])
     kind = _FORMER_NAMES.get(kind, kind)
-    try:
-        index = int(task["index"])
-    except (TypeError, ValueError):
-        raise ClusterError(f"TF_CONFIG's task index is not a number: {task['index']!r}") from None
+    # Also as a text, and as a double, in which a protobuf Struct has all numbers.
+    found = _INDEX.fullmatch(str(task["index"]))
+    if found is None:
+        raise ClusterError(f"TF_CONFIG's task index is not a number: {str(task['index'])[:80]!r}")
+    index = int(found[1])
     if kind == "chief" and index != 0:
         raise ClusterError(f"TF_CONFIG says this is chief {index}, but the only chief has index 0")
     if kind == "evaluator" and "evaluator" not in tasks:
@@ -198,7 +199,8 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
 def has_evaluator(environ: Mapping[str, str]) -> bool:
     """Whether this job has an evaluator, Vertex AI's worker pool 3, which only CLUSTER_SPEC lists."""
     try:
-        pools = json.loads(environ.get("CLUSTER_SPEC") or "{}").get("cluster", {})
-    except (ValueError, AttributeError):
+        text = environ.get("CLUSTER_SPEC") or "{}"
+        pools = files.parse_json(text, "CLUSTER_SPEC", ClusterError).get("cluster", {})
+    except (ClusterError, AttributeError):
         return False  # not Vertex AI's, and read for nothing else
     return bool(pools.get("workerpool3")) if isinstance(pools, dict) else False
