@@ -12,6 +12,9 @@ A run on this machine keeps its record in its run directory, and with it all tha
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
 import signal
 import time
@@ -43,10 +46,27 @@ _REPLICA = re.compile(r"[a-z]+-\d+")
 _FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
 #: How kfp.local marks the output of a task, as against its own words.
 TASK_INDENT = "    "
+#: The error of a run that has not said how it ended.
+ABANDONED = "its process has ended without a word: it was killed, or could not write to the run directory"
 #: Seconds between two looks at a log that grows.
 _PAUSE_S = 0.3
 #: What a shell says of a program that a signal has ended.
 _SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
+
+
+@contextlib.contextmanager
+def held(directory: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Locks a directory while the context lasts; yields whether nobody else has, and the disk has locks."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +92,7 @@ class RunRecord:
         versions: Versions of Python and of the packages that matter.
         platform: Operating system and processor.
         cpus: Number of CPUs.
+        locked: Whether the process of the run holds a lock on the run directory until it has ended.
     """
 
     name: str
@@ -92,6 +113,7 @@ class RunRecord:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     platform: str = ""
     cpus: int | None = None
+    locked: bool = False
 
     def headline(self) -> str:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
@@ -113,7 +135,21 @@ class RunRecord:
 
     @classmethod
     def read(cls, directory: Path) -> RunRecord:
-        """Reads run.json of a directory; raises SettingsError when there is none, or it is damaged."""
+        """Reads run.json of a directory; a run whose process has ended without a word is a failed one.
+
+        Raises SettingsError when there is none, or it is damaged.
+        """
+        record = cls._read(directory)
+        if record.state != RUNNING or not record.locked:
+            return record
+        with held(directory, shared=True) as ended:
+            record = cls._read(directory)  # it may have ended just now
+        if ended and record.state == RUNNING:
+            return replace(record, state=FAILED, error=ABANDONED)
+        return record
+
+    @classmethod
+    def _read(cls, directory: Path) -> RunRecord:
         try:
             content = {"name": directory.name, **files.read_json(directory / RECORD_FILE, SettingsError)}
             if content.get("state") == "stopped":  # in records of older versions
@@ -201,7 +237,7 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
     return Failure(
         task=task,
         exit_code=codes[-1] if codes else None,
-        error=said or ("" if task else record.error or ""),
+        error=said or ("" if task and record.error != ABANDONED else record.error or ""),
         own_words=bool(said),
         lines=last_lines(lines),
     )

@@ -59,6 +59,11 @@ def as_error(failure: Exception) -> ShardlineError:
     return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
 
 
+def of_place(failure: OSError, text: str) -> ShardlineError:
+    """Returns the error for a place that cannot be written: the machine's fault, or that of the path."""
+    return (RunError if failure.errno in _OF_THE_MACHINE else SettingsError)(text)
+
+
 def _report(failure: Exception) -> str:
     """Writes the crash file, and says where it is."""
     trace = "".join(traceback.format_exception(failure))

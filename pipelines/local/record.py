@@ -14,12 +14,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shardline.components.run_record import JOB_FILE, RUNNING, RunRecord, observe
+from shardline.components.run_record import JOB_FILE, LOG, RUNNING, RunRecord, held, observe
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.doctor import version_of
-from shardline.trainer import files
-from shardline.trainer.errors import SettingsError
+from shardline.trainer import crash, files
 from shardline.trainer.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
@@ -41,15 +40,19 @@ class RunDirectory:
 
         Raises:
             SettingsError: When the directory cannot be written.
+            RunError: When its disk is full.
         """
         self._started = time.monotonic()
+        self._lock = contextlib.ExitStack()
         try:
             self.directory = _make_unique(runs.absolute(), now.strftime("%Y-%m-%dT%H-%M-%SZ"))
+            locked = self._lock.enter_context(held(self.directory))
             files.write_bytes(self.directory / "pipeline.yaml", content)
+            (self.directory / LOG).touch()
         except OSError as error:
-            raise SettingsError(
-                f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
-            ) from None
+            text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
+            text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
+            raise crash.of_place(error, text) from None
         self.record = RunRecord(
             name=self.directory.name,
             pipeline=pipeline,
@@ -59,6 +62,7 @@ class RunDirectory:
             versions={"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
             platform=platform.platform(),
             cpus=os.cpu_count(),
+            locked=locked,
             **facts,
         )
         self.record.write(self.directory)
@@ -69,12 +73,11 @@ class RunDirectory:
         return time.monotonic() - self._started
 
     def end(self, state: str, facts: Mapping[str, Scalar], error: str | None) -> None:
-        """Records how the run ended: succeeded, failed or cancelled."""
+        """Records how the run ended: succeeded, failed or cancelled; OSError where the disk is full."""
         seconds = round(self.duration, 3)
         ended = dataclasses.replace(self.record, state=state, duration_s=seconds, facts=facts, error=error)
-        with contextlib.suppress(SettingsError):  # it ended before it had a log
-            ended = observe(self.directory, record=ended)
-        ended.write(self.directory)
+        with self._lock:  # without a record, its end shows how it ended
+            observe(self.directory, record=ended).write(self.directory)
 
 
 def _make_unique(runs: Path, name: str) -> Path:

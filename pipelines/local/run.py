@@ -285,40 +285,46 @@ def run_pipeline(
     book = record.RunDirectory(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
-    command = _write_inputs(book.directory, localized, values)
     run = Execution(
         book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
     )
-    state, explanation = CANCELLED, None
     try:
+        command = _write_inputs(book.directory, localized, values)
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             run.watch(command, terminal)
             run.raise_failure(terminal)
-        state = SUCCEEDED
-    except processes.ProcessFailedError as error:
-        state, explanation = FAILED, str(error)
-        raise
     except processes.Stopped as error:
-        explanation = f"stopped by {error.signal_name}"
+        _end_run(book, run, CANCELLED, stream, f"stopped by {error.signal_name}")
         raise
-    finally:
-        blessed = blessing(book.directory)
-        run.judge(blessed)
-        book.end(state, run.values, explanation)
-        results = [(name, event.text) for name, event in run.facts.items()]
-        rows = [
-            ("pipeline", f"sha256 {book.record.sha256}"),
-            *results,
-            (state, f"in {summary.duration(book.duration)}"),
-            ("run directory", str(book.directory)),
-            ("log", str(run.log)),
-        ]
-        summary.show(rows, stream)
+    except Exception as failure:
+        reason = crash.as_error(failure)
+        with contextlib.suppress(OSError):  # of the same full disk
+            _end_run(book, run, FAILED, stream, str(reason))
+        raise reason from None
+    blessed = _end_run(book, run, SUCCEEDED, stream)
     if require_blessing and not blessed:
         judged = blessed is not None
-        reason = f"not blessed: {run.facts['blessed'].text}" if judged else "the pipeline judged no model"
-        raise RunError(f"a blessing is required; {reason}")
+        why = f"not blessed: {run.facts['blessed'].text}" if judged else "the pipeline judged no model"
+        raise RunError(f"a blessing is required; {why}")
     return RunResult(book.directory, run.values, blessed, book.duration)
+
+
+def _end_run(
+    book: record.RunDirectory, run: Execution, state: str, stream: TextIO, explanation: str | None = None
+) -> bool | None:
+    """Records and shows how a run has ended; returns whether its model was blessed, None for no verdict."""
+    blessed = blessing(book.directory)
+    run.judge(blessed)
+    rows = [
+        ("pipeline", f"sha256 {book.record.sha256}"),
+        *((name, event.text) for name, event in run.facts.items()),
+        (state, f"in {summary.duration(book.duration)}"),
+        ("run directory", str(book.directory)),
+        ("log", str(run.log)),
+    ]
+    summary.show(rows, stream)
+    book.end(state, run.values, explanation)
+    return blessed
 
 
 def _check_injections(injections: Sequence[str], spec: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from shardline.components.run_record import RunRecord, failure_of
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
+from tests.helpers.small_disk import small_disk
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -150,6 +151,17 @@ def test_not_blessed_is_a_failure_only_where_a_blessing_is_required(
     assert _record(runs)["state"] == "succeeded"
 
 
+@pytest.mark.parametrize("free", [32, 100], ids=["at its start", "in its course"])
+def test_a_full_disk_ends_a_run_with_one_line(toy: Path, tmp_path: Path, free: int) -> None:
+    stream = io.StringIO()
+    with small_disk(tmp_path / "small", 200) as disk:
+        (disk / "all").write_bytes(bytes((200 - free) << 10))
+        with pytest.raises(RunError, match=r"^No space left on device") as caught:
+            run_pipeline(toy, {}, runs_dir=disk / "runs", stream=stream)
+        assert "\n" not in str(caught.value)
+        assert RunRecord.read(_only(disk / "runs")).state == "failed"
+
+
 @pytest.mark.parametrize(
     ("way", "message", "code"),
     [
@@ -253,8 +265,8 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     output, _ = process.communicate(timeout=20)
     assert process.returncode == code
     assert "Traceback" not in output
-    state = "running" if signum == signal.SIGKILL else "cancelled"
-    assert _record(runs)["state"] == state
+    state = "failed" if signum == signal.SIGKILL else "cancelled"
+    assert RunRecord.read(_only(runs)).state == state
 
 
 def _kill(started: list[psutil.Process], victim: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shardline.components.run_record import read_log
+from shardline.components.run_record import RunRecord, held, read_log
 from shardline.pipelines.cli.main import main
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
@@ -44,8 +44,9 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def record(directory: Path, state: str) -> None:
-    files.write_json(directory / "run.json", {"pipeline": "toy", "state": state, "error": None})
+def record(directory: Path, state: str, *, locked: bool = False) -> None:
+    content = {"pipeline": "toy", "state": state, "error": None, "locked": locked}
+    files.write_json(directory / "run.json", content)
 
 
 def logs(run: Path, *arguments: str) -> Result:
@@ -97,6 +98,19 @@ def test_following_ends_with_the_run_and_misses_nothing(run: Path) -> None:
     writer.join()
 
     assert seen == ["prepare | prepare: 3 records", "train | chief-0 | epoch 1", "train | worker-0 | epoch 1"]
+
+
+def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: Path) -> None:
+    record(run, "running", locked=True)
+    with held(run) as is_held:
+        assert is_held
+        assert RunRecord.read(run).state == "running"
+
+    assert list(read_log(run, follow=True))
+    done = CliRunner().invoke(main, ["explain", run.name, "--runs-dir", str(run.parent)])
+    assert done.exit_code == 1
+    assert "error        its process has ended without a word" in done.output
+    assert RunRecord.read(run).state == "failed"
 
 
 def test_a_name_that_is_no_run_says_what_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
