@@ -127,10 +127,8 @@ def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Call
         raise SettingsError(
             f"callback {reference!r} requires {', '.join(required)}, but it is given nothing, or directory"
         )
-    try:
+    with plugins.calling(f"callback {reference!r} failed", SettingsError):
         made = make(**({"directory": directory} if "directory" in parameters else {}))
-    except Exception as error:
-        raise SettingsError(f"callback {reference!r} failed: {plugins.describe(error)}") from error
     callbacks = list(made) if isinstance(made, (list, tuple)) else [made]
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -37,7 +38,7 @@ def load(
     _make_working_directory_importable()
     try:
         module = importlib.import_module(module_name)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         missing = isinstance(failure, ModuleNotFoundError) and failure.name
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise error(
@@ -50,6 +51,20 @@ def load(
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
         there = _closest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
+
+
+@contextlib.contextmanager
+def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
+    """Turns what a user's own code raises into one line that begins with `what`; errors of ours pass.
+
+    sys.exit() in it is no success either: a process that it ends has not done its work.
+    """
+    try:
+        yield
+    except ShardlineError:
+        raise
+    except (Exception, SystemExit) as failure:
+        raise error(f"{what}: {describe(failure)}") from failure
 
 
 def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
@@ -112,10 +127,10 @@ def describe(error: BaseException) -> str:
 
 
 def _make_working_directory_importable() -> None:
-    """Does for a console script what `python -m` does by itself."""
+    """Adds the working directory to the end of the path, so that no file in it hides a module of Python."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
     importlib.invalidate_caches()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from shardline.trainer import evaluator, files, progress, saving
+from shardline.trainer import evaluator, files, plugins, progress, saving
 from shardline.trainer.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
 from shardline.trainer.checkpoint.changes import Moment, Record
 from shardline.trainer.checkpoint.identity import Identity, check_model_dir
@@ -101,6 +101,8 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
                 return {}
             stack.enter_context(watchdog)
             logs = _train(run, preemption)
+        except SystemExit as exit:  # of a model's or a callback's own code: nothing is trained
+            raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
         except (tf.errors.OpError, UnicodeDecodeError) as error:
             raise faults.explain(error, directory, manifest) or peers.explain(error) or error from error
         # A peer that leaves early would look like a failure to those that still write.

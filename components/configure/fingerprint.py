@@ -186,14 +186,8 @@ def _of_plugin(settings: PreprocessSettings) -> Fingerprint:
     own = getattr(source, "fingerprint", None)
     if own is None:
         return _unknown(f"{settings.source} has no method fingerprint() -> str")
-    try:
+    with plugins.calling(f"fingerprint() of {settings.source!r} failed", SourceError):
         text = own()
-    except ShardlineError:
-        raise
-    except Exception as failure:
-        raise SourceError(
-            f"fingerprint() of {settings.source!r} failed: {plugins.describe(failure)}"
-        ) from failure
     if not isinstance(text, str) or not text:
         raise SourceError(f"fingerprint() of {settings.source!r} must return a text, got {text!r}")
     return Fingerprint(known_by=OWN, digest=hashlib.sha256(text.encode()).hexdigest(), text=text[:80])

@@ -34,6 +34,9 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _MASK_64 = (1 << 64) - 1
 
+# Bytes of a list of one number; of a list of millions no Python numbers are made.
+_LONGEST_NUMBER = 64
+
 _LAYOUTS_KEPT = 1024
 
 
@@ -191,6 +194,8 @@ def only_value(data: bytes, places: Mapping[bytes, Place], name: bytes) -> Value
     kind, start, end = place
     if end - start == 3 and kind == "int64" and data.startswith(_ONE_BYTE, start) and data[end - 1] < 128:
         return data[end - 1]  # most labels are so
+    if kind != "bytes" and end - start > _LONGEST_NUMBER:
+        raise ValueError(f"feature {name.decode()!r} has many values, one is needed")
     return _only(values(data, place), name)
 
 

@@ -20,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from shardline.trainer import errors
+from shardline.trainer import crash, errors
 from shardline.trainer.errors import BadRecordError, RunError, ShardlineError
 
 #: Takes progress: records and bytes since the last call.
@@ -33,7 +34,7 @@ Report = Callable[[int, int], None]
 #: report; it returns its results by item, as JSON holds them.
 Job = Callable[[Mapping[str, Any], Sequence[str], Report], Mapping[str, Any]]
 
-_WORKER = (sys.executable, "-m", "shardline.components.preprocess.pool")
+_WORKER = (sys.executable, "-P", "-m", "shardline.components.preprocess.pool")
 _INTERVAL_SECONDS = 0.2
 
 # A worker that is told to end removes what it has not finished.
@@ -47,7 +48,7 @@ class Processes:
     """
 
     def __init__(self, count: int, *jobs: Job) -> None:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(_search_path())}
         command = (*_WORKER, *dict.fromkeys(job.__module__ for job in jobs))
         self._workers = [
             subprocess.Popen(
@@ -96,10 +97,15 @@ class Processes:
                     _send(worker, {"job": f"{job.__module__}:{job.__name__}", "given": given, "items": share})
                     selector.register(_output(worker), selectors.EVENT_READ, [worker, b""])
 
-            def listen(timeout: float | None) -> None:
-                for key, _ in selector.select(timeout):
+            def listen(timeout: float) -> None:
+                ready = selector.select(timeout)
+                for key, _ in ready:
                     if _receive(key.data, found, report):
                         selector.unregister(key.fileobj)
+                # What a worker that was killed has started may hold its output open for ever.
+                for key in () if ready else tuple(selector.get_map().values()):
+                    if key.data[0].poll() is not None:
+                        raise _lost(key.data[0])
 
             def report_own(records: int, size: int) -> None:
                 report(records, size)
@@ -108,7 +114,7 @@ class Processes:
             if own:
                 found |= job(given, own, report_own)
             while selector.get_map():
-                listen(None)
+                listen(_INTERVAL_SECONDS)
         return found
 
 
@@ -124,10 +130,7 @@ def _receive(state: list[Any], found: dict[str, Any], report: Report) -> bool:
     worker, rest = state
     block = os.read(_output(worker), 1 << 16)
     if not block:
-        worker.wait()
-        raise RunError(
-            f"a worker process ended with status {worker.returncode}; run again, what is written is kept"
-        )
+        raise _lost(worker)
     *lines, state[1] = (rest + block).split(b"\n")
     for line in lines:
         answer = json.loads(line)
@@ -139,6 +142,27 @@ def _receive(state: list[Any], found: dict[str, Any], report: Report) -> bool:
             return True
         report(answer["records"], answer["bytes"])
     return False
+
+
+def _lost(worker: subprocess.Popen[bytes]) -> RunError:
+    """Returns the error of a worker that has ended, or has closed its output, without an answer."""
+    worker.kill()
+    status = worker.wait()
+    how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"ended with status {status}"
+    return RunError(
+        f"a worker process {how}; was there too little memory? Run again: what is written is kept"
+    )
+
+
+def _search_path() -> list[str]:
+    """Returns this process's path for a worker, the working directory last unless it was asked for.
+
+    So that no file in it hides a module of Python.
+    """
+    here = os.getcwd()
+    named = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(errors.__file__).parents[2])}
+    paths = [path or here for path in sys.path]
+    return sorted(paths, key=lambda path: path == here and here not in named)
 
 
 def _output(worker: subprocess.Popen[bytes]) -> int:
@@ -175,7 +199,8 @@ def _work() -> None:
         job, report = json.loads(line), _Progress()
         try:
             found = pkgutil.resolve_name(job["job"])(job["given"], job["items"], report)
-        except ShardlineError as error:
+        except Exception as failure:
+            error = crash.as_error(failure)
             values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]
             _answer({"error": type(error).__name__, "values": values})
             return

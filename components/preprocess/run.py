@@ -7,16 +7,18 @@ their own on machines that share the directory. Whatever ends a run, the next on
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from shardline.components.preprocess import finish as finishing
-from shardline.components.preprocess import rows, work_directory
+from shardline.components.preprocess import rows, storage, work_directory
 from shardline.components.preprocess.deal import deal_rows
-from shardline.components.preprocess.plan import Plan, PlannedShard
+from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
@@ -48,7 +50,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
         SourceError: The source, or one of its examples, cannot be used.
         RunError: Another run is at work in `out`, or writing failed.
     """
-    work_directory.check(out, overwrite=overwrite)
+    _check_out(settings, out, overwrite=overwrite)
     with _working(out) as work, _processes(settings) as processes:
         complete = _complete_before(settings, work, overwrite=overwrite)
         if complete is None:
@@ -60,7 +62,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
 
 def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> list[PlannedShard]:
     """Surveys the source and writes the plan, the first of three steps; returns the shards to be written."""
-    work_directory.check(out, overwrite=overwrite)
+    _check_out(settings, out, overwrite=overwrite)
     with _working(out) as work, _processes(settings) as processes:
         work.publishing.unlink(missing_ok=True)
         return list(_make_plan(settings, work, processes).shards)
@@ -85,6 +87,26 @@ def finish(out: Path) -> Manifest:
     """Makes a dataset of the shards, of which none may be missing: the last of three steps."""
     with _working(out) as work:
         return _finish(work)
+
+
+def _check_out(settings: PreprocessSettings, out: Path, *, overwrite: bool) -> None:
+    """Refuses a directory that cannot become the dataset, or that the source would take for a part of it."""
+    work_directory.check(out, overwrite=overwrite)
+    form, _, rest = settings.source.partition(":")
+    path, shard = storage.resolve(rest), out.resolve() / shard_name("train", 0, 1)
+    if form == "images" and not settings.labels:
+        is_part = shard.is_relative_to(Path(path).resolve())
+    else:
+        is_part = form == "tfrecord" and _matches(shard, os.path.abspath(path))
+    if is_part and not storage.is_remote(path):
+        raise SettingsError(
+            f"{out} lies inside the source {settings.source}, of which the dataset would become a part; give "
+            "a directory outside of it"
+        )
+
+
+def _matches(path: Path, pattern: str) -> bool:
+    return fnmatch.fnmatch(str(path), pattern) if "**" in pattern else path.match(pattern)
 
 
 @contextlib.contextmanager

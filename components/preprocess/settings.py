@@ -20,6 +20,13 @@ CHECKS = ("header", "structure", "decode")
 
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
+
+#: Whole numbers are kept in 64 bits, TensorFlow's among them.
+LARGEST_SEED = 2**63 - 1
+
+# Beyond these a number is a slip of the hand, which would take all memory or processes.
+_MOST, _MOST_PROCESSES = 1_000_000, 1_024
+
 _USUAL_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
@@ -79,8 +86,11 @@ class PreprocessSettings:
     def __post_init__(self) -> None:
         check_types(self)
         object.__setattr__(self, "split", self.split or _USUAL_SPLIT)
-        _check_whole(self, 0, "seed", "shards", "image_size")
-        _check_whole(self, 1, "readers", "shard_size", "processes", "max_pixels")
+        _check_whole(self, 0, LARGEST_SEED, "seed")
+        _check_whole(self, 0, _MOST, "shards", "image_size")
+        _check_whole(self, 1, _MOST, "readers", "shard_size")
+        _check_whole(self, 1, LARGEST_SEED, "max_pixels")
+        _check_whole(self, 1, _MOST_PROCESSES, "processes")
         _check_choice(self, "resize_mode", RESIZE_MODES)
         _check_choice(self, "encoding", ENCODINGS)
         _check_choice(self, "compression", COMPRESSIONS)
@@ -97,10 +107,13 @@ class PreprocessSettings:
         _check_split(self.split)
 
 
-def _check_whole(settings: PreprocessSettings, least: int, *names: str) -> None:
+def _check_whole(settings: PreprocessSettings, least: int, most: int, *names: str) -> None:
     for name in names:
-        if getattr(settings, name) < least:
-            raise SettingsError(f"{name} must be at least {least}, not {getattr(settings, name)}")
+        value = getattr(settings, name)
+        if value < least:
+            raise SettingsError(f"{name} must be at least {least}, not {value}")
+        if value > most:
+            raise SettingsError(f"{name} must be at most {most:,}, not {value:,}")
 
 
 def _check_choice(settings: PreprocessSettings, name: str, choices: tuple[str, ...]) -> None:

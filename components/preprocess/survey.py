@@ -25,7 +25,7 @@ from shardline.components.preprocess.sources import BadExample, Example, Source
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import plugins
 from shardline.trainer.data.manifest import SPLITS, Feature
-from shardline.trainer.errors import BadRecordError, ShardlineError, SourceError
+from shardline.trainer.errors import BadRecordError, SourceError
 from shardline.trainer.progress import Meter
 
 #: Progress is reported once for so many examples.
@@ -97,15 +97,17 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     A source without examples or with fewer than two classes, and an example that is not one (a key twice, a
     label out of range), is a SourceError.
     """
-    class_names = _check_class_names(source.class_names)
-    features = tuple(getattr(source, "features", ()))
+    with plugins.calling("the source failed", SourceError):
+        class_names = _check_class_names(source.class_names)
+        features = tuple(getattr(source, "features", ()))
+        length = operator.length_hint(source, 0)
     entries, codes = FeatureEntries(features), SplitCodes(settings.split)
     classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str | None]()
     counts, sizes = [0] * codes.count, [0] * codes.count
     bad, count, buckets = 0, 0, rows.Buckets(work.buckets)
     seed, by_content, measured = settings.seed, settings.key == "content", not settings.shards
     pack = rows.HEAD.pack
-    meter = Meter("read", operator.length_hint(source, 0))
+    meter = Meter("read", length)
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content else contextlib.nullcontext() as keys,
@@ -175,12 +177,8 @@ def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report
 
 def _examples(source: Source) -> Iterator[Example | BadExample]:
     """Yields the examples; what a user's own source raises becomes one line with its place."""
-    try:
+    with plugins.calling("the source failed", SourceError):
         yield from source
-    except ShardlineError:
-        raise
-    except Exception as failure:
-        raise SourceError(f"the source failed: {plugins.describe(failure)}") from failure
 
 
 def _bad_example(example: object) -> BadRecordError:

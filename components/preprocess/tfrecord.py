@@ -31,8 +31,11 @@ _KNOWN_LENGTHS = 4096
 _BLOCK = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 
-#: A protobuf message has at most 2 GiB, and so has a record.
-_LARGEST_RECORD = 1 << 31
+# What a length claims is not taken from the memory before it is there.
+_PART = 1 << 24
+
+#: Bytes of a record. An image of 100 million pixels has 300 MB; 2 MB of a gzip file may unfold to 2 GiB.
+_LARGEST_RECORD = 1 << 29
 
 
 def mask(crc: int) -> bytes:
@@ -103,15 +106,18 @@ def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iter
 def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | BadRecordError]:
     unpack_length, checksum = _LENGTH.unpack_from, google_crc32c.value
     rest, number, wanted, offset = b"", 0, _BLOCK, 0  # offset: of `buffer` in the file
-    while block := stream.read(wanted):
+    while block := _read(stream, wanted):
         buffer = rest + block
         size, position, wanted = len(buffer), 0, _BLOCK
         while size - position >= _HEADER_BYTES:
             (length,) = unpack_length(buffer, position)
             start = position + _HEADER_BYTES
             crc = checksum(buffer[position : position + 8])
-            if buffer[position + 8 : start] != mask(crc) or length > _LARGEST_RECORD:
+            if buffer[position + 8 : start] != mask(crc):
                 raise _damaged(name, number, "its length does not match its checksum")
+            if length > _LARGEST_RECORD:
+                most = f"more than {_LARGEST_RECORD >> 20} MiB, which no example has"
+                raise _damaged(name, number, f"it claims {length:,} bytes, {most}")
             end = start + length
             if end + 4 > size:
                 wanted = max(_BLOCK, end + 4 - size)
@@ -127,6 +133,17 @@ def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | B
         offset += position
     if rest:
         raise _damaged(name, number, "the file ends in the middle of it")
+
+
+def _read(stream: BinaryIO | gzip.GzipFile, wanted: int) -> bytes:
+    """Reads so many bytes, or what there is up to the end."""
+    if wanted <= _PART:
+        return stream.read(wanted)
+    parts = []
+    while wanted and (part := stream.read(min(wanted, _PART))):
+        parts.append(part)
+        wanted -= len(part)
+    return b"".join(parts)
 
 
 def _damaged(name: str, number: int, how: str) -> SourceError:

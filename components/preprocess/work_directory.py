@@ -26,14 +26,17 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import MANIFEST_FILE
 from shardline.trainer.errors import DatasetError, RunError, SettingsError
+from shardline.trainer.files import TEMPORARY
 
 NAME = ".shardline"
 REJECTED_FILE = "rejected.jsonl"
 
 _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
+_UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
 _ATTEMPTS = 10
 _NO_LOCKS = {errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
@@ -74,7 +77,7 @@ class WorkDirectory:
 
     def forget_plan(self) -> None:
         """Removes what a survey makes, so that a new one starts from nothing; what is done stays."""
-        for path in (self.plan, self.spool, self.keys, self.rejected, *self.path.glob("*.tmp")):
+        for path in (self.plan, self.spool, self.keys, self.rejected, *self.left_over()):
             path.unlink(missing_ok=True)
         for directory in (self.buckets, self.path / "rows"):
             shutil.rmtree(directory, ignore_errors=True)
@@ -86,6 +89,11 @@ class WorkDirectory:
         for path in (*self.path.glob("*.tfrecord"), *(self.path / "done").iterdir()):
             if path.name.removesuffix(".json").removesuffix(".digests") not in wanted:
                 path.unlink()
+
+    def left_over(self) -> list[Path]:
+        """Returns the unfinished files of processes that were killed; only where nobody else is at work."""
+        directories = (self.out, self.path, self.path / "done")
+        return [path for directory in directories for path in directory.glob(_UNFINISHED)]
 
     def has_marks(self) -> bool:
         """Returns whether a shard is done."""
@@ -156,18 +164,19 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     The manifest of an earlier dataset goes first. Files are moved one by one: Cloud Storage, mounted as a
     directory, cannot rename directories.
     """
-    work.publishing.write_text(fingerprint)
+    files.write_text(work.publishing, fingerprint)
     (work.out / MANIFEST_FILE).unlink(missing_ok=True)
     (work.out / REJECTED_FILE).unlink(missing_ok=True)
     wanted = set(shards)
-    for path in work.out.iterdir():
-        if _SHARD.fullmatch(path.name) and path.name not in wanted:
-            path.unlink()
+    earlier = [path for path in work.out.iterdir() if _SHARD.fullmatch(path.name) and path.name not in wanted]
+    for path in (*earlier, *work.left_over()):
+        path.unlink()
     for shard in shards:
         if work.shard(shard).exists():
             work.shard(shard).replace(work.out / shard)
     if work.rejected.exists() and work.rejected.stat().st_size:
         work.rejected.replace(work.out / REJECTED_FILE)
+    files.sync(work.out)
 
 
 def is_published(work: WorkDirectory) -> bool:
@@ -179,8 +188,8 @@ def is_published(work: WorkDirectory) -> bool:
 
 
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
-    there = sorted(path.name for path in out.iterdir() if path.name != NAME)
     work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE}
+    there = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.left_over()})
     if not there or is_published(work):
         return
     try:

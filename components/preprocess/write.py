@@ -141,8 +141,7 @@ class ShardWriter:
             RunError: No space is left, or the disk failed.
         """
         path = self._work.shard(shard.file)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        hashes = temporary.with_name(f"{shard.file}.digests.{os.getpid()}.tmp")
+        temporary, hashes = files.temporary_name(path), files.temporary_name(path)
         try:
             counts, kinds = [0] * len(self._labels), dict[Any, int]()
             with (
@@ -155,6 +154,7 @@ class ShardWriter:
             written = Shard(shard.file, sum(counts), output.size, f"{output.checksum:08x}")
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
             mark = Mark(identity, surveyed, written, tuple(counts), Images.of(kinds))
+            files.sync(hashes)
             hashes.replace(self._work.digests(shard.file))
             temporary.replace(path)
             mark.save(self._work.mark(shard.file))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess import work_directory
+from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import RunError, SettingsError, SourceError
 from tests.helpers.preprocessing import contents, run, write_images
@@ -87,6 +88,42 @@ def test_nothing_is_left_of_a_source_that_cannot_be_used(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [
+        ("images:{}", "photos/out"),
+        ("images:{}", "photos"),
+        ("images:{}", "photos/cat/deep/out"),
+        ("images:{}/../photos", "link/out"),
+        ("tfrecord:{}/*.tfrecord", "photos"),
+        ("tfrecord:{}/**/*.tfrecord", "photos/cat/out"),
+    ],
+)
+def test_a_directory_inside_the_source_is_refused(tmp_path: Path, source: str, out: str) -> None:
+    photos = write_images(tmp_path / "photos")
+    (tmp_path / "link").symlink_to(photos)
+    before = sorted(photos.rglob("*"))
+    with pytest.raises(SettingsError, match=r"lies inside the source|holds something that is not a complete"):
+        run(source.format(photos), tmp_path / out)
+    assert sorted(photos.rglob("*")) == before
+
+
+def test_a_directory_beside_the_source_is_taken(tmp_path: Path) -> None:
+    photos = write_images(tmp_path / "photos")
+    run(f"images:{photos}", tmp_path / "photos-out")
+    run(f"tfrecord:{tmp_path}/photos-out/*.tfrecord", tmp_path / "photos-out" / "again")
+
+
+def test_unfinished_files_of_killed_processes_are_swept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for directory in (out, out / ".shardline", out / ".shardline" / "done"):
+        directory.mkdir()
+        files.temporary_name(directory / "manifest.json").write_text("{")
+        files.temporary_name(directory / "train-00000-of-00008.tfrecord").write_text("half")
+    run("digits", out)
+    assert not list(tmp_path.rglob(".tmp-*"))
+
+
 def test_a_directory_that_cannot_be_made() -> None:
     with pytest.raises(SettingsError, match=r"cannot write the dataset /proc/dataset: "):
         run("digits", Path("/proc/dataset"))
@@ -117,7 +154,7 @@ def test_an_interrupted_publication_is_ended(tmp_path: Path, monkeypatch: pytest
 
     def replace(self: Path, target: Path) -> Path:
         nonlocal moved
-        if self.suffix == ".tfrecord" and self.parent.name == ".shardline":
+        if self.suffix == ".tfrecord" and target.parent == tmp_path / "out":
             moved += 1
             if moved == 3:
                 raise KeyboardInterrupt

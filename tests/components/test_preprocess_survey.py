@@ -46,6 +46,11 @@ from tests.helpers.preprocessing import SOURCE, run
         ),
         pytest.param("yield IMAGE, 1", "the source yields a tuple, not an Example", id="not an Example"),
         pytest.param(
+            "import sys; sys.exit(0)",
+            r"the source failed: SystemExit: 0 \(mine.py, line 17\)",
+            id="exits",
+        ),
+        pytest.param(
             "raise KeyError('row')", r"the source failed: KeyError: 'row' \(mine.py, line 17\)", id="raises"
         ),
     ],
@@ -65,6 +70,7 @@ def test_examples_that_are_refused(source_module: Path, last: str, message: str)
         pytest.param(
             "class Source:\n  class_names = 'ab'", "gives a Source without __iter__", id="not iterable"
         ),
+        pytest.param("def Source(): exit(0)", r"cannot be made: SystemExit: 0", id="exits"),
         pytest.param("def Source(path): ...", "cannot be made: TypeError: .*'path'", id="needs an argument"),
         pytest.param(
             "class Source(list):\n  class_names = ['a', 'b']",

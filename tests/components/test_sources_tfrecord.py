@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
+from shardline.components.preprocess.tfrecord import mask, read_records
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
 from tests.helpers.data import payload, real_data
@@ -191,6 +196,36 @@ def test_a_damaged_record_is_named_and_the_next_one_read(tmp_path: Path) -> None
     path.write_bytes(content.replace(b"image 1", b"image 7"))
     assert bad(opened(path)) == [BadExample(f"{path} record 1", "the data do not match their checksum")]
     assert len(list(opened(path))) == 3
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("claimed", "message"),
+    [
+        (1 << 31, "record 1: it claims 2,147,483,648 bytes, more than 512 MiB"),
+        (1 << 62, "record 1: it claims 4,611,686,018,427,387,904 bytes, more than 512 MiB"),
+        (400 << 20, "record 1: the file ends in the middle of it"),
+    ],
+)
+def test_what_a_length_claims_is_not_taken_from_the_memory(
+    tmp_path: Path, compressed: bool, claimed: int, message: str
+) -> None:
+    path = tmp_path / "x"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(b"sound")
+    length = struct.pack("<Q", claimed)
+    content = path.read_bytes() + length + mask(google_crc32c.value(length)) + bytes(5000)
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    tracemalloc.start()
+    with pytest.raises(SourceError, match=message):
+        list(read_records(path, compression="gzip" if compressed else ""))
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+
+
+def test_a_million_labels_of_one_example_are_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", [*records(2), {"image": b"image", "label": [1] * 1_000_000}])
+    assert [each.reason for each in bad(opened(path))] == ["feature 'label' has many values, one is needed"]
 
 
 def test_a_file_that_is_cut_off_ends_the_run(tmp_path: Path) -> None:

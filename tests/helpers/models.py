@@ -79,6 +79,22 @@ def dropout(dataset, rate=0.5):
     return _compiled([keras.layers.Dropout(rate)], dataset)
 
 
+def leaving(dataset):
+    raise SystemExit(0)
+
+
+@keras.saving.register_keras_serializable()
+class Leaving(keras.layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            raise SystemExit(0)
+        return x
+
+
+def leaving_while_it_trains(dataset):
+    return _compiled([Leaving()], dataset)
+
+
 def uncompiled(dataset):
     return keras.Sequential([keras.Input(dataset.input_shape), keras.layers.Flatten()])
 

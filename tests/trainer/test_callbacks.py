@@ -236,6 +236,9 @@ def needs(path, directory, other=1):
     return Mine()
 
 number = 3
+
+def leaves():
+    raise SystemExit(0)
 """
 
 
@@ -259,6 +262,7 @@ def test_callbacks_of_the_user(module, name, directories):
     [
         ("none", "has to return a keras.callbacks.Callback or a list of them, it returned NoneType"),
         ("fails", r"failed: KeyError: 'TOKEN' \(brought_callbacks.py, line 19\)"),
+        ("leaves", r"failed: SystemExit: 0 \(brought_callbacks.py, line 27\)"),
         ("needs", "requires path, but it is given nothing, or directory"),
         ("number", "is 3, not a function"),
         ("nothing", "brought_callbacks has no 'nothing'"),

@@ -15,7 +15,7 @@ from shardline.trainer.data.faults import explain
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan
-from shardline.trainer.errors import DatasetError
+from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
@@ -111,6 +111,19 @@ def test_training_ends_with_it(tmp_path: Path) -> None:
         per_replica_batch_size=4,
     )
     with pytest.raises(DatasetError, match=r"record 5, key 'train/5': its image cannot be used"):
+        train(settings, {}, Preemption(settings.grace_period))
+
+
+@pytest.mark.parametrize("model", ["leaving", "leaving_while_it_trains"])
+def test_sys_exit_in_a_model_is_no_success(tmp_path: Path, model: str) -> None:
+    write_dataset(tmp_path / "data")
+    settings = TrainSettings(
+        dataset=str(tmp_path / "data"),
+        model=f"tests.helpers.models:{model}",
+        model_dir=str(tmp_path / "model"),
+        epochs=1,
+    )
+    with pytest.raises(ModelError, match=r"SystemExit: 0 \(models.py, line \d+\)"):
         train(settings, {}, Preemption(settings.grace_period))
 
 

@@ -123,6 +123,7 @@ def test_a_model_with_several_outputs_is_built(info):
             r"'tests.helpers.models:unknown_optimizer' failed: .*Admm.* \(models.py, line \d+\)",
         ),
         ("uncompiled", r"not compiled; call model.compile"),
+        ("leaving", r"'tests.helpers.models:leaving' failed: SystemExit: 0 \(models.py, line \d+\)"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_one_clear_line(info, name, message):

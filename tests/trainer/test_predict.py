@@ -3,9 +3,13 @@
 import csv
 import sys
 
+import numpy as np
 import pytest
 
 from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.errors import ModelError
+from shardline.trainer.predict import predict as predictions
+from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers import programs
@@ -45,6 +49,15 @@ def test_two_devices_give_the_same_answers_as_one(trained):
     for row, other in zip(rows, others, strict=True):
         assert (row["label"], row["predicted"]) == (other["label"], other["predicted"])
         assert float(row["top"]) == pytest.approx(float(other["top"]), abs=1e-5)
+
+
+def test_a_model_that_answers_nan_is_refused(trained, tmp_path):
+    model = load_model(trained / "model.keras")
+    model.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
+    model.save(tmp_path / "model.keras")
+
+    with pytest.raises(ModelError, match=r"gives 37 of 37 examples of the test split probabilities .*NaN"):
+        predictions(tmp_path / "model.keras", trained / "data")
 
 
 def test_a_split_that_is_not_there_is_named(trained):

@@ -27,6 +27,15 @@ def test_modules_of_the_working_directory_can_be_imported(working_directory: Pat
     assert plugins.load("my_model:build_model", "model")() == "built"
 
 
+def test_no_module_of_the_working_directory_hides_one_of_python(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (working_directory / "tabnanny.py").write_text("check = 'hidden'\n")
+    (working_directory / "mine.py").write_text("from tabnanny import check\n")
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    assert callable(plugins.load("mine:check", "model"))
+
+
 @pytest.mark.parametrize("name", ["build", "Built", "made", "either", "given"])
 def test_what_a_module_defines_is_seen_without_running_it(working_directory: Path, name: str) -> None:
     (working_directory / "looked_at.py").write_text(
@@ -110,6 +119,7 @@ def test_what_does_not_exist(working_directory: Path, reference: str, message: s
     [
         pytest.param("import no_such_library", "No module named 'no_such_library'", id="missing library"),
         pytest.param("x = 1 +", r"SyntaxError: invalid syntax \(broken.py, line 1\)$", id="syntax error"),
+        pytest.param("\nimport sys; sys.exit(0)", r"SystemExit: 0 \(broken.py, line 2\)", id="exit"),
         pytest.param("\n1 / 0", r"ZeroDivisionError: division by zero \(broken.py, line 2\)", id="any error"),
     ],
 )

@@ -29,10 +29,8 @@ def load_transform(reference: str) -> Transform:
     function = _load(reference, "transform")
 
     def transform(x: Any, y: tf.Tensor) -> Any:
-        try:
+        with plugins.calling(f"transform {reference!r} failed", SettingsError):
             return function(x, y)
-        except Exception as error:  # a user's code runs here and may raise anything
-            raise SettingsError(f"transform {reference!r} failed: {plugins.describe(error)}") from error
 
     return transform
 
@@ -62,7 +60,7 @@ def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
     wanted = (x, tf.TensorSpec((), tf.int64))
     try:
         traced = function.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
-    except Exception as error:  # a user's code runs here and may raise anything
+    except (Exception, SystemExit) as error:  # a user's code runs here and may raise anything
         text = " ".join(f"{type(error).__name__}: {error}".split())  # names file and line of user code itself
         raise SettingsError(
             f"augmentation {reference!r} failed on an example (x, y, seed): {text}"

@@ -51,7 +51,7 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
             built = function(dataset, **arguments)
     except ShardlineError:
         raise
-    except Exception as error:  # the user's code runs here and may raise anything
+    except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
         raise ModelError(f"model {model!r} failed: {_describe(error, function)}") from error
     if not isinstance(built, keras.Model):
         raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
@@ -63,15 +63,11 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
 def create_variables(model: keras.Model, data: Any) -> None:
     """Builds model, optimizer and metrics on data or its specification, in the strategy's scope."""
     batch = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape[1:]), one.dtype), data)
-    try:
+    with plugins.calling(f"the model cannot be built on batches of {describe_structure(data)}", ModelError):
         build_symbolically(model, batch)
-    except Exception as error:  # the user's code runs here and may raise anything
-        raise ModelError(
-            f"the model cannot be built on batches of {describe_structure(data)}: {plugins.describe(error)}"
-        ) from error
 
 
-def _describe(error: Exception, function: ModelFunction) -> str:
+def _describe(error: BaseException, function: ModelFunction) -> str:
     """Returns one line on an error, with the last line of the model function's own file on its way."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     file = getattr(inspect.unwrap(function), "__code__", None) and inspect.getsourcefile(function)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from shardline.trainer import plugins
 from shardline.trainer.data.manifest import Scalar
-from shardline.trainer.errors import SettingsError, ShardlineError, SourceError
+from shardline.trainer.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,12 +168,8 @@ def _open_plugin(reference: str) -> Source:
     make = plugins.load(reference, "source", SourceError, known=KNOWN_FORMS)
     if not callable(make):
         raise SourceError(f"source {reference!r} is a {type(make).__name__}, not a class or function")
-    try:
+    with plugins.calling(f"source {reference!r} cannot be made", SourceError):
         source = make()
-    except ShardlineError:
-        raise
-    except Exception as failure:
-        raise SourceError(f"source {reference!r} cannot be made: {plugins.describe(failure)}") from failure
     for member in ("class_names", "__iter__"):
         if not hasattr(source, member):
             raise SourceError(

@@ -1,0 +1,118 @@
+"""Process pool of preprocessing: lost workers, and what of the working directory a worker sees."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardline.components.preprocess.inspect.stats import stats
+from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.pool import Processes
+from shardline.trainer.errors import CrashError, RunError
+from tests.helpers.pool_jobs import grieve
+from tests.helpers.preprocessing import contents, run
+
+ITEMS = ["one", "two", "three", "four"]
+
+
+def do(how: str) -> dict[str, int]:
+    with Processes(2, grieve) as processes:
+        return processes.do(grieve, {"how": how, "parent": os.getpid()}, ITEMS, lambda *_: None)
+
+
+@contextmanager
+def killing_a_worker() -> Iterator[None]:
+    """Kills the first worker that this process starts."""
+    before = {process.pid for process in psutil.Process().children()}
+    is_over = threading.Event()
+
+    def kill() -> None:
+        while not is_over.is_set():
+            for process in psutil.Process().children():
+                if process.pid not in before and "preprocess.pool" in " ".join(process.cmdline()):
+                    process.kill()
+                    return
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_the_work_is_shared() -> None:
+    found = do("well")
+    assert sorted(found) == sorted(ITEMS)
+    assert len(set(found.values())) == 2
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("killed", r"was killed \(SIGKILL\)"),
+        ("exit", "ended with status 0"),
+        ("exit, its output held open", "ended with status 0"),
+    ],
+)
+def test_a_worker_that_ends_without_an_answer_is_one_line(how: str, message: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RunError, match=f"a worker process {message}; was there too little memory"):
+        do(how)
+    assert time.monotonic() - began < 15
+    for process in psutil.Process().children(recursive=True):
+        assert "preprocess.pool" not in " ".join(process.cmdline())
+
+
+def test_what_nobody_foresaw_in_a_worker_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        CrashError, match=r"ValueError: of a kind that nobody foresaw .*all that is known is in"
+    ):
+        do("unforeseen")
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "digits"
+    run("digits", out)
+    return out
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tool", [verify, stats])
+def test_looking_at_a_dataset_ends_when_a_worker_is_killed(
+    dataset: Path, tool: Callable[..., object]
+) -> None:
+    with killing_a_worker(), pytest.raises(RunError, match=r"a worker process was killed \(SIGKILL\)"):
+        tool(dataset, processes=3)
+
+
+@pytest.mark.timeout(60)
+def test_preprocessing_ends_when_a_worker_is_killed_and_goes_on_when_run_again(
+    tmp_path: Path, dataset: Path
+) -> None:
+    with killing_a_worker(), pytest.raises(RunError, match=r"a worker process was killed \(SIGKILL\)"):
+        run("digits", tmp_path / "out", processes=2)
+    run("digits", tmp_path / "out", processes=2)
+    assert contents(tmp_path / "out") == contents(dataset)
+
+
+def test_no_file_of_the_working_directory_hides_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("zlib", "json", "selectors", "xxhash"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hidden')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert len(set(do("well").values())) == 2

@@ -1,0 +1,28 @@
+"""Jobs for the process pool of preprocessing whose workers come to grief."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardline.components.preprocess.pool import Report
+
+
+def grieve(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+    """Returns the items in the parent, and does in a worker what `given` says."""
+    if os.getpid() == given["parent"]:
+        return dict.fromkeys(items, os.getpid())
+    how = given["how"]
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        os._exit(0)
+    if how == "exit, its output held open":
+        subprocess.Popen(["sleep", "60"])
+        os._exit(0)
+    if how == "unforeseen":
+        raise ValueError("of a kind that nobody foresaw")
+    return dict.fromkeys(items, os.getpid())
