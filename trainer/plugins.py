@@ -11,7 +11,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ _SHOWN_NAMES = 8
 def load(
     reference: str, kind: str, error: type[ShardlineError] = ModelError, *, known: Sequence[str] = ()
 ) -> Any:
-    """Returns the object that an import string names; modules of the working directory can be imported.
+    """Returns the object that an import string names, of a module of the working directory or another.
 
     Args:
         reference: `pkg.module:name`.
@@ -37,6 +37,7 @@ def load(
         raise error(f"unknown {kind} {reference!r}: not an import string such as pkg.module:name{forms}")
     _make_working_directory_importable()
     try:
+        _load_neighbour(module_name.partition(".")[0])
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as failure:
         missing = isinstance(failure, ModuleNotFoundError) and failure.name
@@ -93,7 +94,7 @@ def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) ->
 def _source_of(module_name: str) -> Path | None:
     """Returns the file of a module, or the directory of a package without one; None where there is none."""
     first, *others = module_name.split(".")
-    found = importlib.util.find_spec(first)
+    found = _neighbour(first) or importlib.util.find_spec(first)
     for name in others:
         if found is None:
             return None
@@ -127,11 +128,36 @@ def describe(error: BaseException) -> str:
 
 
 def _make_working_directory_importable() -> None:
-    """Adds the working directory to the end of the path, so that no file in it hides a module of Python."""
+    """Puts it last on the path: nothing that lies there stands in for a module of Python or a package."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     importlib.invalidate_caches()
+
+
+def _neighbour(name: str) -> ModuleSpec | None:
+    """Returns a module of the working directory that a plug-in may be in, or None.
+
+    It was asked for by its name, so it may be called as a package is (`tests`, `examples`), but not as one
+    of Python, or one that has been imported.
+    """
+    if name in sys.modules or name in sys.stdlib_module_names:
+        return None
+    found = PathFinder.find_spec(name, [str(Path.cwd())])
+    return found if found is not None and found.loader is not None else None
+
+
+def _load_neighbour(name: str) -> None:
+    """Imports a module of the working directory, if it is one."""
+    spec = _neighbour(name)
+    if spec is None or spec.loader is None:
+        return
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 def _neighbours(module_name: str) -> str:

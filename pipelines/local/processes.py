@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -135,6 +137,16 @@ def _signal_all(remaining: list[psutil.Process], signum: int) -> None:
     for process in remaining:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signum)
+
+
+#: Where Python looks first; what is there moves the working directory to the end of the path.
+_SITE = str(Path(__file__).with_name("path"))
+
+
+def on_safe_path(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which the modules of the working directory come after all others."""
+    others = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", _SITE)]
+    return {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([_SITE, *others])}
 
 
 HOST = "127.0.0.1"

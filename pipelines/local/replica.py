@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from shardline.pipelines.local import job as cluster
-from shardline.pipelines.local import start
+from shardline.pipelines.local import processes, start
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.network import Network
 from shardline.pipelines.local.output import Output
@@ -43,7 +43,7 @@ def launches(
         PipelineError: When there is no such command on this machine.
     """
     inherited = {key: value for key, value in os.environ.items() if key not in cluster.PLATFORM_VARIABLES}
-    inherited["TMPDIR"] = str(temporary)
+    inherited = processes.on_safe_path(inherited) | {"TMPDIR": str(temporary)}
     inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
     if gcs_root is not None:
         inherited.setdefault(files.GCS_ROOT_VARIABLE, str(gcs_root))

@@ -137,11 +137,8 @@ class Execution:
 
     def _environment(self) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
-        # The user's own sources and models are imported by every task, as they are from here.
-        path = [os.getcwd(), *inherited.get("PYTHONPATH", "").split(os.pathsep)]
         return {
-            **inherited,
-            "PYTHONPATH": os.pathsep.join(item for item in path if item),
+            **processes.on_safe_path(inherited),
             "PYTHONUNBUFFERED": "1",
             progress.EVENTS_VARIABLE: progress.secret(),
             RUN_VARIABLE: str(self.directory),

@@ -127,3 +127,25 @@ def test_a_module_that_fails(working_directory: Path, source: str, reason: str) 
     (working_directory / "broken.py").write_text(source)
     with pytest.raises(SourceError, match=f"source 'broken:x': importing broken failed: .*{reason}"):
         plugins.load("broken:x", "source", SourceError)
+
+
+def test_a_plug_in_may_be_called_as_a_package_is_but_not_as_a_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    for directory in (installed, here):
+        directory.mkdir()
+        (directory / "plugin_of_both.py").write_text(
+            f"name = {directory.name!r}\nfrom common_to_both import other"
+        )
+        (directory / "common_to_both.py").write_text(f"other = {directory.name!r}")
+        (directory / "this.py").write_text("s = name = 'not of Python'")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    monkeypatch.chdir(here)
+    try:
+        assert plugins.load("plugin_of_both:name", "model") == "here"
+        assert plugins.load("plugin_of_both:other", "model") == "installed"
+        assert plugins.load("this:s", "model") != "not of Python"
+    finally:
+        for name in ("plugin_of_both", "common_to_both", "this"):
+            sys.modules.pop(name, None)

@@ -1,0 +1,1 @@
+"""First on the path of the processes of a local run: what Python imports before all else."""

@@ -1,0 +1,33 @@
+"""The working directory, last on the path: Python imports this module when it starts.
+
+Nothing in that directory stands in for a module of Python or of a package then, as it would where it comes
+first. A script that is run by its own path finds its neighbours as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+
+def arrange() -> None:
+    """Puts the working directory at the end, and a script's own at the beginning of the path."""
+    own = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [place for place in sys.path if place != own]
+    if sys.flags.safe_path and os.path.isfile(sys.argv[0]):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    sys.path.append(os.getcwd())
+
+
+def hand_over() -> None:
+    """Runs the module of this name that would have been imported without this one, if there is any."""
+    installed = PathFinder.find_spec("sitecustomize", sys.path[:-1])
+    if installed is not None and installed.loader is not None:
+        installed.loader.exec_module(module_from_spec(installed))
+
+
+if __name__ == "sitecustomize":
+    arrange()
+    hand_over()
