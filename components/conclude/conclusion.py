@@ -41,7 +41,7 @@ def conclude_run(
             say(TOPIC, f"| {line}")
     if history_uri:
         try:
-            run.write(champion_directory(history_uri) / "runs" / job_name)
+            run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             say(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
     if notification.is_wanted(notify_when, run.state):

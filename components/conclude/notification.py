@@ -90,8 +90,11 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
     it raises as `notify` does.
     """
     url = _access(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
-    if url and not re.fullmatch(r"https?://\S+", url):
-        raise SettingsError(f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https://")
+    if url and not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
+        raise SettingsError(
+            f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https:// (http:// is for "
+            "this machine alone)"
+        )
     return url
 
 
@@ -104,11 +107,11 @@ def send(url: str, message: Mapping[str, Any]) -> None:
     import requests
 
     try:
-        response = requests.post(url, json=message, timeout=_TIMEOUT_S)
+        response = requests.post(url, json=message, timeout=_TIMEOUT_S, allow_redirects=False)
     except requests.RequestException as error:
         reason = type(error).__name__
     else:
-        if response.ok:
+        if response.ok and not response.is_redirect:
             return
         reason = f"status {response.status_code}"
     raise PlatformError(f"the webhook did not take the message ({reason})") from None

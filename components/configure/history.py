@@ -8,6 +8,7 @@ A run that failed writes neither, so that the next one trains.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ from shardline.trainer.progress import say
 
 RUNS = "runs"
 LATEST = "latest.json"
+
+_NAME = re.compile(r"\w[\w.-]{0,127}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,10 @@ class Run:
     champion: str
     same_as: str = ""
     state: State = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.run):
+            raise SettingsError(f"a run's name has letters, digits, '.', '_' and '-', got {self.run!r}")
 
 
 def make_directory(history: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from shardline.components.vertex.refusals import Kind, in_short, kind_of, refusal
 from shardline.trainer import files, progress
-from shardline.trainer.errors import PlatformError
+from shardline.trainer.errors import PlatformError, SettingsError
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
@@ -40,6 +41,27 @@ _WATCHING_S = 900.0
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
+#: Hosts beside Google's that may be asked, and are given a token, in the environment: HOST,HOST:PORT.
+HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
+#: Regional hosts, the virtual IPs of Private Google Access, and endpoints of Private Service Connect.
+_HOST = re.compile(
+    r"([a-z0-9-]+-aiplatform|aiplatform|private|restricted|[a-z0-9-]+(\.[a-z0-9-]+)*\.p)\.googleapis\.com(:443)?"
+)
+_NAME = re.compile(r"projects/(?P<project>[\w:.-]+)/locations/(?P<location>[a-z0-9-]+)/")
+
+
+def check_host(host: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuses a host of the API that is neither Google's nor one that the environment allows.
+
+    A settings file says where the API is, and whoever answers there gets this account's token.
+    """
+    if not _HOST.fullmatch(host) and host not in environ.get(HOSTS_VARIABLE, "").split(","):
+        raise SettingsError(
+            f"{host!r} is no host of Vertex AI (LOCATION-aiplatform.googleapis.com, NAME.p.googleapis.com) "
+            f"and would be given this account's token; if it is yours, {HOSTS_VARIABLE}={host} allows it"
+        )
+
+
 @dataclass(frozen=True)
 class Platform:
     """The platform's services in one project (id or number) and region; a client is made when first used.
@@ -58,8 +80,10 @@ class Platform:
 
         P is often a number; `project` is an id to use instead.
         """
-        _, number, _, location, *_ = name.split("/")
-        return cls(project or number, location, endpoint)
+        found = _NAME.match(name)
+        if found is None:
+            raise PlatformError(f"{name!r} is no name of a resource, projects/P/locations/L/...")
+        return cls(project or found["project"], found["location"], endpoint)
 
     @property
     def parent(self) -> str:
@@ -68,8 +92,10 @@ class Platform:
 
     @property
     def host(self) -> str:
-        """Host of the Vertex AI API."""
-        return self.endpoint or f"{self.location}-aiplatform.googleapis.com"
+        """Host of the Vertex AI API; raises SettingsError as `check_host` does."""
+        host = self.endpoint or f"{self.location}-aiplatform.googleapis.com"
+        check_host(host)
+        return host
 
     @cached_property
     def pipelines(self) -> aiplatform_v1.PipelineServiceClient:

@@ -61,6 +61,7 @@ _RESOLVED_BY_KFP = re.compile(
     r"inputs\.(?!.*json_escape)|outputs\.|outputMetadataUri$|pipeline_root$|workspace_path$"
     r"|pipeline_(job|task)_(name|uuid)$"
 )
+_FILE_NAME = re.compile(r"\w[\w .-]{0,127}")
 _PLACEHOLDER = re.compile(r"\{\{\$\.(.*?)\}\}")
 
 #: Keys of the IR below which every string is a value that the backend resolves.
@@ -76,9 +77,10 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         created: Time at which the run was created and scheduled (RFC 3339, UTC).
 
     Raises:
-        PipelineError: When a task runs a container that has no stand-in, or a placeholder has no meaning
-            on this machine.
+        PipelineError: When a task runs a container that has no stand-in, a placeholder has no meaning on this
+            machine, or a name cannot be that of a file.
     """
+    _check_names(spec)
     local: dict[str, Any] = _localize_values_in(copy.deepcopy(spec), created)
     for label, executor in local["deploymentSpec"]["executors"].items():
         container = executor.get("container")
@@ -98,6 +100,21 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
     name_outputs_in_conditions(local)
     _drop_unset(local, set(given))
     return local
+
+
+def _check_names(spec: dict[str, Any]) -> None:
+    """Refuses names of tasks and outputs that cannot be parts of paths in the run directory."""
+    dags = components_with_tasks(spec)
+    named = [("task", name) for component in dags for name in component["dag"]["tasks"]]
+    for component in (spec["root"], *spec["components"].values()):
+        made = component.get("outputDefinitions", {})
+        named += [("output", name) for kind in ("artifacts", "parameters") for name in made.get(kind, {})]
+    for what, name in named:
+        if not _FILE_NAME.fullmatch(name):
+            raise PipelineError(
+                f"the {what} {name!r} has a name that cannot be a file's on this machine; name it with "
+                "letters, digits, '_' and '-', as the compiler does"
+            )
 
 
 def has_custom_jobs(spec: dict[str, Any]) -> bool:

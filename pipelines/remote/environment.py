@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.client import Platform
+from shardline.components.vertex.client import Platform, check_host
 from shardline.pipelines.tables import read_table
 from shardline.trainer.errors import SettingsError
 
@@ -55,6 +55,11 @@ class Environment:
             value = getattr(self, name)
             if value and not form.fits(value):
                 raise SettingsError(f"{name} must be {form.words}, got {value!r}{self._origin(name)}")
+        if self.api_endpoint:
+            try:
+                check_host(self.api_endpoint)
+            except SettingsError as error:
+                raise SettingsError(f"api_endpoint: {error}{self._origin('api_endpoint')}") from None
         forms.check_labels(self.labels, self._origin("labels"))
 
     @property

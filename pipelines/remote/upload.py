@@ -117,7 +117,11 @@ def download(url: str) -> tuple[bytes, str]:
 
 def _version(file: Path) -> str:
     """Returns the version under which the registry has a file."""
-    return f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    return _digest(file.read_bytes())
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 class _Repository:
@@ -155,12 +159,19 @@ class _Repository:
                 raise
 
     def download(self, package: str, version: str) -> bytes:
-        """Returns a version's content."""
+        """Returns a version's content; raises PlatformError when it is not what the version's name says."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "pipeline.yaml"
             call = self._client.download_pipeline
             self._ask(f"download {package}/{version}", call, package, version=version, file_name=str(path))
-            return path.read_bytes()
+            content = path.read_bytes()
+        digest = _digest(content)
+        if digest != version:
+            raise PlatformError(
+                f"what {self.host} has as {package}/{version} has the digest {digest}: it was damaged or "
+                "exchanged; upload it again"
+            )
+        return content
 
     def _find(self, doing: str, call: Callable[..., T], *args: str) -> T | None:
         """Returns what a call gives; None when it finds nothing."""

@@ -146,6 +146,13 @@ def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
     assert record["explanation"]["error"] == "Task exit-handler-1 failed."
 
 
+def test_a_webhook_that_sends_elsewhere_has_not_taken_the_message() -> None:
+    with serve_webhook() as webhook:
+        webhook.status = 302
+        with pytest.raises(PlatformError, match="did not take the message"):
+            send(webhook.url, {})
+
+
 def test_a_webhook_that_is_not_there_is_not_named() -> None:
     with pytest.raises(PlatformError) as refused:
         send("http://127.0.0.1:9/T0PS3CRET", {})
@@ -154,9 +161,12 @@ def test_a_webhook_that_is_not_there_is_not_named() -> None:
     assert refused.value.__cause__ is None
 
 
-def test_a_url_that_is_none_is_not_named() -> None:
+@pytest.mark.parametrize(
+    "url", ["T0PS3CRET", "http://example.com/T0PS3CRET", "http://127.0.0.1.example.com/T0PS3CRET"]
+)
+def test_a_url_that_is_none_or_readable_on_the_way_is_not_named(url: str) -> None:
     with pytest.raises(SettingsError, match="SHARDLINE_WEBHOOK does not hold a URL") as refused:
-        webhook_url("", {WEBHOOK_VARIABLE: "T0PS3CRET"})
+        webhook_url("", {WEBHOOK_VARIABLE: url})
 
     assert "T0PS3CRET" not in str(refused.value)
 

@@ -207,6 +207,11 @@ def test_a_run_is_of_exactly_the_version_that_a_tag_meant(
         done = shardline("submit", address)
         assert done.exit_code == 2
         assert message in done.stderr
+    (package,) = fake.services.registry.packages.values()
+    package.versions[version] += b"# exchanged"
+    done = shardline("submit", f"{REGISTRY}/toy/latest")
+    assert done.exit_code == 3
+    assert "it was damaged or exchanged; upload it again" in done.stderr
     done = shardline("submit", f"{REGISTRY}/toy/sha256:{'0' * 64}")
     assert done.exit_code == 3
     assert "not found" in done.stderr

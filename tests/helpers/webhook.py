@@ -36,6 +36,7 @@ def serve_webhook() -> Iterator[Webhook]:
             found.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(found.status)
             self.send_header("Content-Length", "0")
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from shardline.components.vertex.client import HOSTS_VARIABLE, Platform, check_host
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.remote.environment import NAMES, Environment, load_environment, variable_of
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import PlatformError, SettingsError
 
 PLACE = {"project": "my-project", "location": "europe-west4"}
 
@@ -79,6 +80,10 @@ def test_only_what_is_needed_must_be_given() -> None:
         ("encryption_spec_key_name", "my-key"),
         ("registry", "europe-west4-docker.pkg.dev/my-project/images"),
         ("api_endpoint", "https://europe-west4-aiplatform.googleapis.com"),
+        ("api_endpoint", "evil.com"),
+        ("api_endpoint", "europe-west4-aiplatform.googleapis.com.evil.com"),
+        ("api_endpoint", "storage.googleapis.com"),
+        ("api_endpoint", "127.0.0.1:8080"),
         ("labels", "Team=vision"),
         ("labels", "team"),
     ],
@@ -162,3 +167,20 @@ def test_the_example_says_where_on_the_platform() -> None:
     found = load_environment(Path("settings/vertex.toml.example"), {}, {})
     assert found.project == "my-project"
     assert found.registry.endswith("-kfp.pkg.dev/my-project/pipelines")
+
+
+def test_a_host_of_another_is_asked_only_where_the_environment_allows_it() -> None:
+    """The settings say who gets the token of this account."""
+    for host in (
+        "vertex.p.googleapis.com",
+        "us-central1-aiplatform.googleapis.com:443",
+        "restricted.googleapis.com",
+    ):
+        check_host(host, {})
+    with pytest.raises(SettingsError, match=r"SHARDLINE_ALLOWED_HOSTS=vertex\.internal allows it"):
+        check_host("vertex.internal", {})
+    check_host("vertex.internal", {HOSTS_VARIABLE: "other:1,vertex.internal"})
+    with pytest.raises(SettingsError, match=r"is no host of Vertex AI"):
+        _ = Platform("p", "evil.com/").host
+    with pytest.raises(PlatformError, match="is no name of a resource"):
+        Platform.of("projects/p/locations/evil.com#/jobs/1")
