@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardline.components.records import load
-from shardline.trainer import files
+from shardline.trainer import crash, files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 
 SAVED_MODEL = "saved_model"
@@ -65,6 +65,8 @@ CHAMPION_FILE = "champion.json"
 
 T = TypeVar("T")
 
+#: Characters of a source in the name of a directory.
+_LONGEST_NAME = 100
 _NAME = re.compile(r"\w[\w-]*")
 _REMEDY = "repair it, or remove it to start anew"
 
@@ -182,8 +184,8 @@ def clear(out: Path) -> None:
         if (out / SAVED_MODEL).exists():
             shutil.rmtree(out / SAVED_MODEL)
     except OSError as error:
-        raise SettingsError(
-            f"cannot write to the output directory {out}: {error.strerror}; choose another one"
+        raise crash.of_place(
+            error, f"cannot write to the output directory {out}: {error.strerror}; choose another one"
         ) from None
 
 
@@ -196,21 +198,29 @@ def read_part(exported: Path, name: str, kind: type[T]) -> T:
 
 
 def champion_directory(uri: str) -> Path:
-    """Returns the local path of a champion's URI: a local directory, or gs:// through the /gcs mount.
+    """Returns the local path of a champion's URI: a local directory, or gs:// or /gcs/ through the mount.
 
     Raises:
-        SettingsError: When the bucket of a gs:// URI is not mounted; a directory made in its place would
-            be lost with this machine.
+        SettingsError: When the bucket is not mounted; a directory made in its place would be lost with this
+            machine.
     """
     path = files.local_path(uri)
-    if path != Path(uri):
-        bucket = Path(*path.parts[:3])
+    if uri.startswith(("gs://", "/gcs/")):
+        bucket = files.local_path(f"gs://{uri.removeprefix('gs://').removeprefix('/gcs/').partition('/')[0]}")
         if not bucket.is_dir():
             raise SettingsError(
                 f"cannot reach {uri}: {bucket} is not mounted here; on Vertex grant the service account "
                 "access to the bucket, elsewhere give a local directory"
             )
     return path
+
+
+def directory_name(source: str) -> str:
+    """Returns the name of the directory for what comes of a source, which no other source has."""
+    name = re.sub(r"\W+", "-", source)
+    if name == source and len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
 def current(champion: Path) -> Version | None:
@@ -290,8 +300,8 @@ def make_champion_directory(champion: Path) -> None:
         with tempfile.TemporaryFile(dir=champion):
             pass
     except OSError as error:
-        raise SettingsError(
-            f"cannot write to {champion / VERSIONS}: {error.strerror}; choose another champion_uri"
+        raise crash.of_place(
+            error, f"cannot write to {champion / VERSIONS}: {error.strerror}; choose another champion_uri"
         ) from None
 
 

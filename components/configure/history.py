@@ -18,7 +18,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.model_store import Measured, Verdict, champion_directory, current, read_part
 from shardline.components.records import load, restore
-from shardline.trainer import files
+from shardline.trainer import crash, files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.progress import say
 
@@ -70,8 +70,8 @@ def make_directory(history: Path) -> None:
     try:
         (history / RUNS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingsError(
-            f"cannot write to {history}: {error.strerror}; choose another history_uri"
+        raise crash.of_place(
+            error, f"cannot write to {history}: {error.strerror}; choose another history_uri"
         ) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -119,8 +118,10 @@ def run(
     """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
 
     Everything is written to a new directory in RUNS_DIR. The champion_uri of Shardline's own pipelines
-    is RUNS_DIR/champions/SOURCE unless it is given.
+    is RUNS_DIR/champions/SOURCE unless it is given; a SOURCE with other characters than letters, digits, _
+    and single hyphens is shortened to these, and to a digest.
     """
+    from shardline.components.model_store import directory_name
     from shardline.pipelines.local.run import run_pipeline
     from shardline.pipelines.preflight import OURS, check_run
     from shardline.pipelines.spec import defaults, load_pipeline
@@ -129,8 +130,8 @@ def run(
     parameters, _ = check_run(spec, pairs(params, "--param", PipelineError), here=True)
     if spec["pipelineInfo"]["name"] in OURS:
         # Models of different data do not replace each other.
-        source = re.sub(r"\W+", "-", parameters.get("source", defaults(spec)["source"]))
-        parameters.setdefault("champion_uri", str((runs_dir / "champions" / source).absolute()))
+        name = directory_name(parameters.get("source", defaults(spec)["source"]))
+        parameters.setdefault("champion_uri", str((runs_dir / "champions" / name).absolute()))
     run_pipeline(
         pipeline,
         parameters,

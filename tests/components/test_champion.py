@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.model_store import complete_versions, current, publish, rollback
+from shardline.components.model_store import complete_versions, current, directory_name, publish, rollback
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError
 from tests.helpers.exports import write_export
@@ -88,6 +88,26 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
     with pytest.raises(RunError, match="No space left on device; the champion is unchanged"):
         rollback(champion)
     assert current(champion) == versions[2]
+
+
+def test_each_source_has_a_champion_of_its_own():
+    sources = [
+        "a/b",
+        "a-b",
+        "a--b",
+        "a:b",
+        "images:/data/a",
+        "images:/data-a",
+        "x" * 100,
+        "x" * 101,
+        "x" * 300,
+    ]
+
+    names = [directory_name(source) for source in sources]
+
+    assert len(set(names)) == len(names)
+    assert (directory_name("digits"), directory_name("a-b")) == ("digits", "a-b")
+    assert all("/" not in name and len(name) < 120 for name in names)
 
 
 READER = """

@@ -194,7 +194,10 @@ def test_other_data_trains(change, text, photos, history, tmp_path):
         ({"hparams": {"filters": 8.0}}, ""),
     ],
 )
-def test_other_settings_train_on_the_dataset_as_it_is(settings, reason, photos, history, tmp_path):
+def test_other_settings_train_on_the_dataset_as_it_is(
+    settings, reason, photos, history, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     first = train(history, f"images:{photos}", tmp_path)
 
     found = look(history, f"images:{photos}", **settings)
@@ -469,6 +472,30 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(photos, history, 
     assert caught.value.code == 1
     assert events[-1].text.endswith("the run is not remembered")
     assert json.loads((history / "latest.json").read_text())["run"] == "run-1"
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("gs://no-such-bucket/champions", "/gcs/no-such-bucket is not mounted here"),
+        ("/gcs/no-such-bucket/champions", "/gcs/no-such-bucket is not mounted here"),
+        ("file/champions", "Not a directory; choose another champion_uri"),
+        ("damaged", "champion.json is not JSON"),
+    ],
+)
+def test_a_champion_that_could_not_be_replaced_is_said_before_anything_is_trained(
+    place, message, photos, tmp_path, events, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "champion.json").write_text("{")
+
+    with pytest.raises(SystemExit) as caught:
+        look("", f"images:{photos}", champion_uri=place)
+
+    assert caught.value.code == 2
+    assert message in events[-1].text
 
 
 def test_a_history_that_cannot_be_written_is_said_at_once(photos, tmp_path, events):
