@@ -174,6 +174,7 @@ def _network() -> Diagnosis:
 
 
 def _toy_job() -> Diagnosis:
+    from shardline.pipelines.local import scratch
     from shardline.pipelines.local.job import CustomJob
     from shardline.pipelines.local.supervisor import run_job
     from shardline.trainer import progress
@@ -182,12 +183,12 @@ def _toy_job() -> Diagnosis:
     command = (sys.executable, "-m", "shardline.trainer.handshake")
     job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="shardline-doctor-") as directory:
+    with scratch.directory() as directory:
         try:
             with progress.sink(lambda event: None):
-                run_job(job, Path(directory), topic="handshake")
+                run_job(job, directory / "logs", topic="handshake")
         except ShardlineError as failed:
-            log = "; ".join(_last_lines(Path(directory)))
+            log = "; ".join(_last_lines(directory / "logs"))
             found = f"{failed}: {log}" if log else str(failed)
             return error("toy job", found, "fix this before anything else")
     seconds = time.monotonic() - began

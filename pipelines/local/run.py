@@ -9,7 +9,6 @@ import re
 import selectors
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from shardline.components.run_record import (
     blessing,
 )
 from shardline.components.vertex.logs import KfpLines, split_replica
-from shardline.pipelines.local import execute, processes, record
+from shardline.pipelines.local import execute, processes, record, scratch
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
@@ -91,11 +90,13 @@ class Execution:
 
         The command is `shardline.pipelines.local.execute` with all its arguments but the last two.
         """
-        # The system's own directory for temporary files, since sockets need short paths.
-        scratch = tempfile.TemporaryDirectory(prefix="shardline-", ignore_cleanup_errors=True)
-        with scratch, self.log.open("w", encoding="utf-8") as log, processes.adopted_orphans():
+        with (
+            scratch.directory() as temporary,
+            self.log.open("w", encoding="utf-8") as log,
+            processes.adopted_orphans(),
+        ):
             child = subprocess.Popen(
-                [*command, scratch.name, str(os.getpid())],
+                [*command, str(temporary), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

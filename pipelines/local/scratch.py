@@ -1,6 +1,6 @@
-"""Temporary files of a job on this machine: one directory for all replicas, removed however they end.
+"""Temporary files of a run or job on this machine: one directory for all processes, removed however they end.
 
-A replica that is killed removes nothing itself, nor does a runner that is killed: the next one removes what
+A process that is killed removes nothing itself, nor does a runner that is killed: the next one removes what
 it finds of those that have ended, whose locks the kernel has released.
 """
 

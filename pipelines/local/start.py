@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardline.pipelines.local import guardian, warm
+from shardline.pipelines.local import guardian, scratch, warm
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
 from shardline.pipelines.local.warm import SERVER_VARIABLE
@@ -34,8 +34,6 @@ _TRAINER = "shardline.trainer.task"
 _SIGNS = ("tensorflow", "keras", "shardline.components.train", "shardline.components.validate")
 #: An NVIDIA driver: whether a process may be forked next to one has not been proven.
 _NVIDIA = Path("/dev/nvidiactl")
-#: Bytes of a directory for temporary files up to which a socket fits into one below it.
-_LONGEST_TMPDIR = 80
 #: Seconds for the server to load TensorFlow and fork.
 _ANSWER_S = 120.0
 #: Seconds that a task has to end its own replicas, once whoever has started it is gone.
@@ -88,10 +86,8 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
     if _NVIDIA.exists():
         yield ""
         return
-    # A socket's path has 107 bytes at most, and without a server processes start plain.
-    short = None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST_TMPDIR else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="shardline-", dir=short) as directory:
-        path = os.path.join(directory, "s")
+    with scratch.directory() as directory:
+        path = str(directory / "s")
         try:
             server = _start_server(path, env, modules)
         except OSError:
@@ -105,8 +101,8 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
 
 
 def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> subprocess.Popen[bytes]:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+    with socket.socket(socket.AF_UNIX) as listener, _addressed(path) as address:
+        listener.bind(address)
         listener.listen()
         return subprocess.Popen(
             [sys.executable, "-m", warm.__name__, str(listener.fileno()), str(os.getpid()), *modules],
@@ -117,6 +113,17 @@ def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> 
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
+
+
+@contextlib.contextmanager
+def _addressed(path: str) -> Iterator[str]:
+    """Yields an address of a Unix socket's path that is never too long: an address has 107 bytes at most."""
+    directory, name = os.path.split(path)
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -179,7 +186,8 @@ def _ask(
     """
     with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         connection.settimeout(_ANSWER_S)
-        connection.connect(server)
+        with _addressed(server) as address:
+            connection.connect(address)
         json.dump({**vars(program), "env": dict(env), "grace": grace}, file)
         file.seek(0)
         socket.send_fds(connection, [b"."], [file.fileno(), *descriptors])

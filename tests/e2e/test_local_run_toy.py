@@ -20,6 +20,7 @@ import pytest
 from kfp import compiler
 
 from shardline.components.run_record import RunRecord, failure_of
+from shardline.pipelines.local import scratch
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
@@ -54,16 +55,16 @@ def _of_run(runs: Path) -> list[psutil.Process]:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory for runs, of which no process and no temporary file must be left after the test."""
     directory = tmp_path / "runs"
-    scratch = Path(tempfile.mkdtemp())  # a short path: that of a socket has at most 107 bytes
-    monkeypatch.setenv("TMPDIR", str(scratch))
+    temporary = Path(tempfile.mkdtemp(prefix="x" * 120))  # longer than the address of a socket may be
+    monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield directory
     deadline = time.monotonic() + 10
     while (left := _of_run(directory)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
-    assert list(scratch.iterdir()) == []
-    scratch.rmdir()
+    assert list(temporary.iterdir()) == []
+    temporary.rmdir()
 
 
 def _only(runs: Path) -> Path:
@@ -267,6 +268,18 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     assert "Traceback" not in output
     state = "failed" if signum == signal.SIGKILL else "cancelled"
     assert RunRecord.read(_only(runs)).state == state
+
+
+def test_the_next_run_removes_the_temporary_files_of_a_killed_one(toy: Path, runs: Path) -> None:
+    process, started = _start_hanging(toy, runs)
+    executor = next(item for item in started if "shardline.pipelines.local.execute" in item.cmdline())
+    process.kill()
+    executor.kill()
+    process.communicate(timeout=20)
+    (left,) = Path(os.environ["TMPDIR"]).iterdir()
+    psutil.wait_procs(started, timeout=20)
+    with scratch.directory():  # as the next run has one
+        assert not left.exists()
 
 
 def _kill(started: list[psutil.Process], victim: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardline.pipelines.local import start, warm
+from shardline.pipelines.local import scratch, start, warm
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.start import Program, recognize
@@ -87,8 +87,11 @@ def test_forked_replicas_train_restart_and_leave_nothing(
 def test_no_forked_replica_outlives_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, moment: str
 ) -> None:
-    mark = str(tmp_path)
+    mark, temporary = str(tmp_path), tmp_path / ("x" * 120)
     monkeypatch.setenv("TEST_MARK", mark)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     write_dataset(tmp_path / "data")
     command = [str(Path(sys.executable).with_name("shardline")), "train"]
     command += [str(tmp_path / "data"), str(tmp_path / "out"), "--replicas", "2", "--epochs", "100000"]
@@ -102,6 +105,9 @@ def test_no_forked_replica_outlives_the_command(
             assert process.wait(20) == (130 if signum == signal.SIGINT else -9)
         assert "Traceback" not in (tmp_path / "output").read_text()
     eventually(lambda: not marked(mark), 5)
+    with scratch.directory():  # removes what one that was killed has left
+        pass
+    assert list(temporary.iterdir()) == []
 
 
 def test_importing_tensorflow_starts_no_thread() -> None:
