@@ -37,9 +37,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardline.components.records import load
 from shardline.trainer import crash, files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.records import load
 
 SAVED_MODEL = "saved_model"
 MODEL_FILE = "model.keras"

@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.records import load, restore
 from shardline.components.vertex.causes import Explanation, Failure, exit_code, explain
 from shardline.components.vertex.logs import last_lines, own_error, readable
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import load, restore
 
 #: States of a run; all but "running" are final.
 SUCCEEDED, FAILED, CANCELLED, RUNNING = "succeeded", "failed", "cancelled", "running"

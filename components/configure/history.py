@@ -17,10 +17,10 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import Measured, Verdict, champion_directory, current, read_part
-from shardline.components.records import load, restore
 from shardline.trainer import crash, files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.progress import say
+from shardline.trainer.records import load, restore
 
 RUNS = "runs"
 LATEST = "latest.json"

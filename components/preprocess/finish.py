@@ -82,7 +82,9 @@ def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Mark]:
 
 def _find_mark(shard: PlannedShard, plan: Plan, work: WorkDirectory) -> Mark | None:
     mark = Mark.load(work.mark(shard.file))
-    if mark is None or mark.identity != plan.identity(shard):
+    if mark is None or mark.identity != plan.identity(shard) or mark.shard.file != shard.file:
+        return None
+    if len(mark.class_counts) != len(plan.class_names) or sum(mark.class_counts) != shard.records:
         return None
     try:
         whole = work.find_shard(shard.file).stat().st_size == mark.shard.bytes

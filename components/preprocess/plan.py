@@ -14,14 +14,14 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import xxhash
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.places import Place
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer import files
+from shardline.trainer import files, records
 from shardline.trainer.data.manifest import SPLITS, Feature
 from shardline.trainer.errors import RunError, SourceError
 
@@ -188,19 +188,11 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Reads a plan; RunError if there is none."""
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunError(
-                f"no plan in {path.parent}: plan the dataset first, or again if it is complete"
-            ) from None
-        features = content.pop("features")
-        return cls(
-            settings=PreprocessSettings(**content.pop("settings")),
-            class_names=tuple(content.pop("class_names")),
-            features=tuple(Feature(**{**item, "shape": tuple(item["shape"])}) for item in features),
-            places=tuple(Place(**item) for item in content.pop("places")),
-            shards=tuple(PlannedShard(**item) for item in content.pop("shards")),
-            **content,
-        )
+        """Reads a plan; RunError if there is none that can be read."""
+        remedy = "plan the dataset first, or again if it is complete"
+        if not path.exists():
+            raise RunError(f"no plan in {path.parent}: {remedy}")
+        plan = records.load(cls, path, RunError, remedy)
+        if any(shard.file != Path(shard.file).name or shard.records < 1 for shard in plan.shards):
+            raise RunError(f"{path} is damaged: a shard lies elsewhere or is empty; {remedy}")
+        return plan

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import zlib
 from collections import Counter
@@ -29,7 +28,7 @@ from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.tfrecord import image_start, mask, record_start
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.trainer import files
+from shardline.trainer import files, records
 from shardline.trainer.data.manifest import Feature, Shard
 from shardline.trainer.errors import BadRecordError, RunError
 
@@ -109,15 +108,8 @@ class Mark:
     def load(cls, path: Path) -> Mark | None:
         """Reads a mark; None if there is none that can be read."""
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            images = content.pop("images")
-            return cls(
-                shard=Shard(**content.pop("shard")),
-                class_counts=tuple(content.pop("class_counts")),
-                images=Images(**{**images, "encodings": tuple(images["encodings"])}),
-                **content,
-            )
-        except (OSError, ValueError, TypeError, KeyError):
+            return records.load(cls, path, RunError)
+        except RunError:
             return None
 
 

@@ -285,7 +285,7 @@ def test_an_image_that_cannot_be_decoded_is_found(dataset: Path, image: bytes, m
         (line,) = found(dataset, deep=deep)
         assert line.startswith(f"{SHARD}, record 4: {message}")
     html = render_card(dataset, manifests.load(dataset))  # which draws a box for it
-    assert html.count("<img ") == 12
+    assert html.count("<img ") == 18
 
 
 def write_other_kind(directory: Path, *, compression: str = "", raw: bool = False) -> Manifest:

@@ -154,15 +154,6 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, processes: int, events: list[
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
-def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = f"import os, signal; input(); os.kill(os.getpid(), {signal.SIGKILL.value})"
-    with monkeypatch.context() as patched:
-        patched.setattr("shardline.components.preprocess.pool._WORKER", (sys.executable, "-c", program))
-        with pytest.raises(RunError, match="a worker process ended with status -9; run again"):
-            run("digits", tmp_path / "out", processes=2)
-    run("digits", tmp_path / "out", processes=2)
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_kill_at_any_moment(tmp_path: Path, processes: int) -> None:
     images = write_images(tmp_path / "images", each=400)

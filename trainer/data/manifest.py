@@ -6,19 +6,29 @@ A dataset directory holds `{split}-{i:05d}-of-{n:05d}.tfrecord` files of tf.trai
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer import files
+from shardline.trainer import files, records
 from shardline.trainer.errors import DatasetError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "shardline.dataset"
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation", "test")
+
+#: Compressions of whole shards.
+COMPRESSIONS = ("", "gzip")
+
+# Types of features that there are, with their encodings and ways of resizing.
+_FEATURES = {(dtype, "", "") for dtype in ("uint8", "int64", "float32", "string")} | {
+    ("uint8", encoding, resize)
+    for encoding in ("png", "jpeg", "image", "raw")
+    for resize in ("", "crop", "pad", "stretch")
+}
 
 #: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
 Scalar = int | float | str
@@ -212,48 +222,50 @@ def load(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DatasetError(
-            f"no {MANIFEST_FILE} in {directory}: not a dataset, or one whose preprocessing did not finish; "
-            "write one with 'shardline preprocess SOURCE OUT'"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"cannot read {path}: {error}; preprocess the data again") from None
-    return _parse(content, path)
-
-
-def _parse(content: Any, path: Path) -> Manifest:
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        content = files.read_json(path, DatasetError)
+    except DatasetError as error:
+        if isinstance(error.__context__, FileNotFoundError):
+            raise DatasetError(
+                f"no {MANIFEST_FILE} in {directory}: not a dataset, or one whose preprocessing did not "
+                "finish; write one with 'shardline preprocess SOURCE OUT'"
+            ) from None
+        raise DatasetError(f"{error}; preprocess the data again") from None
+    if content.get("format") != FORMAT:
         raise DatasetError(f"{path} is not a Shardline manifest (no format {FORMAT!r})")
     if content.get("format_version") != FORMAT_VERSION:
         raise DatasetError(
-            f"{path} has format_version {content.get('format_version')!r}, this release reads "
+            f"{path} has format_version {reprlib.repr(content.get('format_version'))}, this release reads "
             f"{FORMAT_VERSION}; preprocess the data again"
         )
-    try:
-        duplicates = content["duplicates"]
-        manifest = Manifest(
-            fingerprint=content["fingerprint"],
-            source=content["source"],
-            settings=content["settings"],
-            class_names=tuple(content["class_names"]),
-            features=tuple(
-                Feature(**{**item, "shape": tuple(item["shape"])}) for item in content["features"]
-            ),
-            splits={
-                name: Split(tuple(Shard(**shard) for shard in item["shards"]), tuple(item["class_counts"]))
-                for name, item in content["splits"].items()
-            },
-            compression=content["compression"],
-            records_in=content["records_in"],
-            rejected=content["rejected"],
-            converted=content["converted"],
-            duplicates=Duplicates(**{**duplicates, "named": tuple(map(tuple, duplicates["named"]))}),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{path} is damaged: {error!r}; preprocess the data again") from None
-    for shard in manifest.shards:
-        if shard.file != Path(shard.file).name:
-            raise DatasetError(f"{path} names a shard outside the directory: {shard.file!r}")
+    manifest = records.restore(Manifest, content, str(path), DatasetError, "preprocess the data again")
+    for fault in _faults(manifest):
+        raise DatasetError(f"{path} is damaged: {fault}; preprocess the data again")
     return manifest
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """Yields what cannot be true of any dataset; `dataset verify` looks at what contradicts the shards."""
+    for shard in manifest.shards:
+        if shard.file != Path(shard.file).name or shard.file in ("", "..") or "\0" in shard.file:
+            yield f"it names a shard outside the directory: {shard.file!r}"
+    numbers = [manifest.records_in, manifest.duplicates.examples, manifest.duplicates.straddling]
+    numbers += [*manifest.rejected.values(), *manifest.converted.values()]
+    numbers += [count for split in manifest.splits.values() for count in split.class_counts]
+    numbers += [number for shard in manifest.shards for number in (shard.records, shard.bytes)]
+    if min(numbers) < 0:
+        yield f"it has a negative number, {min(numbers):,}"
+    if not manifest.class_names or not manifest.splits or not all(s.shards for s in manifest.splits.values()):
+        yield "it has no class, no split, or a split without a shard"
+    if manifest.compression not in COMPRESSIONS:
+        yield f"it has an unknown compression {manifest.compression!r}"
+    names = [feature.name for feature in manifest.features]
+    if len(set(names)) != len(names) or "label" not in names:
+        yield "it has no feature 'label', or two of one name"
+    for feature in manifest.features:
+        is_image = len(feature.shape) == 3 and feature.shape[2] in (1, 3) and feature.dtype == "uint8"
+        if (
+            (feature.dtype, feature.encoding, feature.resize) not in _FEATURES
+            or any(side is not None and side < 1 for side in feature.shape)
+            or (feature.encoding and not is_image)
+        ):
+            yield f"a feature cannot be as {feature}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import reprlib
 import types
@@ -16,7 +17,7 @@ from shardline.trainer.errors import ShardlineError
 
 _T = TypeVar("_T")
 
-_WORDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
+_WORDS = {str: "text", int: "a whole number of 64 bits", float: "a finite number", bool: "true or false"}
 
 
 def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError], remedy: str = "") -> _T:
@@ -58,10 +59,11 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         return {key: _as(inner[1], item, f"{name}.{key}") for key, item in found.items()}
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+    is_wrong = (kind is float and not math.isfinite(value)) if type(value) is kind else True
+    if is_wrong or (kind is int and not -(2**63) <= value < 2**63):
         raise TypeError(f"{name or 'it'} must be {_WORDS.get(kind, 'null')}, got {reprlib.repr(value)}")
     if kind is str:
-        value.encode()  # half of a character cannot be shown
+        value.encode(errors="surrogateescape")  # bytes of a file's name; half of a character cannot be shown
     return value
 
 
@@ -75,7 +77,7 @@ def _as_one_of(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
 
 
 def _as_dataclass(kind: Any, content: Mapping[str, Any], name: str) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     values = {}
     for item in fields(kind):
         if item.name in content:
@@ -83,6 +85,11 @@ def _as_dataclass(kind: Any, content: Mapping[str, Any], name: str) -> Any:
         elif item.default is item.default_factory is MISSING:
             raise TypeError(f"{name or 'it'} has no {item.name}")
     return kind(**values)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _checked(value: Any, kind: Any, words: str, name: str) -> Any:

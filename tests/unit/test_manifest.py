@@ -1,0 +1,197 @@
+"""Manifest, plan and marks of a dataset: whatever is in their files is read as they are, or is one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from shardline.components.preprocess.inspect import stats
+from shardline.components.preprocess.places import Place
+from shardline.components.preprocess.plan import Plan, PlannedShard
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.write import Images, Mark
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Duplicates, Feature, Manifest, Shard, Split
+from shardline.trainer.errors import DatasetError, ShardlineError
+from tests.helpers.mutations import damaged
+
+SHARD = Shard("train-00000-of-00001.tfrecord", 10, 100, "0000abcd")
+MANIFEST = Manifest(
+    fingerprint="sha256:0",
+    source="images:photos",
+    settings={"seed": 0, "split": {"train": 1.0}},
+    class_names=("a", "b"),
+    features=(
+        Feature("image", "uint8", (8, None, 3), "png", "crop"),
+        Feature("label", "int64"),
+        Feature("key", "string"),
+        Feature("weight", "float32"),
+    ),
+    splits={"train": Split((SHARD,), (4, 6))},
+    records_in=11,
+    rejected={"empty file": 1},
+    converted={"alpha": 2},
+    duplicates=Duplicates(1, 0, (("train: x", "train: y"),)),
+)
+CONTENT: dict[str, Any] = json.loads(
+    json.dumps({"format": "shardline.dataset", "format_version": 1, **dataclasses.asdict(MANIFEST)})
+)
+PLAN = Plan(
+    settings=PreprocessSettings(source="images:photos"),
+    class_names=("a", "b"),
+    features=(Feature("weight", "float32"),),
+    places=(Place("none"), Place("directory", "photos/\udcff/")),
+    surveyed=1,
+    records_in=11,
+    rejected={"empty file": 1},
+    shards=(PlannedShard(SHARD.file, "train", 10, "hash"),),
+)
+MARK = Mark("identity", 1, SHARD, (4, 6), Images(8, 8, 3, ("png",), {"alpha": 2}))
+
+tries = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def write(directory: Path, content: Any) -> Path:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (directory / manifests.MANIFEST_FILE).write_text(text, encoding="utf-8", errors="replace")
+    return directory
+
+
+def refusal(read: Callable[[], object], error: type[ShardlineError]) -> str:
+    """Reads and returns what it is refused with; "" where it is not."""
+    try:
+        read()
+    except error as failure:
+        return str(failure)
+    return ""
+
+
+def is_one_line(text: str) -> bool:
+    return "\n" not in text and len(text) < 1000
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(dataclasses.asdict(value)))
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    manifests.save(MANIFEST, tmp_path)
+    assert manifests.load(tmp_path) == MANIFEST
+
+
+@tries
+@given(content=damaged(CONTENT))
+def test_any_manifest_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:
+    def read() -> None:
+        manifest = manifests.load(write(tmp_path, content))
+        stats.describe(manifest)
+        stats.render_manifest(manifest)
+        manifest.info()
+
+    assert is_one_line(refusal(read, DatasetError))
+
+
+@tries
+@given(content=damaged(as_json(PLAN)))
+def test_any_plan_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(content))
+
+    def read() -> None:
+        plan = Plan.load(path)
+        for shard in plan.shards:
+            plan.identity(shard)
+
+    assert is_one_line(refusal(read, ShardlineError))
+
+
+@tries
+@given(content=damaged(as_json(MARK)))
+def test_any_mark_is_read_or_is_none(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "mark.json"
+    path.write_text(json.dumps(content))
+    mark = Mark.load(path)
+    assert mark is None or Images.merge([mark.images, MARK.images])
+
+
+def test_plan_and_mark_are_read_as_they_were_written(tmp_path: Path) -> None:
+    PLAN.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == PLAN
+    MARK.save(tmp_path / "mark.json")
+    assert Mark.load(tmp_path / "mark.json") == MARK
+
+
+def change(*way: Any, to: Any) -> Any:
+    """Returns the manifest with another value at the end of a way of keys."""
+    content = json.loads(json.dumps(CONTENT))
+    holder = content
+    for key in way[:-1]:
+        holder = holder[key]
+    holder[way[-1]] = to
+    return content
+
+
+SPLIT = ("splits", "train")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not JSON"),
+        ("[]", "holds no JSON object"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ({}, "is not a Shardline manifest"),
+        (change("format_version", to=2), "has format_version 2"),
+        (change("splits", to=[]), "splits must be a JSON object, got"),
+        (change(*SPLIT, "shards", to={}), "splits.train.shards must be a JSON array"),
+        (change("class_names", to="ab"), "class_names must be a JSON array, got 'ab'"),
+        (change("class_names", to=[]), "it has no class, no split"),
+        (change("records_in", to="11"), "records_in must be a whole number of 64 bits, got '11'"),
+        (change("records_in", to=11.0), "records_in must be a whole number of 64 bits, got 11.0"),
+        (change("records_in", to=10**40), "records_in must be a whole number of 64 bits, got 1000"),
+        (change("records_in", to=-1), "it has a negative number, -1"),
+        (change("rejected", to={"x": -5}), "it has a negative number, -5"),
+        (change(*SPLIT, "class_counts", to=[-4, 14]), "it has a negative number, -4"),
+        (change(*SPLIT, "shards", 0, "records", to=-10), "it has a negative number, -10"),
+        (change(*SPLIT, "shards", 0, "records", to=True), "must be a whole number of 64 bits, got True"),
+        (change(*SPLIT, "shards", 0, "file", to="../x"), "names a shard outside the directory: '../x'"),
+        (change(*SPLIT, "shards", 0, "file", to="/etc/passwd"), "names a shard outside the directory"),
+        (change(*SPLIT, "shards", 0, "file", to=""), "names a shard outside the directory"),
+        (change(*SPLIT, "shards", 0, "file", to=".."), "names a shard outside the directory"),
+        (change("compression", to="zip"), "an unknown compression 'zip'"),
+        (change("features", 0, "shape", to=[8, 8]), "a feature cannot be as"),
+        (change("features", 0, "shape", to=[8, -8, 3]), "a feature cannot be as"),
+        (change("features", 0, "dtype", to="complex"), "a feature cannot be as"),
+        (change("features", 0, "encoding", to="gif"), "a feature cannot be as"),
+        (change("features", 1, "name", to="key"), "it has no feature 'label', or two of one name"),
+        (change("duplicates", to=None), "duplicates must be a JSON object, got None"),
+    ],
+)
+def test_a_hostile_manifest_says_what_is_wrong(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(DatasetError) as error:
+        manifests.load(write(tmp_path, content))
+    assert message in str(error.value)
+    assert is_one_line(str(error.value))
+
+
+def test_a_manifest_without_end_is_not_read_to_it(tmp_path: Path) -> None:
+    with (tmp_path / manifests.MANIFEST_FILE).open("wb") as file:
+        file.truncate(100 << 20)
+    with pytest.raises(DatasetError, match="has more than 64 MiB"):
+        manifests.load(tmp_path)
+    (tmp_path / manifests.MANIFEST_FILE).unlink()
+    (tmp_path / manifests.MANIFEST_FILE).symlink_to("/dev/zero")
+    with pytest.raises(DatasetError, match="is not a file"):
+        manifests.load(tmp_path)
+    (tmp_path / manifests.MANIFEST_FILE).unlink()
+    os.mkfifo(tmp_path / manifests.MANIFEST_FILE)
+    with pytest.raises(DatasetError, match="is not a file"):
+        manifests.load(tmp_path)
