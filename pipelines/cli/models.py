@@ -74,8 +74,10 @@ def validate(
 
     tensorflow_internals.import_tensorflow()
     from shardline.components.validate import validation
+    from shardline.pipelines.local import scratch
 
-    with foreground():
+    # TensorFlow writes the code that it generates to temporary files.
+    with foreground(), scratch.of_this_process():
         outcome = validation.validate(
             model,
             dataset,

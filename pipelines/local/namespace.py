@@ -9,6 +9,7 @@ A namespace lasts as long as somebody holds its descriptor.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -50,7 +51,8 @@ def _unshare(flags: int) -> None:
     if libc.unshare(flags):
         number = ctypes.get_errno()
         what = "user namespace" if flags & _CLONE_NEWUSER else "network namespace"
-        raise OSError(number, f"no new {what}: {os.strerror(number)}")
+        limit = "their number is limited (sysctl user.max_net_namespaces and user.max_user_namespaces)"
+        raise OSError(number, f"no new {what}: {limit if number == errno.ENOSPC else os.strerror(number)}")
 
 
 def _bring_up_loopback() -> None:

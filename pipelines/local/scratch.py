@@ -38,6 +38,18 @@ def directory() -> Iterator[Path]:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def of_this_process() -> Iterator[None]:
+    """Has this process write its temporary files to a `directory` of its own while the context lasts."""
+    before = tempfile.tempdir
+    with directory() as path:
+        tempfile.tempdir = str(path)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
 def _sweep(parent: Path) -> None:
     """Removes the directories of runners that were killed."""
     for path in parent.glob(f"{_PREFIX}*"):

@@ -87,6 +87,25 @@ def test_no_replica_and_no_temporary_file_outlives_the_runner(
     assert list(temporary.iterdir()) == []
 
 
+def test_a_killed_command_leaves_temporary_files_that_the_next_one_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import os, tempfile
+from shardline.pipelines.local import scratch
+with scratch.of_this_process():
+    tempfile.mkdtemp()
+    os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp_path)})
+    (left,) = tmp_path.iterdir()
+    assert len(list(left.iterdir())) == 2  # the lock, and what it made
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch.of_this_process():
+        assert [str(path) for path in tmp_path.iterdir()] == [tempfile.gettempdir()]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("which", ["guardian.py", "sh"])
 def test_a_killed_link_of_the_chain_is_a_failed_replica(tmp_path: Path, no_orphans: str, which: str) -> None:
     runner = _start_runner(tmp_path)

@@ -222,5 +222,5 @@ def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp
     levels = {item["what"]: item["level"] for item in content["findings"]}
     assert [what for what, level in levels.items() if level == "error"] == ["image"]
     assert levels["toy job"] == "ok", content
-    assert {"python", "packages", "cores", "memory", "disk", "ports"} <= set(levels)
+    assert {"python", "packages", "cores", "memory", "disk", "ports", "network"} <= set(levels)
     assert not runs.exists()
