@@ -192,7 +192,7 @@ class ImageLocator:
             return length
         try:
             return os.stat(os.fsencode(self.places[place].path) + path).st_size
-        except OSError:
+        except (OSError, ValueError):
             return 0
 
     def _whole_file(self, path: str, name: str) -> Location:

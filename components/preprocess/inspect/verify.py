@@ -164,7 +164,7 @@ def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             what = f"names {named:,}, the manifest says {said:,} were rejected"
     except FileNotFoundError:
         what = f"is missing; the manifest says {said:,} were rejected" if said else ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         what = f"cannot be read: {error}"
     if what:
         yield Damage(REJECTED_FILE, None, what)

@@ -16,9 +16,13 @@ import xxhash
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Seen, Source, Span
+from shardline.components.text import printable
 from shardline.trainer.errors import SourceError
 
 _FETCHED_TOGETHER = 64
+
+# Letters of what is in the place of a line of columns.
+_SHOWN = 300
 
 
 def open_images(directory: str, labels: str) -> Source:
@@ -124,7 +128,7 @@ class LabelledImages:
             try:
                 columns = [name.strip() for name in rows.fieldnames or ()]
                 if not {"path", "label"} <= set(columns):
-                    there = f"the columns {', '.join(columns)}" if columns else "no line"
+                    there = f"the columns {printable(', '.join(columns))[:_SHOWN]}" if columns else "no line"
                     raise SourceError(
                         f"{self._labels!r} has {there}; a first line with path and label is needed"
                     )

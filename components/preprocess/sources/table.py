@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
@@ -16,8 +17,9 @@ from typing import Any
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example
 from shardline.components.preprocess.sources.images import fetched, is_outside
+from shardline.components.text import printable
 from shardline.trainer.data.manifest import Feature
-from shardline.trainer.errors import SourceError
+from shardline.trainer.errors import ShardlineError, SourceError
 
 #: Values of one batch, a list by column; None where there is none.
 Batch = Mapping[str, Sequence[Any]]
@@ -26,6 +28,7 @@ Batch = Mapping[str, Sequence[Any]]
 Types = Mapping[str, str]
 
 _JSON_ROWS = 4096
+_LONGEST_LINE = 64 << 20
 _PARQUET_ROWS = 16_384
 _INT64_LIMIT = 1 << 63
 _CONVERSIONS: Mapping[str, type] = {"int64": int, "float32": float, "string": str}
@@ -143,8 +146,8 @@ def _json_types(path: str) -> Types:
                 types[name] = "float32"
             elif kind != known:
                 raise SourceError(
-                    f"{path!r}, row {number}: {value!r} in column {name!r} is {kind}, in the rows "
-                    f"before it is {known}; make them the same"
+                    f"{path!r}, row {number}: {reprlib.repr(value)} in column {name!r} is {kind}, in the "
+                    f"rows before it is {known}; make them the same"
                 )
     return types
 
@@ -162,14 +165,20 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
-    with storage.open_text(path) as lines:
+    with storage.open_text(path) as text:
+        lines = iter(lambda: text.readline(_LONGEST_LINE + 1), "")
         for number, line in enumerate((line for line in lines if not line.isspace()), start=1):
+            what = f"{path!r}, row {number}"
+            if len(line) > _LONGEST_LINE:
+                raise SourceError(f"{what} has more than {_LONGEST_LINE >> 20} MiB; a row is one line")
             try:
                 row = json.loads(line)
+            except RecursionError:
+                raise SourceError(f"{what} is nested too deeply") from None
             except ValueError as error:
-                raise SourceError(f"{path!r}, row {number} is not JSON: {error}") from None
+                raise SourceError(f"{what} is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise SourceError(f"{path!r}, row {number} is {row!r}, not a JSON object")
+                raise SourceError(f"{what} is {reprlib.repr(row)}, not a JSON object")
             yield row
 
 
@@ -188,12 +197,15 @@ def _arrow_type(kind: str) -> Any:
 
 @contextlib.contextmanager
 def _one_line(path: str) -> Iterator[None]:
-    """Turns what pyarrow raises about a file into one line."""
+    """Turns what pyarrow raises about a file into one line; of a damaged one that may be anything."""
     try:
-        with storage.one_line(path):
-            yield
+        yield
+    except ShardlineError:
+        raise
     except ImportError:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
+    except Exception as error:
+        raise SourceError(f"cannot read {path!r}: {storage.reason(error)}") from None
 
 
 _FindTypes = Callable[[str], Types]
@@ -227,8 +239,9 @@ class Table:
         for ours, theirs in self._names.items():
             if theirs not in types:
                 raise SourceError(
-                    f"{path!r} has no column {theirs!r} for {ours}, it has {', '.join(types)}; say which is "
-                    "which with features, such as label=species"
+                    f"{path!r} has no column {theirs!r} for {ours}, it has "
+                    f"{printable(', '.join(types))[:300]}; say which is which with features, "
+                    "such as label=species"
                 )
         if set(features) <= set(_ROLES):
             others = [name for name in types if name not in self._names.values()]

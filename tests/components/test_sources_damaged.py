@@ -1,0 +1,124 @@
+"""Sources with anything in them: examples, or one line, never a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardline.components.preprocess.example import serialize
+from shardline.components.preprocess.run import plan_dataset
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.tfrecord import mask
+from shardline.trainer.errors import ShardlineError, SourceError
+from tests.helpers.mutations import JSON
+
+tries = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+
+CSV = b"label,key,image,weight\ncat,1,a.png,0.5\ndog,2,b.png,1.5\ncat,3,c.png,2.5\n"
+WORDS = [b",", b'"', b"\n", b"\0", b"\xff", b"label", b"image", b"key", b"nan", b"1e999", b"-1", b"../../x"]
+
+
+def parquet() -> bytes:
+    table = pa.table({"label": ["cat", "dog"] * 50, "key": list(map(str, range(100))), "x": np.arange(100.0)})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def records() -> bytes:
+    made = []
+    for number in range(4):
+        data = serialize({"image": b"image", "label": number % 2, "key": str(number)})
+        length = len(data).to_bytes(8, "little")
+        made += length, mask(google_crc32c.value(length)), data, mask(google_crc32c.value(data))
+    return b"".join(made)
+
+
+PARQUET, RECORDS = parquet(), records()
+
+
+def outcome(source: str, directory: Path, **more: object) -> str:
+    """Reads a source to its end; returns what it is refused with, "" where it is not."""
+    wanted = PreprocessSettings(source=source, on_bad_record="skip", max_bad_fraction=1.0, shards=0, **more)
+    try:
+        for _ in open_source(wanted):
+            pass
+        plan_dataset(wanted, directory / "out", overwrite=True)
+    except ShardlineError as error:
+        return str(error)
+    return ""
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, data: bytes) -> bytes:
+    """Returns bytes with some of them replaced, removed or added."""
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        end = at + draw(st.integers(0, 12))
+        data = data[:at] + draw(st.sampled_from(WORDS) | st.binary(max_size=12)) + data[end:]
+    return data
+
+
+@tries
+@given(content=spoiled(CSV))
+@pytest.mark.parametrize("form", ["table", "labels"])
+def test_any_csv(tmp_path: Path, form: str, content: bytes) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(content if form == "table" else content.replace(b"image", b"path"))
+    source = f"table:{path}" if form == "table" else f"images:{tmp_path}"
+    assert "\n" not in outcome(source, tmp_path / "outer", labels="" if form == "table" else str(path))
+
+
+@tries
+@given(rows=st.lists(st.dictionaries(st.sampled_from(["label", "key", "image", "x"]), JSON), max_size=4))
+def test_any_jsonl(tmp_path: Path, rows: list[object]) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"label": "a", "key": "k"}, *rows])))
+    assert "\n" not in outcome(f"table:{path}", tmp_path / "outer")
+
+
+@tries
+@given(content=spoiled(PARQUET))
+def test_any_parquet(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(content)
+    assert "\n" not in outcome(f"table:{path}", tmp_path / "outer")
+
+
+@tries
+@given(content=spoiled(RECORDS))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_any_tfrecord(tmp_path: Path, pack: Callable[[bytes], bytes], content: bytes) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(pack(content))
+    assert "\n" not in outcome(f"tfrecord:{path}", tmp_path / "outer")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", b"[" * 100_000, "row 1 is nested too deeply"),
+        ("x.jsonl", b'{"label": ' + b"9" * 5000 + b"}", "row 1 is not JSON: Exceeds the limit"),
+        ("x.jsonl", b'{"label": "' + b"a" * (65 << 20), "row 1 has more than 64 MiB"),
+        ("x.parquet", b"PAR1" * 9, "cannot read"),
+        ("x.parquet", b"", "cannot read"),
+        ("x.csv", b"", "cannot read"),
+    ],
+    ids=["deep", "large number", "long line", "no parquet", "empty parquet", "empty csv"],
+)
+def test_what_no_table_holds(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        open_source(PreprocessSettings(source=f"table:{tmp_path / name}"))
