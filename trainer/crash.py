@@ -56,6 +56,9 @@ def as_error(failure: Exception) -> ShardlineError:
         if where and failure.errno in _OF_A_PATH:
             return SettingsError(f"{failure.strerror}{where}")
     what = describe(failure)
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(number) in what:  # in the words of a library that writes by itself, as TensorFlow does
+            return RunError(f"{what[:_SHOWN_LETTERS]}; {_OF_THE_MACHINE[number]}")
     return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from shardline.components.html import Rows, fact_rows, render
 from shardline.components.model_store import SETTINGS_FILE, Export
 from shardline.components.validate.evaluation import Evaluation
+from shardline.trainer import files
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError
 
@@ -61,8 +61,8 @@ def _read(path: Path, parse: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
 
 
 def _parse_settings(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not isinstance(content.get("model"), str):
+    content = files.read_json(path, ModelError)
+    if not isinstance(content.get("model"), str):
         raise ModelError(f"{path} beside the model names no model function; remove it or train again")
     return content
 

@@ -73,7 +73,10 @@ def without_empty(content: Any) -> Any:
 
 def read_payload(text: str) -> Any:
     """Reads a --payload as the launcher does; raises ValueError when it is not JSON."""
-    return without_empty(json.loads(text, strict=False))
+    try:
+        return without_empty(json.loads(text, strict=False))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli import main as cli
 from tests.helpers.datasets import write_dataset
+from tests.helpers.small_disk import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = str(ROOT / "compiled" / "retrain.yaml")
@@ -187,15 +188,40 @@ def test_train_refuses_options_before_a_replica_starts(tmp_path, options, messag
     assert not (tmp_path / "out").exists()
 
 
-def test_train_and_validate_are_faces_of_the_same_functions(tmp_path):
-    write_dataset(tmp_path / "data")
-    trained = invoke("train", tmp_path / "data", tmp_path / "model", "--epochs", 4)
-    assert trained.exit_code == 0, trained.output
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Directory with data/ and with model/, which was trained on it."""
+    place = tmp_path_factory.mktemp("trained")
+    write_dataset(place / "data")
+    done = invoke("train", place / "data", place / "model", "--epochs", 4)
+    assert done.exit_code == 0, done.output
+    return place
 
-    arguments = ["validate", tmp_path / "model" / "model.keras", tmp_path / "data", tmp_path / "out"]
+
+def test_train_and_validate_are_faces_of_the_same_functions(trained, tmp_path):
+    arguments = ["validate", trained / "model" / "model.keras", trained / "data", tmp_path / "out"]
     assert invoke(*arguments, "--min-accuracy", 0.5).exit_code == 0
     assert (tmp_path / "out" / "report.html").is_file()
     assert_refused(invoke(*arguments, "--min-accuracy", 2), "min_accuracy")
+
+
+@pytest.mark.parametrize(
+    ("command", "kib"), [("compile", 8), ("train", 60), ("validate", 40), ("validate", 700), ("run", 4)]
+)
+def test_a_full_disk_is_one_line_and_may_be_tried_again(trained, tmp_path, command, kib):
+    with small_disk(tmp_path / "small", kib) as disk:
+        arguments = {
+            "compile": ("--settings", ROOT / "settings" / "local.toml", "--output", disk / "pipeline.yaml"),
+            "train": (trained / "data", disk / "out", "--epochs", 1),
+            "validate": (trained / "model" / "model.keras", trained / "data", disk / "out"),
+            "run": (PIPELINE, "--runs-dir", disk / "runs"),
+        }
+        done = invoke(command, *arguments[command])
+
+    assert done.exit_code == 1, done.output
+    assert done.output.splitlines()[-1].startswith("Error: ")
+    assert "No space left on device" in done.output.splitlines()[-1]
+    assert "Traceback" not in done.output
 
 
 def test_train_names_the_mistake_that_a_replica_finds(tmp_path):

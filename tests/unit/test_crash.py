@@ -28,6 +28,7 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (OSError(errno.ENOSPC, "No space left on device", "/full"), EXIT_FAILED, "No space left on device: "),
         (OSError(errno.EACCES, "Permission denied", "/root"), EXIT_BAD_INPUT, "Permission denied: '/root'"),
         (MemoryError(), EXIT_FAILED, "out of memory; "),
+        (RuntimeError("part-0; No space left on device"), EXIT_FAILED, "RuntimeError: part-0; No space left"),
         (KeyError("nobody\nforesaw"), EXIT_CRASH, r"KeyError: 'nobody\\nforesaw' (test_crash.py, line "),
         (ValueError("x" * 10_000), EXIT_CRASH, f"ValueError: {'x' * 300}"),
     ],
