@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.errors import SettingsError, ShardlineError
 
 #: Names, in the environment, the directory that stands in for /gcs/ on a machine where it is not mounted.
 GCS_ROOT_VARIABLE = "SHARDLINE_GCS_ROOT"
@@ -30,10 +30,15 @@ MAX_DEPTH = 100
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
-    """Returns the path under which this machine sees a URI: gs://bucket/x is /gcs/bucket/x on Vertex."""
+    """Returns the path under which this machine sees a URI: gs://bucket/x is /gcs/bucket/x on Vertex.
+
+    Raises SettingsError when it would lead out of the directory in which buckets are.
+    """
     text = os.fspath(uri)
     for prefix in ("gs://", "/gcs/"):
         if text.startswith(prefix):
+            if ".." in text.split("/"):
+                raise SettingsError(f"{text!r} leads out of its bucket; write the path without '..'")
             return Path(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs", text.removeprefix(prefix).lstrip("/"))
     return Path(text)
 

@@ -62,7 +62,7 @@ def _read(path: Path, parse: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
 
 def _parse_settings(path: Path) -> dict[str, Any]:
     content = files.read_json(path, ModelError)
-    if not isinstance(content.get("model"), str):
+    if not isinstance(content.get("model"), str) or not isinstance(content.get("settings", {}), dict):
         raise ModelError(f"{path} beside the model names no model function; remove it or train again")
     return content
 

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,6 +88,22 @@ def test_publishers_at_the_same_moment_lose_no_version_and_tear_no_record(export
         newest = rollback(champion)
         chain += 1
     assert (chain, newest) == (41, first)
+
+
+def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exported, champion, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    )
+    published = publish(exported, champion, accuracy=0.97)
+
+    version = champion / published.path
+    copied = [path for path in version.rglob("*") if path.name != "version.json"]
+    last = max(synced.index(str(path)) for path in (*copied, version, version.parent))
+    written = [index for index, path in enumerate(synced) if ".tmp-" in path]
+    # Of version.json and of champion.json: the file, and the directory after its rename.
+    assert last < written[0] < written[1]
+    assert [synced[index + 1] for index in written] == [str(version), str(champion)]
 
 
 def test_nothing_temporary_is_left(exported, champion):

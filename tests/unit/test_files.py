@@ -155,3 +155,12 @@ def test_levels_of_toml_have_a_limit(tmp_path):
 
     with pytest.raises(SettingsError, match="nested too deeply"):
         files.read_toml(path, SettingsError)
+
+
+@pytest.mark.parametrize("uri", ["gs://../x", "gs://bucket/../../x", "/gcs/../etc"])
+def test_a_path_that_leads_out_of_a_bucket_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, "/run/gcs")
+
+    with pytest.raises(SettingsError, match="leads out of its bucket"):
+        files.local_path(uri)
+    assert files.local_path("gs://bucket/a..b/c") == Path("/run/gcs/bucket/a..b/c")

@@ -21,6 +21,7 @@ from shardline.components.run_record import LOG, RunRecord, observe
 from shardline.components.tune.best_trial import finish
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate import read_gate
+from shardline.components.validate.model_card import read_training, set_rows
 from shardline.trainer.errors import EXIT_FAILED, ShardlineError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import write_export
@@ -143,6 +144,11 @@ def read_job(place: Path, content: Any) -> Any:
     return read_run(place, RECORD)
 
 
+def read_settings(place: Path, content: Any) -> Any:
+    write(place / "settings.json", content)
+    return set_rows(read_training(place / "model.keras").settings.get("settings", {}))
+
+
 def read_rules(place: Path, content: Any) -> Any:
     write(place / "gate.json", content)
     return read_gate(place / "gate.json")
@@ -168,6 +174,7 @@ READERS: dict[str, tuple[Callable[[Path, Any], Any], Any]] = {
     "run.json": (read_run, RECORD),
     "executor_output.json": (read_outputs, OUTPUTS),
     "job.json": (read_job, JOB),
+    "settings.json": (read_settings, {"model": "mnist_cnn", "settings": {"epochs": 1, "hparams": {"a": 1}}}),
     "rules": (read_rules, {"rules": ["accuracy >= 0.9"], "min_slice": 3, "first_run": "block"}),
     "study": (study, STUDY),
     "tuning job": (tuning_job, TUNING),
