@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.run_record import RunRecord, failure_of, observe
+from shardline.components.run_record import RunRecord, blessing, failure_of, observe
 from shardline.components.vertex.causes import Failure, exit_code, explain, in_words
 from shardline.trainer.errors import SettingsError
 
@@ -192,10 +192,25 @@ def test_a_run_in_which_nothing_had_changed_says_why(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", state="succeeded", error=None)
     task = run / "outputs" / "retrain-1" / "configure"
     task.mkdir(parents=True)
-    made = {"parameterValues": {"changed": False, "reason": "the same data as on Monday"}}
-    (task / "executor_output.json").write_text(json.dumps(made))
+    values = {"changed": False, "reason": "the same data as on Monday", "still_blessed": True}
+    (task / "executor_output.json").write_text(json.dumps({"parameterValues": values}))
 
     assert observe(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
+    assert blessing(run) is True
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"), [({"blessed": True}, True), ({"blessed": "yes"}, False), ({"accuracy": 1.0}, None)]
+)
+def test_the_verdict_is_what_a_task_has_put_out(
+    values: dict[str, object], verdict: bool | None, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", LOG + "blessed: yes\n")
+    task = run / "outputs" / "retrain-1" / "export-validate"
+    task.mkdir(parents=True)
+    (task / "executor_output.json").write_text(json.dumps({"parameterValues": values}))
+
+    assert blessing(run) is verdict
 
 
 def test_a_directory_that_is_none_of_a_run_is_refused(tmp_path: Path) -> None:
