@@ -2,9 +2,9 @@
 
 python -m benchmarks.fuzz --minutes 10
 
-The targets and their inputs are those of tests/unit/test_properties.py, from other seeds in each run. A fault
-is an exception that is none of ours, or an input that takes more than five seconds. Each target has a process
-of its own, with a limit of memory.
+The targets and their inputs are those of tests/unit/test_properties.py and test_records.py, from other seeds
+in each run. A fault is an exception that is none of ours, or an input that takes more than five seconds. Each
+target has a process of its own, with a limit of memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import multiprocessing
 import random
 import resource
 import sys
+import tempfile
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
@@ -25,13 +26,30 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from shardline.components.text import table
+from shardline.trainer import progress
 from shardline.trainer.errors import ShardlineError
-from tests.helpers.strategies import TARGETS, Target
+from tests.helpers import strategies
+from tests.helpers.mutations import damaged
+from tests.helpers.strategies import Target
+from tests.unit.test_records import READERS
+
+
+def _record(name: str) -> Target:
+    read, record = READERS[name]
+
+    def call(content: Any) -> Any:
+        with tempfile.TemporaryDirectory() as directory:
+            return read(Path(directory), content)
+
+    return Target(damaged(record), call)
+
+
+TARGETS = strategies.TARGETS | {name: _record(name) for name in READERS if name not in ("rules", "study")}
 
 _LIMIT_S = 5
 _MEMORY = 2 << 30
 #: Inputs from one seed: Hypothesis keeps what it has drawn.
-_ROUND = 200
+_ROUND = 50
 _SHOWN = 3
 
 
@@ -89,7 +107,8 @@ def _draw(target: Target, number: int) -> list[Any]:
 def _read(target: Target, content: Any) -> tuple[str, str]:
     """Returns how an input came out, and the place of an exception that is none of ours."""
     try:
-        target.read(content)
+        with progress.sink(lambda event: None):
+            target.read(content)
     except ShardlineError:
         return "refused", ""
     except Exception as error:

@@ -8,6 +8,29 @@ from typing import Any
 
 from hypothesis import strategies
 
+#: Texts that have harmed readers of text.
+TEXTS = (
+    *(
+        "",
+        " ",
+        "\0",
+        "\n",
+        "\x1b[31m",
+        "<script>",
+        '"',
+        "'",
+        "\\",
+        "é",
+        "\u202e",
+        "\ud800",
+        "²",
+        "NaN",
+        "SIGKILL",
+    ),
+    *("../../x", "/etc/passwd", "gs://", "a:b:c", "{{$.x}}", "{{$.inputs.parameters['p']}}", "x" * 300),
+    *("-1", "1e999", "0x10", "9" * 20, "true", "null", "2026-01-01", "__class__", "*", "<<"),
+)
+
 #: Any JSON value, as small as it can be where a test fails.
 JSON = strategies.recursive(
     strategies.none()
@@ -15,9 +38,11 @@ JSON = strategies.recursive(
     | strategies.integers()
     | strategies.floats(allow_nan=False)
     | strategies.text(max_size=8)
-    | strategies.sampled_from(["../../x", "\ud800", "\0", 10**400, -1, "SIGKILL", "1e999"]),
+    | strategies.sampled_from(TEXTS)
+    | strategies.sampled_from([-1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**64), 10**400, -0.0, 1e308]),
     lambda inner: (
-        strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.text(max_size=4), inner)
+        strategies.lists(inner, max_size=3)
+        | strategies.dictionaries(strategies.text(max_size=4) | strategies.sampled_from(TEXTS), inner)
     ),
     max_leaves=4,
 )

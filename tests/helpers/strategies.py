@@ -6,8 +6,8 @@ is given. An input is a good one with some nodes changed, or a text of the words
 
 from __future__ import annotations
 
-import copy
 import functools
+import io
 import json
 import tempfile
 import tomllib
@@ -18,7 +18,11 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
+from PIL import Image
 
+from shardline.components.preprocess import tfrecord
+from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.inspect import stats
 from shardline.components.validate.gate import read_gate
 from shardline.components.validate.rules import CLASS_METRICS, METRICS, OPERATORS, parse_rule
 from shardline.pipelines import settings
@@ -26,83 +30,24 @@ from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.preflight import check_run, load_study
 from shardline.pipelines.spec import parse_file
 from shardline.trainer.cluster import cluster
-from tests.helpers import checks
+from shardline.trainer.data import manifest as manifests
+from tests.helpers import checks, damage
+from tests.helpers.mutations import JSON, TEXTS, damaged
 
 ROOT = Path(__file__).resolve().parents[2]
-
-#: Texts that have harmed readers of text.
-_TEXTS = (
-    *("", " ", "\0", "\n", "\x1b[31m", "<script>", '"', "'", "\\", "é", "\u202e", "\ud800", "²", "NaN"),
-    *("../../x", "/etc/passwd", "gs://", "a:b:c", "{{$.x}}", "{{$.inputs.parameters['p']}}", "x" * 300),
-    *("-1", "1e400", "0x10", "99999999999999999999", "true", "null", "2026-01-01", "__class__", "*", "<<"),
-)
-_NUMBERS = (
-    0,
-    -1,
-    1,
-    2**31,
-    2**53 + 1,
-    2**63,
-    2**64,
-    -(2**64),
-    10**30,
-    0.5,
-    -0.0,
-    1e308,
-    float("inf"),
-    float("nan"),
-)
-
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from(_NUMBERS),
-    st.sampled_from(_TEXTS),
-    st.integers(),
-    st.text(max_size=20),
-)
-#: Any JSON value, with the numbers and texts that are none.
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_TEXTS), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-def places(node: Any) -> list[tuple[Any, Any]]:
-    """Returns every (container, key) below a node."""
-    keys = list(node) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
-    return [(node, key) for key in keys] + [place for key in keys for place in places(node[key])]
-
-
-@st.composite
-def changed(draw: st.DrawFn, good: Any, most: int = 3) -> Any:
-    """Draws a JSON value that is a good one with one to `most` of its nodes replaced, deleted or renamed."""
-    node = copy.deepcopy(good)
-    for _ in range(draw(st.integers(1, most))):
-        found = places(node)
-        if not found:
-            return node
-        container, key = found[draw(st.integers(0, len(found) - 1))]
-        how = draw(st.sampled_from(("replace", "replace", "delete", "rename")))
-        if how == "replace":
-            container[key] = draw(values)
-        elif how == "rename" and isinstance(container, dict):
-            container[draw(st.sampled_from(_TEXTS))] = container.pop(key)
-        else:
-            del container[key]
-    return node
 
 
 def words(*known: str, most: int = 12) -> st.SearchStrategy[str]:
     """Draws texts put together of words, and now and then of any characters."""
-    return st.lists(st.sampled_from(known) | st.sampled_from(_TEXTS), max_size=most).map("".join) | st.text(
+    return st.lists(st.sampled_from(known) | st.sampled_from(TEXTS), max_size=most).map("".join) | st.text(
         max_size=40
     )
 
 
 def to_toml(table: Any) -> str:
     """Returns a JSON object as TOML, as well as it can be told: null is left out."""
+    if not isinstance(table, dict):
+        return _toml(table)
     return "".join(f"{_key(key)} = {_toml(item)}\n" for key, item in table.items() if item is not None)
 
 
@@ -221,9 +166,66 @@ def _check_parameters(given: dict[str, Any]) -> Any:
     return check_run(_retrain(), given)
 
 
+def _damaged_files(*sound: bytes) -> st.SearchStrategy[bytes]:
+    """Draws files of bytes that have been damaged as disks, transfers and writers damage them."""
+    numbers = st.integers(0, 2**32 - 1)
+    drawn = st.tuples(st.sampled_from(sound), numbers)
+    return drawn.map(lambda item: next((copy for _, copy in damage.damaged(item[0], 8, item[1])), b""))
+
+
+@functools.cache
+def _records() -> bytes:
+    """Returns a TFRecord file of three examples."""
+    import google_crc32c
+
+    made = b""
+    for size in (10, 100, 1000):
+        start, data = size.to_bytes(8, "little"), bytes(range(250)) * 4
+        for part in (start, data[:size]):
+            made += part + tfrecord.mask(google_crc32c.value(part))
+    return made
+
+
+def _read_records(path: Path) -> Any:
+    return list(tfrecord.read_records(path, compression=tfrecord.detect_compression(path)))
+
+
+def _store_image(encoded: bytes) -> Any:
+    stored = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=10**6).store(encoded, "x")
+    with Image.open(io.BytesIO(stored.data)) as image:
+        image.load()
+    return stored.kind
+
+
+def _read_manifest(path: Path) -> Any:
+    manifest = manifests.load(path.parent)
+    return stats.render_manifest(manifest), stats.describe(manifest), manifest.info()
+
+
+_MANIFEST = {
+    **{"format": "shardline.dataset", "format_version": 1, "fingerprint": "sha256:00", "source": "digits"},
+    **{"settings": {"seed": 0, "split": {"train": 1.0}}, "class_names": ["a", "b"], "compression": ""},
+    "features": [
+        {"name": "image", "dtype": "uint8", "shape": [8, 8, 1], "encoding": "png", "resize": ""},
+        {"name": "label", "dtype": "int64", "shape": [], "encoding": "", "resize": ""},
+        {"name": "key", "dtype": "string", "shape": [], "encoding": "", "resize": ""},
+    ],
+    "splits": {
+        "train": {
+            "shards": [
+                {"file": "train-00000-of-00001.tfrecord", "records": 3, "bytes": 99, "crc32c": "00000000"}
+            ],
+            "class_counts": [1, 2],
+        }
+    },
+    **{"records_in": 4, "rejected": {"truncated": 1}, "converted": {"cmyk": 1}},
+    "duplicates": {"examples": 2, "straddling": 1, "named": [["train: a", "test: b"]]},
+}
+
+
 def _given() -> st.SearchStrategy[dict[str, Any]]:
     declared = _retrain()["root"]["inputDefinitions"]["parameters"]
-    plain = values | scalars.map(str) | values.map(functools.partial(json.dumps, ensure_ascii=False))
+    plain = JSON | JSON.map(str) | JSON.map(_JSON)
     return st.dictionaries(st.sampled_from(sorted(declared)), plain, max_size=3)
 
 
@@ -232,22 +234,27 @@ _STUDY = tomllib.loads((ROOT / "settings" / "tune.toml").read_text(encoding="utf
 _PATH = Path("p.yaml")
 
 TARGETS: dict[str, Target] = {
-    "settings": Target(changed(_settings()).map(to_toml), in_file(_read_settings, "s.toml")),
-    "study": Target(changed(_STUDY).map(to_toml), in_file(load_study, "t.toml")),
+    "settings": Target(damaged(_settings()).map(to_toml), in_file(_read_settings, "s.toml")),
+    "study": Target(damaged(_STUDY).map(to_toml), in_file(load_study, "t.toml")),
     "rule": Target(words(*_RULE_WORDS), parse_rule),
     "rules": Target(
-        changed({"rules": ["accuracy >= 0.9"], "first_run": "bless", "min_slice": 3}).map(_JSON),
+        damaged({"rules": ["accuracy >= 0.9"], "first_run": "bless", "min_slice": 3}).map(_JSON),
         in_file(read_gate, "r.json"),
     ),
     "cluster": Target(
         st.tuples(
-            changed(_CLUSTER).map(_JSON) | words("{", "}", '"cluster":', "[", "]"),
-            changed(_CLUSTER).map(_JSON),
+            damaged(_CLUSTER).map(_JSON) | words("{", "}", '"cluster":', "[", "]"),
+            damaged(_CLUSTER).map(_JSON),
         ),
         _read_cluster,
     ),
     "yaml": Target(words(*_YAML_WORDS, most=40), lambda text: parse_file(text, _PATH)),
-    "pipeline": Target(changed(checks.pipeline()), lambda spec: check(parse(_JSON(spec), _PATH))),
-    "retrain": Target(changed(_retrain()).map(_JSON), lambda text: check(parse(text, _PATH))),
+    "pipeline": Target(damaged(checks.pipeline()), lambda spec: check(parse(_JSON(spec), _PATH))),
+    "retrain": Target(damaged(_retrain()).map(_JSON), lambda text: check(parse(text, _PATH))),
+    "manifest": Target(damaged(_MANIFEST).map(_JSON), in_file(_read_manifest, "manifest.json")),
+    "tfrecord": Target(_damaged_files(_records()), in_file(_read_records, "a.tfrecord")),
+    "image": Target(
+        _damaged_files(*damage.sound_pngs().values(), *damage.sound_jpegs().values()), _store_image
+    ),
     "parameters": Target(_given(), _check_parameters),
 }
