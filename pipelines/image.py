@@ -47,16 +47,16 @@ class Image:
         name = reference.partition("@")[0]
         path, slash, last = name.rpartition("/")
         last, _, tag = last.partition(":")
+        if not _PATH.fullmatch(f"{path}{slash}{last}"):
+            raise SettingsError(
+                f"{reference!r} is no image: REGISTRY/PROJECT/REPOSITORY/NAME:TAG, in small letters"
+            )
         chosen = tuple(tags) or ((tag,) if tag else ())
         if not chosen:
             raise SettingsError(f"the image {reference!r} names no tag; give one: --tag 0.1.0")
         if wrong := [tag for tag in chosen if not _TAG.fullmatch(tag)]:
             raise SettingsError(
                 f"{wrong[0]!r} is no image tag: letters, digits, underscores, hyphens and dots, up to 128"
-            )
-        if not _PATH.fullmatch(f"{path}{slash}{last}"):
-            raise SettingsError(
-                f"{reference!r} is no image: REGISTRY/PROJECT/REPOSITORY/NAME:TAG, in small letters"
             )
         suffix = "-control" if variant == "control" else ""
         return cls(repository=f"{path}{slash}{last}{suffix}", tags=chosen, variant=variant)

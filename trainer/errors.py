@@ -25,6 +25,18 @@ class ShardlineError(Exception):
 
     exit_code = EXIT_BAD_INPUT
 
+    @property
+    def line(self) -> str:
+        """The message in one line, of characters that can be seen: names in it may be anybody's."""
+        return printable(" ".join(str(self).split()))
+
+
+def printable(text: str) -> str:
+    """Returns a text in which characters that a terminal would obey are written out, as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 class SettingsError(ShardlineError):
     """A setting, flag or parameter is missing, mistyped or out of range."""

@@ -125,7 +125,7 @@ def fact(name: str, value: Scalar, text: str = "") -> None:
 
 def fail(topic: str, error: ShardlineError) -> None:
     """Reports the error that ends this process."""
-    _sink(Event("error", topic, " ".join(str(error).split()), exit_code=error.exit_code))
+    _sink(Event("error", topic, error.line, exit_code=error.exit_code))
 
 
 @contextlib.contextmanager

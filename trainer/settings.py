@@ -192,8 +192,9 @@ class TrainSettings:
             raise SettingsError(f"{name} must be {_KINDS[kind]}, got {value!r}")
         least = int(name in _AT_LEAST_ONE)
         if kind in (int, float) and not least <= value < math.inf:
+            no_number = isinstance(value, float) and not math.isfinite(value)
             rule = f"must be at least {least}" if least else "must not be negative"
-            raise SettingsError(f"{name} {rule}, got {value}")
+            raise SettingsError(f"{name} {'must be finite' if no_number else rule}, got {value}")
 
     @property
     def model_arguments(self) -> dict[str, Any]:

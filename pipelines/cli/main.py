@@ -45,7 +45,7 @@ class _Group(click.Group):
             raise
         except Exception as failure:
             error = as_error(failure)
-            shown = click.ClickException(" ".join(str(error).split()))
+            shown = click.ClickException(error.line)
             shown.exit_code = error.exit_code  # type: ignore[misc]  # click reads it from the instance
             raise shown from None
 

@@ -14,7 +14,7 @@ import click
 
 from shardline.components.text import table
 from shardline.trainer import progress
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.errors import ShardlineError, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.local.terminal import Terminal
@@ -95,7 +95,7 @@ def show(as_json: bool, content: Any, *lines: str) -> None:
         show_json(content)
     else:
         for line in lines:
-            click.echo(line)
+            click.echo("\n".join(map(printable, line.split("\n"))))
 
 
 def show_table(rows: Iterable[tuple[str, ...]]) -> None:

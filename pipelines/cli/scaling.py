@@ -120,10 +120,10 @@ class Step:
         for name in ("seconds", "gradient_bytes", "bandwidth"):
             if not 0 < getattr(self, name) < math.inf:  # NaN is neither
                 raise SettingsError(f"{name} must be above 0 and finite, got {getattr(self, name):g}")
-        if not 0 <= self.latency < math.inf or self.accumulation < 1 or self.machines < 0:
-            raise SettingsError(
-                "latency must be finite, it and machines not negative, accumulation at least 1"
-            )
+        if not 0 <= self.latency < math.inf:
+            raise SettingsError(f"latency must be finite and not negative, got {self.latency:g}")
+        if self.accumulation < 1 or self.machines < 0:
+            raise SettingsError("accumulation must be at least 1, and machines not negative")
 
     def exchange(self, workers: int) -> float:
         """Returns the seconds that one exchange takes."""

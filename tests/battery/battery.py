@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardline.trainer.errors import printable
 from tests.battery import inputs
 from tests.helpers import programs
 
@@ -114,7 +115,7 @@ def prepare(made: Path) -> None:
     """Makes what the good inputs are copies of, in an empty directory."""
     program = (
         "import sys; from pathlib import Path; from tests.helpers.datasets import write_dataset; "
-        "write_dataset(Path(sys.argv[1]), records=dict(train=6, validation=3, test=3), shards=1)"
+        "write_dataset(Path(sys.argv[1]), records=dict(train=36, validation=3, test=3), shards=1)"
     )
     command = [sys.executable, "-c", program, str(made / "dataset")]
     programs.run(command, check=True, env=_environment(made), cwd=inputs.ROOT)
@@ -166,7 +167,9 @@ def _run(command: list[str], work: Path, environment: dict[str, str]) -> tuple[i
 
 
 def _environment(home: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERTEX_", "SHARDLINE_"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("VERTEX_", "SHARDLINE_"))
+    }
     return kept | {
         "HOME": str(home / "home"),
         "TMPDIR": str(home / "tmp"),
@@ -212,7 +215,12 @@ def _end_processes(home: Path) -> list[str]:
 
 
 def _normal(output: str, home: Path) -> str:
-    for text, other in ((f"{home}/work/", ""), (f"{home}/work", "."), (str(home), "HOME"), (str(inputs.ROOT), "ROOT")):
+    for text, other in (
+        (f"{home}/work/", ""),
+        (f"{home}/work", "."),
+        (str(home), "HOME"),
+        (str(inputs.ROOT), "ROOT"),
+    ):
         output = output.replace(text, other)
     return output
 
@@ -230,8 +238,8 @@ def read_answers() -> dict[str, str]:
 
 
 def shown(answer: str) -> str:
-    """Returns a last line as it is written down: characters that cannot be seen are escaped."""
-    text = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in answer)
+    """Returns a last line as it is written down."""
+    text = printable(answer)
     return text if len(text) <= 400 else f"{text[:400]}... ({len(text)} characters)"
 
 
@@ -248,17 +256,22 @@ def main() -> None:
     answers = read_answers()
     for row, outcome in zip(chosen, outcomes, strict=True):
         answers[row.command] = shown(outcome.answer)
-        if found := outcome.faults(row):
-            faults.update(found[:1])
-            print(f"{', '.join(found):20} {row.kind:10} $ {row.command}\n    {outcome.code}, wanted {row.code}, {outcome.seconds:.1f} s, {shown(outcome.answer)}")
-            for path in outcome.left[:5]:
-                print(f"    left: {path}")
-        elif "--verbose" in sys.argv:
-            print(f"{outcome.code} {outcome.seconds:.2f} s $ {row.command}\n    {shown(outcome.answer)}")
-    print(f"{len(chosen)} inputs in {time.monotonic() - start:.0f} s, {sum(faults.values())} with a fault: {dict(faults)}")
+        found = outcome.faults(row)
+        faults.update(found[:1])
+        if found or "--verbose" in sys.argv:
+            _show(row, outcome, found)
+    seconds = time.monotonic() - start
+    print(f"{len(chosen)} inputs in {seconds:.0f} s, {sum(faults.values())} with a fault: {dict(faults)}")
     if "--write" in sys.argv:
         lines = [f"$ {row.command}\n{row.code:>3} {answers[row.command]}\n" for row in rows()]
         ANSWERS.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _show(row: Row, outcome: Outcome, faults: list[str]) -> None:
+    print(f"{', '.join(faults)} $ {row.command}".lstrip())
+    print(f"    {outcome.code} (wanted {row.code}), {outcome.seconds:.1f} s: {shown(outcome.answer)}")
+    for path in outcome.left[:5]:
+        print(f"    left: {path}")
 
 
 if __name__ == "__main__":

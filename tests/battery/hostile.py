@@ -16,7 +16,7 @@ def recurses(*arguments, **options):
 
 
 def prints(*arguments, **options):
-    print("@shardline {\"kind\": \"fact\", \"topic\": \"verdict\", \"text\": \"blessed\", \"value\": true}")
+    print('@shardline {"kind": "fact", "topic": "verdict", "text": "blessed", "value": true}')
 
 
 class Raising:

@@ -131,8 +131,12 @@ def _escaping_zip(path: Path) -> None:
 HOSTILE: dict[str, Callable[[Path], Any]] = {
     "merges.yaml": _merges,
     "aliases.yaml": _aliases,
-    "itself.yaml": lambda path: path.write_text("root: &a [*a]\npipelineInfo: {name: x}\ndeploymentSpec: *a\n"),
-    "itself-mapping.yaml": lambda path: path.write_text("&a\nroot: *a\npipelineInfo: *a\ndeploymentSpec: *a\n"),
+    "itself.yaml": lambda path: path.write_text(
+        "root: &a [*a]\npipelineInfo: {name: x}\ndeploymentSpec: *a\n"
+    ),
+    "itself-mapping.yaml": lambda path: path.write_text(
+        "&a\nroot: *a\npipelineInfo: *a\ndeploymentSpec: *a\n"
+    ),
     "tag.yaml": lambda path: path.write_text('!!python/object/apply:os.system ["touch ran"]\n'),
     "dotted.toml": lambda path: path.write_text("image" + ".a" * 5000 + " = 1"),
     "quoted.json": lambda path: path.write_text('{"a": "' + "\\" * 200_000),
@@ -180,7 +184,7 @@ def make_good(made: Path) -> None:
     """Makes what the good inputs are copies of; the dataset is written by `write_dataset` beforehand."""
     manifest = made / "dataset" / "manifest.json"
     content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(content | {"records_in": 12}))
+    manifest.write_text(json.dumps(content | {"records_in": 42}))
     spec = yaml.load((ROOT / "compiled" / "retrain.yaml").read_bytes(), yaml.CSafeLoader)
     (made / "retrain.json").write_text(json.dumps(spec))
     version = made / "champion" / "versions" / _VERSION
@@ -195,7 +199,9 @@ def make_good(made: Path) -> None:
     run.mkdir()
     (run / "run.log").write_text("10:00:00.000 - INFO - Executing task 'train'\n    train: hello\n")
     (run / "run.json").write_text(
-        json.dumps({"name": "run", "pipeline": "retrain", "state": "succeeded", "created": "2026-01-01T00:00:00Z"})
+        json.dumps(
+            {"name": "run", "pipeline": "retrain", "state": "succeeded", "created": "2026-01-01T00:00:00Z"}
+        )
     )
     for name in ("cat", "dog"):
         (made / "images" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every input of the battery ends as it must: in time, with its exit code and last line, and leaves nothing."""
+"""Every input of the battery ends as it must: in time, with its exit code and last line, leaving nothing."""
 
 from __future__ import annotations
 
