@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from shardline.pipelines.cli import main as command_line
 from shardline.trainer import crash
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_CRASH, EXIT_FAILED, DatasetError
+from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_CRASH, EXIT_FAILED, DatasetError, SettingsError
 from shardline.trainer.progress import errors_end_the_process
 
 
@@ -93,3 +93,8 @@ def test_a_crash_file_that_cannot_be_written(
         raise RuntimeError("nobody foresaw this")
     assert ended.value.code == EXIT_CRASH
     assert "a crash file could not be written (Not a directory)" in capsys.readouterr().err
+
+
+def test_a_line_shows_what_a_terminal_would_obey() -> None:
+    """A name in it may come from a file of somebody else."""
+    assert SettingsError("\x1b[31mred\x07\nÄ '").line == r"\x1b[31mred\x07 Ä '"
