@@ -79,6 +79,12 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     data = manifest.fingerprint
     check_model_dir(dirs.model, model=settings.model, dataset=data, allow_new_data=settings.allow_new_data)
     model_function(settings.model)
+    if cluster.is_chief:
+        for directory in (
+            dirs.model,
+            dirs.logs,
+        ):  # TensorFlow's own writers do not say what is wrong with one
+            directory.mkdir(parents=True, exist_ok=True)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     peers = Peers(cluster)

@@ -67,7 +67,7 @@ def flatten(argument: str, task: Task) -> str:
         return argument
     try:
         return _written_out(json.loads(argument), task)
-    except ValueError:
+    except (ValueError, RecursionError):
         return argument
 
 
@@ -168,7 +168,7 @@ def _job(task: Task, template: str) -> Job:
     payload, fault = fill(template, task), ""
     try:
         written = json.loads(payload, strict=False)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         written, fault = {}, str(error)
     if not isinstance(written, dict):
         written, fault = {}, "it is no JSON object"

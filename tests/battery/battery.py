@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,7 +251,10 @@ def main() -> None:
         made = Path(name)
         prepare(made)
         start = time.monotonic()
-        outcomes = list(pool.map(lambda row: play(row, made), chosen))
+        _report(chosen, pool.map(lambda row: play(row, made), chosen), start)
+
+
+def _report(chosen: list[Row], outcomes: Iterable[Outcome], start: float) -> None:
     faults: collections.Counter[str] = collections.Counter()
     answers = read_answers()
     for row, outcome in zip(chosen, outcomes, strict=True):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.battery import battery
-from tests.battery.battery import Row
+from tests.battery.battery import Outcome, Row
 
 ROWS = battery.rows()
 
@@ -29,9 +31,19 @@ def test_every_verb_has_rows() -> None:
     assert len(ROWS) >= 300
 
 
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest, made: Path) -> Iterator[dict[str, Future[Outcome]]]:
+    """What comes of the rows that are to be tested, by command: two are played at a time."""
+    items = [item for item in request.session.items if item.path == Path(__file__)]
+    chosen = [item.callspec.params["row"] for item in items if hasattr(item, "callspec")]
+    pool = ThreadPoolExecutor(2)
+    yield {row.command: pool.submit(battery.play, row, made) for row in chosen}
+    pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.command[:100])
-def test_an_input_ends_as_it_must(row: Row, made: Path) -> None:
-    outcome = battery.play(row, made)
+def test_an_input_ends_as_it_must(row: Row, outcomes: dict[str, Future[Outcome]]) -> None:
+    outcome = outcomes[row.command].result()
 
     assert not outcome.faults(row), f"{outcome.code}, left {outcome.left}\n{outcome.output[-2000:]}"
     assert battery.shown(outcome.answer) == battery.read_answers()[row.command], (

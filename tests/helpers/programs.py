@@ -23,7 +23,7 @@ import types
 import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,14 @@ PRELOADED = (
     "sklearn.metrics",
 )
 _LOADED = "tests.helpers.programs_loaded"
+#: Whoever starts a process asks all others how they have ended, which only one can be told.
+_LOCK = threading.Lock()
 
 
 def _start(process: Any) -> None:
     """Starts a process, also after a job in this process has ended the server or its tracker."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
+    with _LOCK, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
         try:
             process.start()
@@ -106,16 +108,17 @@ class Popen(subprocess.Popen[str]):
 
     def _internal_poll(self, _deadstate: Any = None) -> int | None:
         if self.returncode is None:
-            self.returncode = self._process.exitcode
+            with _LOCK:
+                self.returncode = self._process.exitcode
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
         if self.returncode is None:
-            self._process.join(timeout)
-            if self._process.exitcode is None:
+            if not wait([self._process.sentinel], timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = self._process.exitcode
-        return self.returncode
+            returncode = self._internal_poll()
+            assert returncode is not None
+        return self.returncode  # type: ignore[return-value]  # it has ended
 
 
 def run(

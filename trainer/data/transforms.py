@@ -8,14 +8,13 @@ have the form that loss and metrics take.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import tensorflow as tf
 
-from shardline.trainer import plugins
+from shardline.trainer import files, plugins
 from shardline.trainer.data.decode import Inputs
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.errors import SettingsError
@@ -117,13 +116,13 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
         # The weight of a class without examples weighs nothing, whatever it is.
         return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
     try:
-        weights = json.loads(setting)
-    except ValueError:
+        weights = files.parse_json(setting, "it", SettingsError)
+    except SettingsError:
         weights = None
     if not isinstance(weights, dict):
         raise SettingsError(
             f"class_weights takes {BALANCED} or a JSON object of class names and weights such as "
-            f'{{"cat": 2.0}}, got {setting!r}'
+            f'{{"cat": 2.0}}, got {setting[:80]!r}'
         )
     names = manifest.class_names
     for name, weight in weights.items():
