@@ -10,11 +10,15 @@ import glob
 import io
 import logging
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO, cast
 
 from shardline.trainer import files
 from shardline.trainer.errors import ShardlineError, SourceError
+
+#: Characters of a line.
+_LONGEST_LINE = 64 << 20
 
 
 def resolve(path: str) -> str:
@@ -49,7 +53,12 @@ def open_read(path: str) -> BinaryIO:
         if is_remote(path):
             file_system, inner = _remote(path)
             return cast(BinaryIO, file_system.open(inner, "rb"))
-        return cast(BinaryIO, open(path, "rb", buffering=0))
+        # A pipe would be waited for, and a device read without end.
+        file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise SourceError(f"cannot read {path!r}: it is not a file")
+        return cast(BinaryIO, file)
 
 
 def open_text(path: str) -> TextIO:
@@ -58,6 +67,16 @@ def open_text(path: str) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedReader(cast(io.RawIOBase, open_read(path))), "utf-8-sig", "surrogateescape", newline=""
     )
+
+
+def lines(text: TextIO, path: str) -> Iterator[str]:
+    """Yields the lines of a text file; SourceError where one is longer than any row of a table."""
+    for number, line in enumerate(iter(lambda: text.readline(_LONGEST_LINE + 1), ""), start=1):
+        if len(line) > _LONGEST_LINE:
+            raise SourceError(
+                f"{path!r}, row {number} has more than {_LONGEST_LINE >> 20} MiB; a row is one line"
+            )
+        yield line
 
 
 def find_files(pattern: str) -> list[str]:

@@ -124,7 +124,7 @@ class LabelledImages:
     def _rows(self) -> Iterator[tuple[int, str, str]]:
         """Yields line number, path and label of each row of the CSV file."""
         with storage.one_line(self._labels), storage.open_text(self._labels) as text:
-            rows = csv.DictReader(text)
+            rows = csv.DictReader(storage.lines(text, self._labels))
             try:
                 columns = [name.strip() for name in rows.fieldnames or ()]
                 if not {"path", "label"} <= set(columns):

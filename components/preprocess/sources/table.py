@@ -28,7 +28,6 @@ Batch = Mapping[str, Sequence[Any]]
 Types = Mapping[str, str]
 
 _JSON_ROWS = 4096
-_LONGEST_LINE = 64 << 20
 _PARQUET_ROWS = 16_384
 _INT64_LIMIT = 1 << 63
 _CONVERSIONS: Mapping[str, type] = {"int64": int, "float32": float, "string": str}
@@ -166,11 +165,9 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
     with storage.open_text(path) as text:
-        lines = iter(lambda: text.readline(_LONGEST_LINE + 1), "")
-        for number, line in enumerate((line for line in lines if not line.isspace()), start=1):
+        lines = (line for line in storage.lines(text, path) if not line.isspace())
+        for number, line in enumerate(lines, start=1):
             what = f"{path!r}, row {number}"
-            if len(line) > _LONGEST_LINE:
-                raise SourceError(f"{what} has more than {_LONGEST_LINE >> 20} MiB; a row is one line")
             try:
                 row = json.loads(line)
             except RecursionError:
