@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zipfile
 from itertools import zip_longest
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def load_model(path: Path, *, function: str = "", compiled: bool = False) -> ker
     """
     if not path.is_file():
         raise ModelError(f"no model file {path}; train one with 'shardline train DATASET OUT'")
+    _refuse_bomb(path)
     recorded = _recorded_function(path)
     given = import_string(function or recorded) if function or recorded else ""
     if function or given.startswith(f"{models.__name__}."):
@@ -62,6 +64,16 @@ def load_model(path: Path, *, function: str = "", compiled: bool = False) -> ker
                 f"trust it, give it with --model-function {recorded}, or import it where your model is built"
             )
         raise ModelError(f"cannot load {path}: {reason(error)}{hint}") from error
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Refuses a file whose description would fill the memory: Keras reads it whole."""
+    with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
+        for item in archive.infolist():
+            if item.filename.endswith(".json") and item.file_size > files.MAX_TEXT_BYTES:
+                raise ModelError(
+                    f"{path} is no model: {item.filename} in it has {item.file_size:,} bytes; train it again"
+                )
 
 
 def _recorded_function(model_file: Path) -> str:
