@@ -71,6 +71,11 @@ def test_examples_that_are_refused(source_module: Path, last: str, message: str)
             "class Source:\n  class_names = 'ab'", "gives a Source without __iter__", id="not iterable"
         ),
         pytest.param("def Source(): exit(0)", r"cannot be made: SystemExit: 0", id="exits"),
+        pytest.param(
+            "class Source:\n    @property\n    def class_names(self): exit(0)",
+            r"cannot be made: SystemExit: 0",
+            id="exits when asked",
+        ),
         pytest.param("def Source(path): ...", "cannot be made: TypeError: .*'path'", id="needs an argument"),
         pytest.param(
             "class Source(list):\n  class_names = ['a', 'b']",

@@ -23,7 +23,9 @@ _NO_EXAMPLE = re.compile(r"Could not parse example input")
 # Of its decoders, and of what follows on an image of another size. A model's own code may say so too.
 _DECODER = re.compile(r"Decode(?:Image|Png|Jpeg)|Unknown image file format|Invalid (?:PNG|JPEG)")
 _SIZE = re.compile(r"Shape of tensor|Input to reshape|inconsistent shapes")
-_PREFIX = re.compile(r"\{\{.*?\}\} *|\[\[?Op:.*|\[\[\{\{.*|Error in user-defined function.*?: ")
+_PREFIX = re.compile(
+    r"\{\{.*?\}\} *|\[\[?Op:.*|\[\[\{\{.*|Error in user-defined function.*? with iterator: \S+ "
+)
 
 #: What TensorFlow raises; the other where its words quote a record that is no text.
 Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"

@@ -170,10 +170,10 @@ def _open_plugin(reference: str) -> Source:
         raise SourceError(f"source {reference!r} is a {type(make).__name__}, not a class or function")
     with plugins.calling(f"source {reference!r} cannot be made", SourceError):
         source = make()
-    for member in ("class_names", "__iter__"):
-        if not hasattr(source, member):
-            raise SourceError(
-                f"source {reference!r} gives a {type(source).__name__} without {member}; a source has "
-                "class_names and yields Examples when iterated"
-            )
+        for member in ("class_names", "__iter__"):
+            if not hasattr(source, member):
+                raise SourceError(
+                    f"source {reference!r} gives a {type(source).__name__} without {member}; a source has "
+                    "class_names and yields Examples when iterated"
+                )
     return cast(Source, source)
