@@ -35,7 +35,7 @@ _SHOWN_PORTS = 8
 #: What programs say that look for another machine and have no network.
 _UNREACHABLE = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable"
-    r"|No address associated with hostname|Could not resolve host|Couldn't resolve host"
+    r"|No address associated with hostname|Could not resolve host|Couldn't resolve host|DNS resolution failed"
 )
 
 

@@ -182,6 +182,7 @@ def test_dataset_commands_refuse_what_is_no_dataset(tmp_path, command):
     ],
 )
 def test_train_refuses_options_before_a_replica_starts(tmp_path, options, message):
+    write_dataset(tmp_path / "data")
     result = invoke("train", tmp_path / "data", tmp_path / "out", *options)
 
     assert_refused(result, message)
