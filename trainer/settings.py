@@ -231,6 +231,11 @@ class OutputDirs:
     checkpoints: Path
     logs: Path
 
+    def make(self) -> None:
+        """Makes those that TensorFlow writes to; its own writers do not say what is wrong with one."""
+        for directory in (self.model, self.logs):
+            directory.mkdir(parents=True, exist_ok=True)
+
 
 def output_dirs(settings: TrainSettings, environ: Mapping[str, str]) -> OutputDirs:
     """Decides where the run writes: flags first, then AIP_*, then a default; the model directory has none."""

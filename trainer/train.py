@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,11 +80,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     check_model_dir(dirs.model, model=settings.model, dataset=data, allow_new_data=settings.allow_new_data)
     model_function(settings.model)
     if cluster.is_chief:
-        for directory in (
-            dirs.model,
-            dirs.logs,
-        ):  # TensorFlow's own writers do not say what is wrong with one
-            directory.mkdir(parents=True, exist_ok=True)
+        dirs.make()
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     peers = Peers(cluster)
@@ -100,22 +96,28 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         watchdog = Watchdog(cluster.name, settings.stall_timeout)
         run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch, watchdog)
-        directory = files.local_path(settings.dataset)
-        try:
+        with _explained(files.local_path(settings.dataset), manifest, peers):
             if cluster.role == "evaluator":
                 _evaluate(run)
                 return {}
             stack.enter_context(watchdog)
             logs = _train(run, preemption)
-        except SystemExit as exit:  # of a model's or a callback's own code: nothing is trained
-            raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
-        except (tf.errors.OpError, UnicodeDecodeError) as error:
-            raise faults.explain(error, directory, manifest) or peers.explain(error) or error from error
         # A peer that leaves early would look like a failure to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":
             peers.leave()
     return logs
+
+
+@contextlib.contextmanager
+def _explained(dataset: Path, manifest: manifests.Manifest, peers: Peers) -> Iterator[None]:
+    """Says of an error from inside TensorFlow which record or which peer it comes from, where one does."""
+    try:
+        yield
+    except SystemExit as exit:  # of a model's or a callback's own code: nothing is trained
+        raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise faults.explain(error, dataset, manifest) or peers.explain(error) or error from error
 
 
 def _load_data(settings: TrainSettings, sharing: int, *, evaluator: bool) -> manifests.Manifest:
