@@ -172,7 +172,7 @@ def test_dataset_commands_refuse_what_is_no_dataset(tmp_path, command):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--replicas", "0"], "at least 1 replica, not 0"),
+        (["--replicas", "0"], "0 is not in the range 1<=x<=100"),
         (["--ps", "1"], "1 parameter servers have no workers to serve"),
         (["--inject", "kill"], "--inject takes preempt:worker:0@step=30"),
         (["--inject", "kill:worker@t=1s"], "--inject names worker-0, but the job's replicas are chief-0"),
