@@ -106,7 +106,7 @@ class ImageReader:
     def _read_file(self, path: bytes, key: bytes) -> bytes:
         """Returns the content of an image file, in bare system calls: this is the hottest part of reading."""
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is an empty file
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 raise BadRecordError(key_text(key), "there is no such file (any more)") from None

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import os
 import re
 import struct
 import subprocess
@@ -265,6 +266,15 @@ def test_an_example_that_is_not_as_the_manifest_says(dataset: Path, record: byte
     rewrite(dataset, SHARD, records)
     (line,) = found(dataset)
     assert line.startswith(f"{SHARD}, record 4: {message}")
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(dataset: Path) -> None:
+    (dataset / SHARD).unlink()
+    os.mkfifo(dataset / SHARD)
+    assert found(dataset) == [f"{SHARD}: is not a file"]
+    with pytest.raises(DatasetError, match=f"{SHARD}: cannot read .*: it is not a file but a pipe"):
+        stats.stats(dataset, processes=1)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.tfrecord import mask
-from shardline.trainer.errors import ShardlineError, SourceError
+from shardline.trainer.errors import BadRecordError, ShardlineError, SourceError
 from tests.helpers.mutations import JSON
+from tests.helpers.preprocessing import run
 
 tries = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -104,6 +106,24 @@ def test_any_tfrecord(tmp_path: Path, pack: Callable[[bytes], bytes], content: b
     path = tmp_path / "x.tfrecord"
     path.write_bytes(pack(content))
     assert "\n" not in outcome(f"tfrecord:{path}", tmp_path / "outer")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("source", ["table:x.csv", "table:x.jsonl", "tfrecord:x.tfrecord", "images:."])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.csv", "x.jsonl", "x.tfrecord"):
+        os.mkfifo(name)
+    labels = "x.csv" if source == "images:." else ""
+    assert "it is not a file but a pipe" in outcome(source, tmp_path / "outer", labels=labels)
+
+
+@pytest.mark.timeout(60)
+def test_an_image_that_is_a_pipe_is_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"label": "a", "image": "pipe"}\n{"label": "b", "image": "pipe"}\n')
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadRecordError, match="empty file"):
+        run(f"table:{tmp_path / 'x.jsonl'}", tmp_path / "out", split={"train": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,8 @@ class _Checker:
         path, shard = self._directory / file, self._shards[file]
         try:
             size = path.stat().st_size
+            if not path.is_file():
+                return ShardCheck(0, size, counts, [Damage(file, None, "is not a file")])
             damages += self._check_file(path, size, shard)
             damages += self._check_records(path, shard, counts)
         except FileNotFoundError:
