@@ -201,8 +201,7 @@ def chief_reports(run: Run, counters: Counters) -> list[keras.callbacks.Callback
     settings, logs = run.settings, run.dirs.logs
     if not run.cluster.is_chief:
         return []
-    for directory in (run.dirs.model, logs):  # TensorFlow's writers do not say what is wrong with one
-        directory.mkdir(parents=True, exist_ok=True)
+    run.dirs.make()
     callbacks = [
         HistoryFile(run.dirs.model, counters),
         Report(counters, settings.epochs, in_memory=run.feed("train").in_memory),

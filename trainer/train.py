@@ -79,8 +79,6 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     data = manifest.fingerprint
     check_model_dir(dirs.model, model=settings.model, dataset=data, allow_new_data=settings.allow_new_data)
     model_function(settings.model)
-    if cluster.is_chief:
-        dirs.make()
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     peers = Peers(cluster)
