@@ -68,12 +68,13 @@ def _as(kind: Any, value: Any, name: str) -> Any:
 
 
 def _as_one_of(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
-    for kind in kinds[:-1]:
+    failures = []
+    for kind in kinds:
         try:
             return _as(kind, value, name)
-        except (TypeError, ValueError):
-            continue
-    return _as(kinds[-1], value, name)
+        except (TypeError, ValueError) as failure:
+            failures.append(failure)
+    raise failures[0]  # of the first, as None comes last
 
 
 def _as_dataclass(kind: Any, content: Mapping[str, Any], name: str) -> Any:
