@@ -2,9 +2,9 @@
 
 `table/` has the rows, a file for each family of verbs: `EXIT CODE | KIND | COMMAND`, and after => what the
 command may leave behind. `inputs` says what @ means; \\n and \\xNN are characters. A row with @* is one row
-for each of `inputs.DAMAGED`. `answers.txt` has the last line that each prints.
-`python -m tests.battery.battery` runs all of them and counts the faults by kind, and with --write writes
-answers.txt anew.
+for each of `inputs.DAMAGED`; one of the kind `process` has a process of its own. `answers.txt` has the last
+line that each prints. `python -m tests.battery.battery` runs all of them and counts the faults by kind, and
+with --write writes answers.txt anew.
 """
 
 from __future__ import annotations
@@ -138,15 +138,18 @@ def play(row: Row, made: Path) -> Outcome:
         program = words[:1] if words[0] == "shardline" else words[2:3]  # python -m MODULE
         arguments = words[1:] if words[0] == "shardline" else words[3:]
         before = _tree(home)
-        code, output, seconds = _run([*program, *arguments], work, environment)
+        command = [*program, *arguments]
+        code, output, seconds = _run(command, work, environment, plain=row.kind == "process")
         left = [f"process {name}" for name in _end_processes(home)]
         left += sorted(path for path in _tree(home) ^ before if not _is_named(path, row.leaves))
         return Outcome(code, _normal(output, home), tuple(left), seconds)
 
 
-def _run(command: list[str], work: Path, environment: dict[str, str]) -> tuple[int | None, str, float]:
+def _run(
+    command: list[str], work: Path, environment: dict[str, str], *, plain: bool
+) -> tuple[int | None, str, float]:
     start = time.monotonic()
-    process = programs.Popen(
+    process = (subprocess.Popen if plain else programs.Popen)(
         [sys.executable, "-c", _PROGRAM, *command],
         cwd=work,
         env=environment,
