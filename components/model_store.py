@@ -267,7 +267,8 @@ def publish(exported: Path, champion: Path, *, accuracy: float, run: str = "") -
     if not verdict.blessed:
         raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
     fingerprint = Export.read(exported).fingerprint
-    make_champion_directory(champion)
+    with _writing_to(champion):
+        (champion / VERSIONS).mkdir(parents=True, exist_ok=True)
     created = datetime.now(UTC)
     mark = _digest(exported, run or created.isoformat(timespec="microseconds"))[: 16 if run else 8]
     earlier = sorted((champion / VERSIONS).glob(f"*-{mark}")) if run else []
@@ -293,16 +294,27 @@ def publish(exported: Path, champion: Path, *, accuracy: float, run: str = "") -
     return published
 
 
-def make_champion_directory(champion: Path) -> None:
-    """Makes the directory of a champion; raises SettingsError when it cannot be written to."""
+def check_champion(uri: str) -> None:
+    """Checks that a model can be published at a URI, and makes nothing there.
+
+    Raises SettingsError when the place is not mounted or cannot be written to, ModelError when the present
+    champion is damaged.
+    """
+    champion = champion_directory(uri)
+    place = next(path for path in (champion, *champion.parents) if path.exists())
+    with _writing_to(champion), tempfile.TemporaryFile(dir=place):
+        pass
+    current(champion)
+
+
+@contextlib.contextmanager
+def _writing_to(champion: Path) -> Iterator[None]:
+    """Says in one line that a champion's directory cannot be written to."""
     try:
-        (champion / VERSIONS).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=champion):
-            pass
+        yield
     except OSError as error:
-        raise crash.of_place(
-            error, f"cannot write to {champion / VERSIONS}: {error.strerror}; choose another champion_uri"
-        ) from None
+        text = f"cannot write to {champion / VERSIONS}: {error.strerror}; choose another champion_uri"
+        raise crash.of_place(error, text) from None
 
 
 def _chain(champion: Path, newest: Version) -> Iterator[str]:

@@ -21,7 +21,7 @@ from shardline.components.configure.fingerprint import (
     initial_model,
 )
 from shardline.components.configure.history import Run, State
-from shardline.components.model_store import VERSIONS, champion_directory, current, make_champion_directory
+from shardline.components.model_store import VERSIONS, champion_directory, check_champion
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.errors import ModelError, SettingsError
@@ -140,9 +140,7 @@ def look(
     training = read(TrainingSettings, objects["training"], "training")
     if champion_uri := read(GateSettings, objects["gate"], "gate").champion_uri:
         # Training takes hours: what would refuse its model then does so now.
-        champion = champion_directory(champion_uri)
-        make_champion_directory(champion)
-        current(champion)
+        check_champion(champion_uri)
 
     def found(changed: bool, fingerprint: str, reason: str, state: str = "", blessed: bool = False) -> Found:
         return Found(changed, source, fingerprint, reason, state, blessed, **objects)

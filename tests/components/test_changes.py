@@ -496,6 +496,13 @@ def test_a_champion_that_could_not_be_replaced_is_said_before_anything_is_traine
 
     assert caught.value.code == 2
     assert message in events[-1].text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file", "photos"]
+
+
+def test_a_champion_that_may_come_to_be_is_not_begun(photos, tmp_path):
+    look("", f"images:{photos}", champion_uri=str(tmp_path / "new" / "champion"))
+
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_history_that_cannot_be_written_is_said_at_once(photos, tmp_path, events):
