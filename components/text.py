@@ -43,11 +43,6 @@ def size(count: float) -> str:
     return f"{count:,.{0 if units[-1] == 'B' else 1}f} {units[-1]}"
 
 
-def printable(text: str) -> str:
-    """Returns a text from the data so that it cannot move the cursor or break the line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
 def show(rows: Rows, stream: TextIO) -> None:
     """Prints names and values in two columns, the names in bold on a terminal.
 

@@ -53,14 +53,11 @@ def open_read(path: str) -> BinaryIO:
         if is_remote(path):
             file_system, inner = _remote(path)
             return cast(BinaryIO, file_system.open(inner, "rb"))
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
-            raise SourceError(f"cannot read {path!r}: it is not a file but a pipe, a socket or a device")
         # A pipe would be waited for, and a device read without end.
         file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.close()
-            raise SourceError(f"cannot read {path!r}: it is not a file")
+            raise SourceError(f"cannot read {path!r}: it is not a file but a pipe, a socket or a device")
         return cast(BinaryIO, file)
 
 

@@ -114,7 +114,7 @@ def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Tr
     # A metric of 0 is a default of the message, which JSON may leave out.
     values = [entry.get("value", 0.0) for entry in measured.get("metrics", []) if entry["metricId"] == metric]
     return Trial(
-        id=item["id"],
+        id=str(item["id"]),
         state=item.get("state", "STATE_UNSPECIFIED"),
         parameters={
             entry["parameterId"]: read_value(types[entry["parameterId"]], str(entry["value"]))

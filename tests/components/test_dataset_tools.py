@@ -192,7 +192,7 @@ def test_a_missing_shard_and_a_file_too_many(dataset: Path) -> None:
 def test_a_folder_in_place_of_a_shard(dataset: Path) -> None:
     (dataset / SHARD).unlink()
     (dataset / SHARD).mkdir()
-    assert found(dataset) == [f"{SHARD}: cannot be read: Is a directory"]
+    assert found(dataset) == [f"{SHARD}: is not a file"]
 
 
 @pytest.mark.parametrize(

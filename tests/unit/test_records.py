@@ -216,3 +216,11 @@ def test_a_damaged_record_is_a_result_or_one_line(name: str, data: st.DataObject
 def test_a_launchers_output_that_names_no_job_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ShardlineError, match="has put out no job"):
         finish(text, tmp_path, tmp_path / "report.html", {"model": "mnist_cnn"})
+
+
+@pytest.mark.parametrize("number", [5e183, "", None, []])
+def test_a_trial_whose_id_is_no_number_is_one_line(number: Any, tmp_path: Path) -> None:
+    trial = {**TUNING["trials"][0], "id": number}
+
+    with pytest.raises(ShardlineError, match="cannot be read"):
+        tuning_job(tmp_path, {**TUNING, "trials": [trial]})

@@ -17,7 +17,7 @@ from shardline.components.preprocess.inspect import each_shard, opened_image, re
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Feature, Manifest
-from shardline.trainer.errors import DatasetError, SourceError
+from shardline.trainer.errors import DatasetError, SourceError, printable
 
 _MOST_CLASSES = 20
 _MOST_SIZES = 10
@@ -178,7 +178,7 @@ def _class_table(found: Stats) -> str:
     shown = order if len(order) <= _MOST_CLASSES else order[:half] + order[-half:]
     rows = [
         (
-            text.printable(found.class_names[label]),
+            printable(found.class_names[label]),
             *(f"{counts[label]:,}" for counts in found.class_counts.values()),
             f"{totals[label]:,}",
             f"{totals[label] / max(1, sum(totals)):.1%}",
@@ -217,14 +217,14 @@ def render_manifest(manifest: Manifest) -> str:
     rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
     settings = ", ".join(f"{name} {_short(value)}" for name, value in manifest.settings.items())
     rows = [
-        ("source", text.printable(manifest.source)),
+        ("source", printable(manifest.source)),
         ("fingerprint", manifest.fingerprint),
         ("features", ", ".join(describe_feature(feature) for feature in manifest.features)),
-        ("classes", f"{len(manifest.class_names):,}: {text.printable(names)}{more}"),
+        ("classes", f"{len(manifest.class_names):,}: {printable(names)}{more}"),
         ("records", f"{manifest.records:,} of {manifest.records_in:,} in the source{rejected}"),
         ("converted", _counted(manifest.converted)),
         ("duplicates", _duplicates(manifest.duplicates)),
-        ("settings", text.printable(settings)),
+        ("settings", printable(settings)),
     ]
     splits = [
         (name, f"{split.records:,}", f"{len(split.shards)}", text.size(split.bytes))
@@ -235,7 +235,7 @@ def render_manifest(manifest: Manifest) -> str:
 
 def describe_feature(feature: Feature) -> str:
     """Returns a feature in a few words: "image 224 x 224 x 3 jpeg (crop)"."""
-    words = [text.printable(feature.name)]
+    words = [printable(feature.name)]
     if feature.shape:
         words.append(" x ".join("any" if side is None else str(side) for side in feature.shape))
     words.append(feature.encoding or feature.dtype)
@@ -244,7 +244,7 @@ def describe_feature(feature: Feature) -> str:
 
 def _counted(amounts: Mapping[str, int]) -> str:
     """Returns amounts by what they are of: "3 cmyk, 1 alpha", or "none"."""
-    return text.printable(", ".join(f"{count:,} {what}" for what, count in amounts.items())) or "none"
+    return printable(", ".join(f"{count:,} {what}" for what, count in amounts.items())) or "none"
 
 
 def _duplicates(found: Duplicates) -> str:

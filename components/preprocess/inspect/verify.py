@@ -15,10 +15,10 @@ from shardline.components.preprocess.images.header import read_header
 from shardline.components.preprocess.inspect import Values, each_shard, read_values
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.work_directory import REJECTED_FILE
-from shardline.components.text import printable, size
+from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import MANIFEST_FILE, Feature, Manifest, Shard, Split
-from shardline.trainer.errors import SourceError
+from shardline.trainer.errors import SourceError, printable
 
 _BLOCK = 1 << 20
 

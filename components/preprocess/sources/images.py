@@ -16,8 +16,7 @@ import xxhash
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Seen, Source, Span
-from shardline.components.text import printable
-from shardline.trainer.errors import SourceError
+from shardline.trainer.errors import SourceError, printable
 
 _FETCHED_TOGETHER = 64
 

@@ -17,9 +17,8 @@ from typing import Any
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example
 from shardline.components.preprocess.sources.images import fetched, is_outside
-from shardline.components.text import printable
 from shardline.trainer.data.manifest import Feature
-from shardline.trainer.errors import ShardlineError, SourceError
+from shardline.trainer.errors import ShardlineError, SourceError, printable
 
 #: Values of one batch, a list by column; None where there is none.
 Batch = Mapping[str, Sequence[Any]]
