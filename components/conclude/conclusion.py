@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shardline.components.champions import champion_directory
 from shardline.components.conclude import notification
-from shardline.components.model_store import champion_directory
 from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord, observe
 from shardline.components.vertex.causes import Failure, explain
 from shardline.components.vertex.client import Platform

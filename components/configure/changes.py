@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardline.components.champions import VERSIONS, champion_directory, check_champion
 from shardline.components.configure import history as last_run
 from shardline.components.configure.fingerprint import (
     DIGEST,
@@ -21,7 +22,6 @@ from shardline.components.configure.fingerprint import (
     initial_model,
 )
 from shardline.components.configure.history import Run, State
-from shardline.components.model_store import VERSIONS, champion_directory, check_champion
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.errors import ModelError, SettingsError

@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from shardline.components.model_store import MODEL_FILE, champion_directory, current
+from shardline.components.champions import champion_directory, current
+from shardline.components.model_store import MODEL_FILE
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source

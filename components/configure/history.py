@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import Measured, Verdict, champion_directory, current, read_part
+from shardline.components.champions import champion_directory, current
+from shardline.components.model_store import Measured, Verdict, read_part
 from shardline.trainer import crash, files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.progress import say

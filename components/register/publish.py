@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardline.components.model_store import champion_directory, current, publish
+from shardline.components.champions import champion_directory, current, publish
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer.progress import fact, say
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components import model_store
+from shardline.components import champions, model_store
 from shardline.components.model_store import Export
 from shardline.components.parameters import GateSettings, read
 from shardline.components.validate.evaluate import Examples, Measured, compare, measure
@@ -131,7 +131,7 @@ def challenge(
     Where the champion cannot be measured, it returns the challenger's evaluation alone and the reason.
     """
     try:
-        champion = model_store.champion_directory(champion_uri)
+        champion = champions.champion_directory(champion_uri)
         saved_model = find_champion(champion, examples.manifest)
         return compare(challenger, measure(saved_model, examples, min_slice=min_slice)), ""
     except ShardlineError as error:
@@ -143,7 +143,7 @@ def find_champion(directory: Path, manifest: Manifest) -> Path:
 
     Raises ModelError when there is no champion yet, it is damaged, or it is for other classes or other input.
     """
-    published = model_store.current(directory)
+    published = champions.current(directory)
     if published is None:
         raise ModelError(f"there is no champion in {directory} yet")
     path = directory / published.path

@@ -121,7 +121,7 @@ def run(
     is RUNS_DIR/champions/SOURCE unless it is given; a SOURCE with other characters than letters, digits, _
     and single hyphens is shortened to these, and to a digest.
     """
-    from shardline.components.model_store import directory_name
+    from shardline.components.champions import directory_name
     from shardline.pipelines.local.run import run_pipeline
     from shardline.pipelines.preflight import OURS, check_run
     from shardline.pipelines.spec import defaults, load_pipeline

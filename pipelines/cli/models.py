@@ -14,7 +14,7 @@ from shardline.components.validate.gate import Gate, accuracy_gate, read_gate
 from shardline.pipelines.cli.options import PATH, foreground, json_option, show
 
 if TYPE_CHECKING:
-    from shardline.components.model_store import Version
+    from shardline.components.champions import Version
 
 _MIN_ACCURACY = GateSettings.min_accuracy
 
@@ -112,7 +112,7 @@ def champion() -> None:
 @json_option
 def show_champion(directory: str, as_json: bool) -> None:
     """Show the champion in DIRECTORY (or gs://) and the versions to which it can be rolled back."""
-    from shardline.components.model_store import champion_directory, complete_versions, require_current
+    from shardline.components.champions import champion_directory, complete_versions, require_current
 
     path = champion_directory(directory)
     present = require_current(path)
@@ -142,9 +142,9 @@ def show_champion(directory: str, as_json: bool) -> None:
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
     """Roll the champion in DIRECTORY (or gs://) back to the version that it replaced."""
-    from shardline.components import model_store
+    from shardline.components import champions
 
-    restored = model_store.rollback(model_store.champion_directory(directory), version)
+    restored = champions.rollback(champions.champion_directory(directory), version)
     words = f"version {restored.version} is the champion (accuracy {restored.accuracy:.4f})"
     show(as_json, asdict(restored), words)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.model_store import complete_versions, current, directory_name, publish, rollback
+from shardline.components.champions import complete_versions, current, directory_name, publish, rollback
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError
 from tests.helpers.exports import write_export
@@ -84,7 +84,7 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
     def full(path, value):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shardline.components.model_store.files.write_json", full)
+    monkeypatch.setattr("shardline.components.champions.files.write_json", full)
     with pytest.raises(RunError, match="No space left on device; the champion is unchanged"):
         rollback(champion)
     assert current(champion) == versions[2]
@@ -112,7 +112,7 @@ def test_each_source_has_a_champion_of_its_own():
 
 READER = """
 import pathlib, sys
-from shardline.components.model_store import current
+from shardline.components.champions import current
 
 reads, seen = 0, set()
 while reads < 500 or len(seen) < 2:

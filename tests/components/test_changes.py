@@ -14,10 +14,10 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from kfp import dsl
 
 from shardline.components import model_store
+from shardline.components.champions import publish
 from shardline.components.configure.changes import differences, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
 from shardline.components.configure.history import State
-from shardline.components.model_store import publish
 from shardline.trainer import progress
 from shardline.trainer.errors import SettingsError
 from tests.helpers.evaluations import EVALUATION

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from sklearn import metrics
 
 from shardline.components import model_store
-from shardline.components.model_store import publish
+from shardline.components.champions import publish
 from shardline.components.validate.evaluate import Examples, compare, measure
 from shardline.components.validate.export import export_model
 from shardline.components.validate.gate import Gate, accuracy_gate, judge

@@ -10,7 +10,7 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.model_store import champion_directory, current, publish, rollback
+from shardline.components.champions import champion_directory, current, publish, rollback
 from shardline.components.register.component import register
 from shardline.components.register.publish import register_model
 from shardline.trainer import progress
@@ -64,7 +64,7 @@ def test_the_same_model_published_again_is_another_version(exported, champion):
 
 PUBLISHER = """
 import os, pathlib, sys
-from shardline.components.model_store import publish
+from shardline.components.champions import publish
 
 os.getpid = lambda: 7  # each in a container of its own
 for _ in range(10):
@@ -116,7 +116,7 @@ def test_nothing_temporary_is_left(exported, champion):
 # Kills the publisher with SIGKILL just before it writes one of its files.
 CRASH = """
 import os, pathlib, signal, sys
-from shardline.components import model_store as champion
+from shardline.components import champions as champion
 
 def kill_before(name, function):
     def wrapper(*arguments):
@@ -152,7 +152,7 @@ def test_a_publisher_killed_on_the_way_leaves_the_old_champion(file, exported, c
 
 READER = """
 import pathlib, sys, time
-from shardline.components.model_store import current
+from shardline.components.champions import current
 
 champion, seen = pathlib.Path(sys.argv[1]), set()
 print("ready", flush=True)

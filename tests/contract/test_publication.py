@@ -11,8 +11,8 @@ from google.cloud.aiplatform_v1.types import Model
 from google.rpc import code_pb2
 from kfp import dsl
 
-from shardline.components import model_store
-from shardline.components.model_store import complete_versions, current
+from shardline.components import champions
+from shardline.components.champions import complete_versions, current
 from shardline.components.register.component import model_upload, register, registry_evaluation, serving_model
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
@@ -79,7 +79,7 @@ def fail_once(where: str, how: dict[str, Any], vertex: FakeVertex, monkeypatch: 
         vertex.services.fail(where, **how)
         return
     left = [where]
-    copy, write = model_store._copy_file, model_store._write
+    copy, write = champions._copy_file, champions._write
 
     def end_at(step: str) -> None:
         if left == [step]:
@@ -95,8 +95,8 @@ def fail_once(where: str, how: dict[str, Any], vertex: FakeVertex, monkeypatch: 
         write(path, record)
         end_at(f"after {path.name}")
 
-    monkeypatch.setattr(model_store, "_copy_file", failing_copy)
-    monkeypatch.setattr(model_store, "_write", failing_write)
+    monkeypatch.setattr(champions, "_copy_file", failing_copy)
+    monkeypatch.setattr(champions, "_write", failing_write)
 
 
 @pytest.mark.parametrize("parent", ["", PARENT])

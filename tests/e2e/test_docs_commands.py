@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.model_store import publish
+from shardline.components.champions import publish
 from shardline.pipelines.preflight import check_run
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers import programs

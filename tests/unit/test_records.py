@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardline.components import model_store
+from shardline.components import champions
+from shardline.components.champions import Version
 from shardline.components.configure import history
 from shardline.components.configure.changes import differences
-from shardline.components.model_store import Export, Version
+from shardline.components.model_store import Export
 from shardline.components.register.registry import import_evaluation
 from shardline.components.run_record import LOG, RunRecord, observe
 from shardline.components.tune.best_trial import finish
@@ -97,8 +98,8 @@ def read_champion(place: Path, content: Any) -> Any:
     write(place / "champion.json", content)
     write(place / VERSION["path"] / "version.json", content)
     (place / VERSION["path"] / "export.json").write_text("{}")
-    found = model_store.require_current(place)
-    versions = model_store.complete_versions(place)
+    found = champions.require_current(place)
+    versions = champions.complete_versions(place)
     return f"{found.accuracy:.4f} {found.created} {found.previous}", list(map(asdict, versions))
 
 
@@ -113,7 +114,7 @@ def publish(place: Path, content: Any) -> Any:
     if not exported.exists():
         write_export(exported)
     write(exported / "blessing.json", content)
-    return model_store.publish(exported, place / "champion", accuracy=0.9)
+    return champions.publish(exported, place / "champion", accuracy=0.9)
 
 
 def evaluate(place: Path, content: Any) -> Any:
