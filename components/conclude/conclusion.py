@@ -7,7 +7,8 @@ from pathlib import Path
 
 from shardline.components.champions import champion_directory
 from shardline.components.conclude import notification
-from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord, observe
+from shardline.components.run_directory import observe
+from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord
 from shardline.components.vertex.causes import Failure, explain
 from shardline.components.vertex.client import Platform
 from shardline.components.vertex.evidence import read_record

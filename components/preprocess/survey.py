@@ -97,10 +97,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     A source without examples or with fewer than two classes, and an example that is not one (a key twice, a
     label out of range), is a SourceError.
     """
-    with plugins.calling("the source failed", SourceError):
-        class_names = _check_class_names(source.class_names)
-        features = tuple(getattr(source, "features", ()))
-        length = operator.length_hint(source, 0)
+    class_names, features, length = _described(source)
     entries, codes = FeatureEntries(features), SplitCodes(settings.split)
     classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str | None]()
     counts, sizes = [0] * codes.count, [0] * codes.count
@@ -144,6 +141,13 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                 meter.advance(_TICK)
     _check_content(count, bad, seen, class_names)
     return Survey(class_names, features, images.places, buckets, counts, sizes, frozenset(existing), bad)
+
+
+def _described(source: Source) -> tuple[tuple[str, ...], tuple[Any, ...], int]:
+    """Returns what a source says of itself: its classes, its features, and how many examples it may have."""
+    with plugins.calling("the source failed", SourceError):
+        class_names = _check_class_names(source.class_names)
+        return class_names, tuple(getattr(source, "features", ())), operator.length_hint(source, 0)
 
 
 def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:

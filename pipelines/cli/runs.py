@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.run_record import CANCELLED, FAILED, RunRecord, is_run_directory, observe, read_log
+from shardline.components.run_directory import is_run_directory, observe, read_log
+from shardline.components.run_record import CANCELLED, FAILED, RunRecord
 from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
     dry_run_option,

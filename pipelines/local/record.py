@@ -14,7 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shardline.components.run_record import JOB_FILE, LOG, RUNNING, RunRecord, held, observe
+from shardline.components.run_directory import observe
+from shardline.components.run_record import JOB_FILE, LOG, RUNNING, RunRecord, held
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.doctor import version_of

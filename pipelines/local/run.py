@@ -19,15 +19,8 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.run_record import (
-    CANCELLED,
-    FAILED,
-    LOG,
-    RUN_VARIABLE,
-    SUCCEEDED,
-    TASK_INDENT,
-    blessing,
-)
+from shardline.components.run_directory import TASK_INDENT, blessing
+from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record, scratch
 from shardline.pipelines.local.job import PLATFORM_VARIABLES

@@ -19,7 +19,8 @@ import psutil
 import pytest
 from kfp import compiler
 
-from shardline.components.run_record import RunRecord, failure_of
+from shardline.components.run_directory import failure_of
+from shardline.components.run_record import RunRecord
 from shardline.pipelines.local import scratch
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.run_record import RunRecord, blessing, failure_of, observe
+from shardline.components.run_directory import blessing, failure_of, observe
+from shardline.components.run_record import RunRecord
 from shardline.components.vertex.causes import Failure, exit_code, explain, in_words
 from shardline.trainer.errors import SettingsError
 

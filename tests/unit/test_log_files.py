@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shardline.components.run_record import RunRecord, held, read_log
+from shardline.components.run_directory import read_log
+from shardline.components.run_record import RunRecord, held
 from shardline.pipelines.cli.main import main
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError

@@ -18,7 +18,8 @@ from shardline.components.configure import history
 from shardline.components.configure.changes import differences
 from shardline.components.model_store import Export
 from shardline.components.register.registry import import_evaluation
-from shardline.components.run_record import LOG, RunRecord, observe
+from shardline.components.run_directory import observe
+from shardline.components.run_record import LOG, RunRecord
 from shardline.components.tune.best_trial import finish
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate import read_gate

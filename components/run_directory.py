@@ -1,0 +1,279 @@
+"""Run directory: what the files of a run on this machine tell of it, also while it is going on.
+
+run.json                        this record
+run.log                         what every task has printed, between kfp.local's own lines
+outputs/RUN/TASK/               artifacts, and executor_output.json of each task
+replicas/TASK/job.json, *.log   of each custom job: how its replicas ended, and what each has printed
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shardline.components.run_record import (
+    ABANDONED,
+    FAILED,
+    JOB_FILE,
+    LOG,
+    RECORD_FILE,
+    REPLICAS,
+    RUNNING,
+    RunRecord,
+    TaskOutputs,
+    results,
+)
+from shardline.components.vertex.causes import Failure, exit_code, explain
+from shardline.components.vertex.logs import last_lines, own_error, readable
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import load
+
+_EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
+_FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
+_ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
+_REPLICA = re.compile(r"[a-z]+-\d+")
+_FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
+#: How kfp.local marks the output of a task, as against its own words.
+TASK_INDENT = "    "
+#: Seconds between two looks at a log that grows.
+_PAUSE_S = 0.3
+#: What a shell says of a program that a signal has ended.
+_SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
+
+
+def blessing(directory: Path) -> bool | None:
+    """Returns whether the tasks of a run on this machine have blessed its model; None where none has judged.
+
+    Of an unchanged run it is the verdict on the model that still holds. What tasks have printed says nothing.
+    """
+    verdict: bool | None = None
+    for task in _outputs(directory):
+        name = "still_blessed" if task.parameters.get("changed") is False else "blessed"
+        if name in task.parameters:
+            verdict = task.parameters[name] is True
+    return verdict
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Whether a directory is that of a run on this machine."""
+    return (directory / RECORD_FILE).is_file() and (directory / LOG).is_file()
+
+
+def observe(directory: Path, state: str = "", *, record: RunRecord | None = None) -> RunRecord:
+    """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
+
+    `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.
+    `record` is its own record, which is read from the directory unless given.
+
+    Raises:
+        SettingsError: When it is no run directory, or damaged.
+    """
+    record = record or RunRecord.read(directory)
+    state = state or record.state
+    made = results(_outputs(directory))
+    made["links"] = {"run": str(directory), **made["links"]}
+    explanation = explain(failure_of(directory, record)) if state == FAILED else None
+    return replace(record, state=state, explanation=explanation, **made)
+
+
+def failure_of(directory: Path, record: RunRecord) -> Failure:
+    """Returns what the files of a failed run tell of its failure; raises SettingsError without a log."""
+    try:
+        log = _read_lines(directory / LOG)
+    except OSError as error:
+        raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
+    failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
+    # The task that ran last where the run was ended before KFP could say that it failed.
+    task = failed[-1] if failed else next(reversed(tasks(log)), "")
+    said = own_error(line.removeprefix(TASK_INDENT) for line in log)
+    job = directory / REPLICAS / task
+    if task and (job / JOB_FILE).is_file():
+        return _replica_failure(job, task, said)
+    lines = [line for name, line in by_task(log) if name == task]
+    codes = [code for line in lines[-3:] for words, code in _SHELL.items() if line.startswith(words)]
+    return Failure(
+        task=task,
+        exit_code=codes[-1] if codes else None,
+        error=said or ("" if task and record.error != ABANDONED else record.error or ""),
+        own_words=bool(said),
+        lines=last_lines(lines),
+    )
+
+
+def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields what tasks have printed, without KFP's own: the task's name and a line.
+
+    Where tasks run side by side (ParallelFor) their lines are not told apart: kfp.local does not.
+    """
+    task = ""
+
+    def printed() -> Iterator[str]:
+        nonlocal task
+        for line in log:
+            if begin := _EXECUTING.fullmatch(line):
+                task = begin[1]
+            elif _ENDED.fullmatch(line):
+                task = ""
+            elif task and not _FRAME.match(line):
+                yield line.removeprefix(TASK_INDENT)
+
+    for line in readable(printed()):
+        yield task, line
+
+
+def tasks(log: Iterable[str]) -> list[str]:
+    """Returns the names of the tasks that were executed, in order."""
+    return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
+
+
+def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
+    """Yields what tasks have printed, each line after its task's name, or what a replica has printed.
+
+    What KFP writes of a task's input is left out; the files have it. A replica is one of a custom job, as in
+    "worker-0"; with `follow`, waits for more until the run has ended.
+
+    Raises:
+        SettingsError: When there is no such task or replica.
+    """
+    if replica:
+        yield from readable(_lines(_replica_log(directory, task, replica), directory, follow))
+        return
+    found = False
+    for name, line in by_task(_lines(directory / LOG, directory, follow)):
+        if name == task or not task:
+            found = True
+            yield f"{name} | {line}"
+    if task and not found and not follow:
+        known = tasks(_read_lines(directory / LOG))
+        if task not in known:
+            raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
+
+
+def _replica_log(directory: Path, task: str, replica: str) -> Path:
+    logs = sorted((directory / REPLICAS).glob(f"{task or '*'}/*.log"))
+    for path in logs:
+        if path.stem == replica:
+            return path
+    known = ", ".join(dict.fromkeys(path.stem for path in logs))
+    raise SettingsError(
+        f"no replica {replica!r} has run"
+        + (f" in {task!r}" if task else "")
+        + f"; these have: {known or 'none'}"
+    )
+
+
+def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
+    """Yields the lines of a file, and with `follow` those that come until the run has ended."""
+    rest = ""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        while True:
+            # Asked before reading: what is written before the end is read after it.
+            ended = not follow or RunRecord.read(directory).state != RUNNING
+            *whole, rest = (rest + file.read()).split("\n")
+            yield from whole
+            if ended:
+                break
+            if not whole:
+                time.sleep(_PAUSE_S)
+    if rest:
+        yield rest
+
+
+@dataclass(frozen=True)
+class _Artifact:
+    """An output artifact in executor_output.json."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    uri: str = ""
+
+
+@dataclass(frozen=True)
+class _Artifacts:
+    artifacts: tuple[_Artifact, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Content of executor_output.json."""
+
+    parameterValues: Mapping[str, Any] = field(default_factory=dict)  # noqa: N815  # KFP's name
+    artifacts: Mapping[str, _Artifacts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A start of a replica in job.json; `exit` is its status or the name of a signal."""
+
+    exit: int | str | None
+    end_s: float | None
+    stopped: bool
+    peak_memory_bytes: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.exit, str) and self.exit not in signal.Signals.__members__:
+            raise ValueError(f"exit is {self.exit!r}, neither a status nor a signal")
+
+
+@dataclass(frozen=True)
+class _Replica:
+    name: str
+    restarts: int
+    starts: tuple[_Start, ...]
+
+    def __post_init__(self) -> None:
+        if not _REPLICA.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not the name of a replica")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Content of job.json."""
+
+    replicas: tuple[_Replica, ...]
+    error: str | None = None
+
+
+def _outputs(directory: Path) -> Iterator[TaskOutputs]:
+    for path in sorted(directory.glob("outputs/*/*/executor_output.json")):
+        try:
+            found = load(_Outputs, path, SettingsError)
+        except SettingsError:
+            continue  # of a task that is writing it
+        made = {name: items.artifacts[0] for name, items in found.artifacts.items() if items.artifacts}
+        yield TaskOutputs(
+            parameters=found.parameterValues,
+            artifacts={name: item.metadata for name, item in made.items()},
+            uris={name: item.uri for name, item in made.items()},
+        )
+
+
+def _replica_failure(job: Path, task: str, said: str) -> Failure:
+    """Returns the failure of a custom job: of the replica that ended first, with an error, the last time."""
+    record = load(_Job, job / JOB_FILE, SettingsError)
+    ended = [item for item in record.replicas if item.starts and item.starts[-1].exit not in (0, None)]
+    if not ended:
+        return Failure(task=task, error=record.error or "")
+    # One that was stopped because another had failed did not fail by itself.
+    first = min(ended, key=lambda item: (item.starts[-1].stopped, item.starts[-1].end_s or 0.0))
+    last, log = first.starts[-1], job / f"{first.name}.log"
+    lines = _read_lines(log) if log.is_file() else []
+    return Failure(
+        task=task,
+        replica=first.name,
+        exit_code=exit_code(last.exit or 0),
+        error=said or record.error or "",
+        own_words=bool(own_error(lines)),
+        lines=last_lines(lines),
+        peak_memory=last.peak_memory_bytes,
+        restarts=first.restarts,
+    )
+
+
+def _read_lines(log: Path) -> list[str]:
+    """Returns the lines of a log, which may hold any bytes; only a newline ends one."""
+    return log.read_bytes().decode("utf-8", "replace").removesuffix("\n").split("\n")
