@@ -26,6 +26,10 @@ _OF_THE_MACHINE = {
     errno.EIO: "the disk or the mounted bucket has failed",
     errno.EMFILE: "raise the limit (ulimit -n)",
     errno.ENFILE: "end other programs, or raise the system's limit",
+    **dict.fromkeys(
+        (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH),
+        "a mounted bucket or the network is away; try again",
+    ),
     errno.ENOMEM: "give the machine more memory, or the work less to hold",
 }
 
@@ -37,6 +41,7 @@ _OF_A_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTD
 }
 
 _SHOWN_LETTERS = 400
+_RINGS = ("shardline", "trainer", "components", "pipelines")
 
 
 def as_error(failure: Exception) -> ShardlineError:
@@ -54,12 +59,22 @@ def as_error(failure: Exception) -> ShardlineError:
         if advice := _OF_THE_MACHINE.get(failure.errno or 0):
             return RunError(f"{failure.strerror}{where}; {advice}")
         if where and failure.errno in _OF_A_PATH:
-            return SettingsError(f"{failure.strerror}{where}")
+            return SettingsError(f"{failure.strerror}{where}{_in_code_of_the_user(failure)}")
     what = describe(failure)
     for number in (errno.ENOSPC, errno.EDQUOT):
         if os.strerror(number) in what:  # in the words of a library that writes by itself, as TensorFlow does
             return RunError(f"{what[:_SHOWN_LETTERS]}; {_OF_THE_MACHINE[number]}")
     return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
+
+
+def _in_code_of_the_user(failure: BaseException) -> str:
+    """Says where in a plug-in an exception comes from; "" where it comes from code that is installed."""
+    package = Path(__file__).parents[1]
+    installed = (sys.prefix, os.path.dirname(os.__file__), *(str(package / ring) for ring in _RINGS))
+    for frame in reversed(traceback.extract_tb(failure.__traceback__)):
+        if not frame.filename.startswith((*installed, "<")):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 def of_place(failure: OSError, text: str) -> ShardlineError:

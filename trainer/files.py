@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -177,8 +178,7 @@ def _finite(text: str) -> float:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:40]!r} is there twice")
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 #: What secrets look like whose makers document a fixed beginning, alphabet or length.
 _PATTERNS = {
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----"),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY( BLOCK)?-----"),
     "a Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b"),
     "a Google OAuth token": re.compile(r"\bya29\.[0-9A-Za-z_-]{20,}"),
     "a Google OAuth client secret": re.compile(r"\bGOCSPX-[0-9A-Za-z_-]{20,}"),
@@ -21,8 +21,10 @@ _PATTERNS = {
     "a GitLab token": re.compile(r"\bgl(pat|dt|rt|cbt|ptt)-[0-9A-Za-z_-]{20,}"),
     "a Slack token": re.compile(r"\bx(ox[abeoprs]|app)-[0-9A-Za-z-]{10,}"),
     "a Hugging Face token": re.compile(r"\bhf_[0-9A-Za-z]{30,}\b"),
-    "an OpenAI or Anthropic key": re.compile(r"\bsk-(?:[a-z]+\d*-)*[0-9A-Za-z_-]{32,}"),
-    "a JSON Web Token": re.compile(r"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]*"),
+    "an OpenAI or Anthropic key": re.compile(
+        r"\bsk-(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[A-Z])[\w-]{32,}", re.ASCII
+    ),
+    "a JSON Web Token": re.compile(r"(?<![\w-])eyJ[\w-]{8,4000}\.eyJ[\w-]{8,4000}\.[\w-]*", re.ASCII),
     "a Stripe key": re.compile(r"\b[rs]k_live_[0-9A-Za-z]{20,}"),
     "a SendGrid key": re.compile(r"\bSG\.[0-9A-Za-z_-]{22}\.[0-9A-Za-z_-]{43}"),
     "a package registry's token": re.compile(r"\b(npm_[0-9A-Za-z]{36}|pypi-AgE[0-9A-Za-z_-]{50,})"),
@@ -31,14 +33,19 @@ _PATTERNS = {
         r"https://(hooks\.slack\.com/(services|workflows|triggers)/|discord(app)?\.com/api/webhooks/"
         r"|[\w.-]+\.webhook\.office\.com/|chat\.googleapis\.com/v1/spaces/[^/\s]+/messages\?)[^\s\"']"
     ),
-    "a password in an address": re.compile(r"\b[a-z][a-z0-9+]*://[^/\s:@{}$<]*:[^/\s:@{}$<]+@[\w.-]+"),
+    "a password in an address": re.compile(
+        r"(?<![a-z0-9+])[a-z][a-z0-9+]{0,20}://[^/\s:@{}$<]{0,99}:[^/\s:@{}$<]{1,999}@[\w.-]"
+    ),
 }
 
-#: Names whose value is a secret when it is given as a plain text.
+#: Names whose value is a secret when it is given as a plain text, whatever it looks like; and names that are
+#: also those of other things (a tokenizer's marks, a way to sign in): there a secret is what looks like one.
 _NAME = re.compile(
-    r"(?i)(^|[_.-])(password|passwd|pwd|passphrase|secret|(secret|api|access|account|private)[_-]?key|token"
-    r"|client[_-]?secret|auth|authorization|bearer|credentials?|webhook([_-]?url)?)$"
+    r"(?i)(^|[_.-])(password|passwd|pwd|passphrase|secret|(secret|api|access|account|private)[_-]?key"
+    r"|client[_-]?secret)$"
 )
+_WEAK_NAME = re.compile(r"(?i)(^|[_.-])(token|auth|authorization|bearer|credentials?|webhook([_-]?url)?)$")
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
 #: Where a secret is, as against what it is: a resource's name, a path, a placeholder; a mark of a tokenizer.
 _REFERENCE = re.compile(r"(projects|secrets)/\S+|(gs:/)?/\S+|.*\{\{.*|\$\{?\w+\}?|\[\w+\]|<[\w/|]+>")
 
@@ -48,9 +55,14 @@ _ASSIGNMENTS = (
     re.compile(r"""(?<![\w-])([A-Za-z_][\w-]*)["']?\s{0,9}[=:]\s{0,9}["']([^"'\s]{8,})["']"""),
     re.compile(r"""(?:^|\s)--([a-z][\w-]*)[= ]["']?([^\s"'$(){}-][^\s"'$(){}]{7,})"""),
     re.compile(r"""(?:^|\s)([A-Z][A-Z0-9_]*)=["']?([^\s"'$(){}]{8,})"""),
-    re.compile(r"(?m)(?<!\w)([a-z]\w*)[ \t]*[=:][ \t]*(?=\S{0,99}\d)(?=\S{0,99}[A-Za-z])([\w+/=-]{16,})$"),
+    re.compile(
+        r"(?m)(?<![\w.])([a-z]\w*)(?:[ \t]{0,9}=[ \t]{0,9}|:[ \t]{1,9})"
+        r"(?=\S{0,99}\d)(?=\S{0,99}[A-Za-z])([\w+/=-]{16,})$"
+    ),
 )
-_BASE64 = re.compile(r"[0-9A-Za-z+/_-]{64,}")
+#: Base64, and the end of a line inside of it, as a text or in JSON.
+_BASE64 = re.compile(r"[0-9A-Za-z+/_-]{40,}")
+_WRAP = re.compile(r"(?<=[0-9A-Za-z+/_-]{40})(?:\s|\\[rn]){1,9}(?=[0-9A-Za-z+/_-])")
 
 
 def kind_of(name: str, value: Any) -> str | None:
@@ -65,6 +77,7 @@ def kind_of(name: str, value: Any) -> str | None:
 def _kinds(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
+            yield from _in_text(str(key))
             yield from _kinds(str(key), item)
     elif isinstance(value, list | tuple):
         for item in value:
@@ -80,18 +93,25 @@ def _kinds(name: str, value: Any) -> Iterator[str]:
 
 def _in_text(text: str) -> Iterator[str]:
     yield from (kind for kind, pattern in _PATTERNS.items() if pattern.search(text))
-    for encoded in _BASE64.findall(text):
-        yield from (f"{kind}, in base64" for kind in _in_text(_decoded(encoded)))
+    for encoded in _BASE64.findall(_WRAP.sub("", text)):
+        for start in range(4):  # it may follow letters that are none of it
+            yield from (f"{kind}, in base64" for kind in _in_text(_decoded(encoded[start:])))
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return bool(value.strip() and _NAME.search(name) and not _REFERENCE.fullmatch(value.strip()))
+    text = value.strip()
+    if not text or _REFERENCE.fullmatch(text):
+        return False
+    return bool(_NAME.search(name) or (_WEAK_NAME.search(name) and _RANDOM.fullmatch(text)))
 
 
 def _decoded(text: str) -> str:
     """Returns the text inside of base64, of either alphabet; "" where it is none."""
     plain = text.translate(str.maketrans("-_", "+/"))
     try:
-        return base64.b64decode(plain[: len(plain) // 4 * 4]).decode("utf-8", "ignore")
+        found = base64.b64decode(plain[: len(plain) // 4 * 4]).replace(b"\0", b"")  # UTF-16, too
     except binascii.Error:
         return ""
+    sample = found[:256]
+    is_text = sum(byte < 0x80 for byte in sample) > 0.8 * len(sample)  # of noise, a half
+    return found.decode("utf-8", "ignore") if is_text else ""

@@ -112,6 +112,14 @@ def test_files_that_hold_no_object(
     assert str(caught.value).startswith(f"{path} {message}")
 
 
+@pytest.mark.timeout(20)
+def test_many_keys_of_which_the_last_is_there_twice_take_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("{" + ", ".join(f'"{number}": 0' for number in (*range(200_000), 199_999)) + "}")
+    with pytest.raises(DatasetError, match="the key '199999' is there twice"):
+        files.read_json(path, DatasetError)
+
+
 def test_things_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     places = {

@@ -22,6 +22,11 @@ SECRETS: list[tuple[str, str, Any]] = [
     ("a private key", "key", ACCOUNT),
     ("a private key, in base64", "key", base64.b64encode(ACCOUNT.encode()).decode()),
     ("a private key, in base64", "key", base64.urlsafe_b64encode(f"é{ACCOUNT}".encode()).decode()),
+    ("a private key, in base64", "key", base64.encodebytes(f"{ACCOUNT}{ACCOUNT}".encode()).decode()),
+    ("a private key, in base64", "key", json.dumps(base64.encodebytes(ACCOUNT.encode()).decode())),
+    ("a private key, in base64", "key", f"ab{base64.b64encode(ACCOUNT.encode()).decode()}"),
+    ("a private key, in base64", "key", base64.b64encode(ACCOUNT.encode("utf-16-le")).decode()),
+    ("a GitHub token", "accounts", {"ghp_" + 36 * "a": "mine"}),
     ("a JSON Web Token", "note", TOKEN),
     ("a bearer token", "header", "Authorization: Bearer " + 24 * "x"),
     ("a Google API key", "text", "AIza" + 35 * "a"),
@@ -33,7 +38,7 @@ SECRETS: list[tuple[str, str, Any]] = [
     ("a GitLab token", "text", "glpat-" + 20 * "a"),
     ("a Slack token", "text", "xoxb-" + 20 * "1"),
     ("a Hugging Face token", "text", "hf_" + 34 * "a"),
-    ("an OpenAI or Anthropic key", "text", "sk-ant-api03-" + 40 * "a"),
+    ("an OpenAI or Anthropic key", "text", "sk-ant-api03-" + 15 * "aB3"),
     ("a Stripe key", "text", "sk_live_" + 24 * "a"),
     ("a SendGrid key", "text", "SG." + 22 * "a" + "." + 43 * "b"),
     ("a package registry's token", "text", "npm_" + 36 * "a"),
@@ -41,7 +46,7 @@ SECRETS: list[tuple[str, str, Any]] = [
     ("a webhook's address", "url", "https://discord.com/api/" + "webhooks/1/x"),
     ("a webhook's address", "url", "https://acme.webhook.office.com/" + "webhookb2/x"),
     ("a password in an address", "url", "postgres://user:hunter2@db/x"),
-    ("a secret, by its name", "TOKEN", "f3b1"),
+    ("a secret, by its name", "TOKEN", "f3b1c2d4"),
     ("a secret, by its name", "CLIENT_SECRET", "f3b1"),
     ("a secret, by its name", "wandb-api-key", "f3b1"),
     ("a secret, by its name", "train_options", {"hparams": {"layers": [{"password": "hunter2"}]}}),
@@ -63,6 +68,12 @@ def test_a_secret_is_found(kind: str, name: str, value: Any) -> None:
         ("tokenizer", "bpe-32000"),
         ("cls_token", "[CLS]"),
         ("eos_token", "<|endoftext|>"),
+        ("pad_token", "pad"),
+        ("bos_token", "<\uff5cbegin\u2581of\u2581sentence\uff5c>"),
+        ("auth", "none"),
+        ("token", "HF_TOKEN"),
+        ("model", "models.token:build_transformer_v2"),
+        ("source", "token:LoadDataset2024Version"),
         ("webhook_secret", "projects/p/secrets/hook/versions/latest"),
         ("API_KEY_FILE", "/run/secrets/key"),
         ("credentials", "gs://bucket/key.json"),
@@ -72,6 +83,7 @@ def test_a_secret_is_found(kind: str, name: str, value: Any) -> None:
         ("source", "token = settings.token_of(name); api_key: str = load_api_key()"),
         ("image", "europe-docker.pkg.dev/p/r/i@sha256:" + 64 * "a"),
         ("rules", ["accuracy >= champion - 0.005"]),
+        ("image", "sk-learn-pipeline-of-the-flowers-team-version-2"),
         ("max_tokens", 512),
         ("data", base64.b64encode(b"plain text of some length, in base64, that says nothing" * 2).decode()),
     ],
@@ -91,7 +103,8 @@ def test_no_run_begins_with_a_secret_among_its_parameters() -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    "piece", ["a", "a=", "a-", 'a="', "--a ", "A=", "eyJ", "a://", "ab/=1", "token = a1", " "]
+    "piece",
+    ["a", "a+", "a=", 'a="', "a:", "--a ", "A=", "eyJ", "eyJ-", "a://", "ab/=1", "token = a1", "sk-", " "],
 )
 def test_a_long_text_is_searched_in_no_time(piece: str) -> None:
     assert kind_of("text", piece * (200_000 // len(piece))) is None
