@@ -28,12 +28,15 @@ from pathlib import Path
 from shardline.components.model_store import BLESSING_FILE, Export, Verdict, read_part
 from shardline.trainer import crash, files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.progress import say
 from shardline.trainer.records import load
 
 VERSIONS = "versions"
 VERSION_FILE = "version.json"
 CHAMPION_FILE = "champion.json"
 
+#: How the URI of a place in a bucket begins.
+_MOUNTED = ("gs://", "/gcs/")
 #: Characters of a source in the name of a directory.
 _LONGEST_NAME = 100
 _NAME = re.compile(r"\w[\w-]*")
@@ -77,7 +80,7 @@ def champion_directory(uri: str) -> Path:
             machine.
     """
     path = files.local_path(uri)
-    if uri.startswith(("gs://", "/gcs/")):
+    if uri.startswith(_MOUNTED):
         bucket = files.local_path(f"gs://{uri.removeprefix('gs://').removeprefix('/gcs/').partition('/')[0]}")
         if not bucket.is_dir():
             raise SettingsError(
@@ -93,6 +96,21 @@ def directory_name(source: str) -> str:
     if name == source and len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+
+
+def of_source(champions: Path, source: str) -> Path:
+    """Returns the directory of a source's champion, in the directory of all champions.
+
+    Raises SettingsError when there is only the one that it shared with sources of like names in earlier
+    releases: whose champion that is nobody knows, and a gate without a champion would pass a worse model.
+    """
+    own, earlier = champions / directory_name(source), champions / re.sub(r"\W+", "-", source)
+    if os.path.exists(earlier / CHAMPION_FILE) and not own.exists():  # also where the name is too long
+        raise SettingsError(
+            f"an earlier champion is in {earlier}, which sources of like names shared: move it to {own} if "
+            f"it is that of {source}, make {own} to start anew, or give champion_uri"
+        )
+    return own
 
 
 def current(champion: Path) -> Version | None:
@@ -169,13 +187,15 @@ def publish(exported: Path, champion: Path, *, accuracy: float, run: str = "") -
 def check_champion(uri: str) -> None:
     """Checks that a model can be published at a URI, and makes nothing there.
 
-    Raises SettingsError when the place is not mounted or cannot be written to, ModelError when the present
-    champion is damaged.
+    Raises SettingsError when the place is not mounted or, as far as it is there, cannot be written to,
+    ModelError when the present champion is damaged.
     """
     champion = champion_directory(uri)
     place = next(path for path in (champion, *champion.parents) if path.exists())
-    with _writing_to(champion), tempfile.TemporaryFile(dir=place):
-        pass
+    # In a bucket an account may be allowed to write below a prefix only, and what is above it says nothing.
+    if place == champion or not place.is_dir() or not uri.startswith(_MOUNTED):
+        with _writing_to(champion), tempfile.TemporaryFile(dir=place):
+            pass
     current(champion)
 
 
@@ -197,7 +217,10 @@ def _chain(champion: Path, newest: Version) -> Iterator[str]:
         yield newest.version
         record = champion / VERSIONS / newest.previous / VERSION_FILE
         if newest.previous and record.is_file():
-            newest = _read(record, _REMEDY)
+            try:
+                newest = _read(record, "repair it")
+            except ModelError as error:
+                say("register", f"warning: {error}; versions before it are not searched")
 
 
 @contextlib.contextmanager

@@ -121,17 +121,17 @@ def run(
     is RUNS_DIR/champions/SOURCE unless it is given; a SOURCE with other characters than letters, digits, _
     and single hyphens is shortened to these, and to a digest.
     """
-    from shardline.components.champions import directory_name
+    from shardline.components.champions import of_source
     from shardline.pipelines.local.run import run_pipeline
     from shardline.pipelines.preflight import OURS, check_run
     from shardline.pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
     parameters, _ = check_run(spec, pairs(params, "--param", PipelineError), here=True)
-    if spec["pipelineInfo"]["name"] in OURS:
+    if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
         # Models of different data do not replace each other.
-        name = directory_name(parameters.get("source", defaults(spec)["source"]))
-        parameters.setdefault("champion_uri", str((runs_dir / "champions" / name).absolute()))
+        source = parameters.get("source", defaults(spec)["source"])
+        parameters["champion_uri"] = str(of_source(runs_dir.absolute() / "champions", source))
     run_pipeline(
         pipeline,
         parameters,

@@ -1,15 +1,23 @@
 """What was published is listed, and an earlier version comes back."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.champions import complete_versions, current, directory_name, publish, rollback
+from shardline.components.champions import (
+    complete_versions,
+    current,
+    directory_name,
+    of_source,
+    publish,
+    rollback,
+)
 from shardline.pipelines.cli import main as cli
-from shardline.trainer.errors import ModelError, RunError
+from shardline.trainer.errors import ModelError, RunError, SettingsError
 from tests.helpers.exports import write_export
 
 
@@ -108,6 +116,46 @@ def test_each_source_has_a_champion_of_its_own():
     assert len(set(names)) == len(names)
     assert (directory_name("digits"), directory_name("a-b")) == ("digits", "a-b")
     assert all("/" not in name and len(name) < 120 for name in names)
+
+
+EARLIER = "images-data-flowers"
+
+
+def test_a_champion_under_the_name_of_earlier_releases_is_not_passed_over(tmp_path):
+    publish(write_export(tmp_path / "model"), tmp_path / EARLIER, accuracy=0.9)
+    own = tmp_path / directory_name("images:/data/flowers")
+
+    with pytest.raises(SettingsError, match=f"an earlier champion is in .*/{EARLIER}, .*: move it to {own}"):
+        of_source(tmp_path, "images:/data/flowers")
+    assert of_source(tmp_path, "images:/data/other") == tmp_path / directory_name("images:/data/other")
+    assert of_source(tmp_path, "x" * 300).parent == tmp_path
+
+    (tmp_path / EARLIER).rename(own)
+    assert current(of_source(tmp_path, "images:/data/flowers")).accuracy == 0.9
+
+
+def test_a_run_beside_an_earlier_champion_begins_nothing(tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "1.png").write_bytes(b"1")
+    source = f"images:{tmp_path / 'photos'}"
+    earlier = tmp_path / "runs" / "champions" / re.sub(r"\W+", "-", source)
+    publish(write_export(tmp_path / "model"), earlier, accuracy=0.9)
+    given = ["compiled/retrain.yaml", "--runs-dir", tmp_path / "runs", "-p", f"source={source}"]
+
+    done = CliRunner().invoke(cli.main, ["run", *map(str, given)])
+
+    assert (done.exit_code, "an earlier champion is in" in done.output) == (2, True), done.output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["champions"]
+
+
+def test_a_damaged_ancestor_does_not_stop_the_next_version(champion, versions, tmp_path, events):
+    (champion / versions[0].path / "version.json").write_text("{")
+
+    fourth = publish(write_export(tmp_path / "fourth"), champion, accuracy=0.98, run="today")
+
+    assert (current(champion), fourth.previous) == (fourth, versions[2].version)
+    assert publish(tmp_path / "fourth", champion, accuracy=0.98, run="today") == fourth
+    assert [event.text.endswith("versions before it are not searched") for event in events] == [True]
 
 
 READER = """

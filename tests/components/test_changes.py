@@ -1,5 +1,6 @@
 """Whether a run has anything to do, and what it leaves for the next to compare with."""
 
+import errno
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from shardline.components.champions import publish
 from shardline.components.configure.changes import differences, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
 from shardline.components.configure.history import State
-from shardline.trainer import progress
+from shardline.trainer import files, progress
 from shardline.trainer.errors import SettingsError
 from tests.helpers.evaluations import EVALUATION
 
@@ -503,6 +504,24 @@ def test_a_champion_that_may_come_to_be_is_not_begun(photos, tmp_path):
     look("", f"images:{photos}", champion_uri=str(tmp_path / "new" / "champion"))
 
     assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_written_to_a_bucket_before_a_first_champion(photos, tmp_path, monkeypatch, events):
+    """An account may write below champions/ only, which is not there yet."""
+    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "file").touch()
+
+    def denied(dir):
+        raise PermissionError(errno.EACCES if dir.is_dir() else errno.ENOTDIR, "denied")
+
+    monkeypatch.setattr("shardline.components.champions.tempfile.TemporaryFile", denied)
+    look("", f"images:{photos}", champion_uri="gs://bucket/champions/photos")
+    for place in ("gs://bucket/file/photos", "/gcs/bucket/champions"):
+        (tmp_path / "bucket" / "champions").mkdir(exist_ok=True)
+        with pytest.raises(SystemExit):
+            look("", f"images:{photos}", champion_uri=place)
+        assert events[-1].text.endswith("denied; choose another champion_uri")
 
 
 def test_a_history_that_cannot_be_written_is_said_at_once(photos, tmp_path, events):
