@@ -110,15 +110,15 @@ def test_a_process_that_was_thought_dead_writes_no_more(tmp_path):
 def test_who_takes_over_and_who_was_writing_keep_apart(tmp_path, monkeypatch):
     """The new one removes what is being written; that is no full disk, and its own files stay."""
     old = save(tmp_path, 1)
-    flush, taken = store._flush, []
+    sync, taken = store.files.sync, []
 
     def take_over(path):
-        monkeypatch.setattr(store, "_flush", flush)
-        flush(path)
+        monkeypatch.setattr(store.files, "sync", sync)
+        sync(path)
         taken.append(save(tmp_path, 1))
         (tmp_path / ".tmp-new-ckpt-2.index").touch()
 
-    monkeypatch.setattr(store, "_flush", take_over)
+    monkeypatch.setattr(store.files, "sync", take_over)
     old.save(snapshot(2))
     with pytest.raises(RunError, match="has taken over"):
         old.wait()
@@ -240,7 +240,7 @@ def test_when_all_are_damaged_the_run_begins_anew(tmp_path, said):
 
 
 @pytest.mark.parametrize(
-    "deadly", ["checkpoint._flush = die", "Path.replace = die", "Path.replace = die_at_the_second"]
+    "deadly", ["checkpoint.files.sync = die", "Path.replace = die", "Path.replace = die_at_the_second"]
 )
 def test_a_process_killed_while_it_writes_leaves_the_one_before(tmp_path, deadly):
     child = in_a_child(
