@@ -25,6 +25,7 @@ from shardline.components.run_record import (
     REPLICAS,
     RUNNING,
     RunRecord,
+    State,
     TaskOutputs,
     results,
 )
@@ -64,7 +65,7 @@ def is_run_directory(directory: Path) -> bool:
     return (directory / RECORD_FILE).is_file() and (directory / LOG).is_file()
 
 
-def observe(directory: Path, state: str = "", *, record: RunRecord | None = None) -> RunRecord:
+def observe(directory: Path, state: State | None = None, *, record: RunRecord | None = None) -> RunRecord:
     """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
 
     `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from shardline.components.vertex.causes import Explanation
 from shardline.trainer import files
@@ -19,7 +20,11 @@ from shardline.trainer.errors import SettingsError
 from shardline.trainer.records import restore
 
 #: States of a run; all but "running" are final.
-SUCCEEDED, FAILED, CANCELLED, RUNNING = "succeeded", "failed", "cancelled", "running"
+State = Literal["running", "succeeded", "failed", "cancelled"]
+RUNNING: Final = "running"
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
 
 RECORD_FILE = "run.json"
 #: The run directory, in the environment of all processes of a run on this machine.
@@ -71,11 +76,12 @@ class RunRecord:
         platform: Operating system and processor.
         cpus: Number of CPUs.
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
+        host: Name of the machine that it runs on, the only one where that lock is known to say something.
     """
 
     name: str
     pipeline: str
-    state: str
+    state: State
     created: str = ""
     duration_s: float | None = None
     error: str | None = None
@@ -92,6 +98,7 @@ class RunRecord:
     platform: str = ""
     cpus: int | None = None
     locked: bool = False
+    host: str = ""
 
     def headline(self) -> str:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
@@ -115,10 +122,12 @@ class RunRecord:
     def read(cls, directory: Path) -> RunRecord:
         """Reads run.json of a directory; a run whose process has ended without a word is a failed one.
 
+        That is known on the machine that it ran on: the locks of many a mount do not reach other machines.
+
         Raises SettingsError when there is none, or it is damaged.
         """
         record = cls._read(directory)
-        if record.state != RUNNING or not record.locked:
+        if record.state != RUNNING or not record.locked or record.host != socket.gethostname():
             return record
         with held(directory, shared=True) as ended:
             record = cls._read(directory)  # it may have ended just now

@@ -48,6 +48,11 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         return value
     if origin in (types.UnionType, typing.Union):
         return _as_one_of(inner, value, name)
+    if origin is typing.Literal:
+        if value not in inner:
+            known = f"{', '.join(map(repr, inner[:-1]))} or {inner[-1]!r}"
+            raise ValueError(f"{name or 'it'} must be {known}, got {reprlib.repr(value)}")
+        return value
     if is_dataclass(kind):
         return _as_dataclass(kind, _checked(value, Mapping, "a JSON object", name), name)
     if origin is tuple:

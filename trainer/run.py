@@ -177,7 +177,6 @@ def announce(run: Run, interface: Interface) -> None:
 def write_settings(run: Run, interface: Interface, changes: Sequence[Mapping[str, Any]]) -> None:
     """Records what runs, and which settings have changed on the way, in settings.json. For the chief."""
     settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
-    run.dirs.model.mkdir(parents=True, exist_ok=True)
     files.write_json(
         run.dirs.model / saving.SETTINGS_FILE,
         {

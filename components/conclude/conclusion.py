@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 from shardline.components.champions import champion_directory
 from shardline.components.conclude import notification
 from shardline.components.run_directory import observe
-from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord
+from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord, State
 from shardline.components.vertex.causes import Failure, explain
 from shardline.components.vertex.client import Platform
 from shardline.components.vertex.evidence import read_record
@@ -34,7 +35,7 @@ def conclude_run(
     Whatever goes wrong on the way is said and goes no further: the run is what it is. The arguments are those
     of `conclude`; `state` and `error` say how the tasks inside the exit handler came out.
     """
-    run = _read(state.lower(), error, job_name, job_resource_name, project)
+    run = _read(cast(State, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
         for name, value in run.explanation.rows():
             say(TOPIC, f"{name}: {value}")
@@ -53,7 +54,7 @@ def conclude_run(
             say(TOPIC, f"no notification was sent: {failure}")
 
 
-def _read(state: str, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:
+def _read(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:
     try:
         if here := os.environ.get(RUN_VARIABLE):
             return observe(Path(here), state)

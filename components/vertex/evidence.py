@@ -6,8 +6,9 @@ import datetime
 import re
 import time
 from collections.abc import Iterator
+from typing import cast
 
-from shardline.components.run_record import FAILED, RUNNING, RunRecord, results
+from shardline.components.run_record import FAILED, RUNNING, RunRecord, State, results
 from shardline.components.vertex.causes import Failure, explain
 from shardline.components.vertex.client import Platform, ask
 from shardline.components.vertex.logs import KfpLines, LogLine, last_lines, own_error, read_entries
@@ -28,13 +29,13 @@ _PAUSE_S = 5.0
 _OVERLAP = datetime.timedelta(seconds=30)
 
 
-def read_record(platform: Platform, run: str, state: str = "") -> RunRecord:
+def read_record(platform: Platform, run: str, state: State | None = None) -> RunRecord:
     """Returns the record of a run, by id or resource name, as far as it has come; raises as `read_run` does.
 
     `state` is its state where the run cannot know it yet: "failed" to a task that runs at its end.
     """
     found = read_run(platform, run)
-    state = state or (found.state if found.has_ended else RUNNING)
+    state = state or (cast(State, found.state) if found.has_ended else RUNNING)
     made = results(task.outputs for task in found.tasks)
     return RunRecord(
         name=found.job_id,

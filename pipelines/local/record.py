@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import os
 import platform
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.run_directory import observe
-from shardline.components.run_record import JOB_FILE, LOG, RUNNING, RunRecord, held
+from shardline.components.run_record import JOB_FILE, LOG, RUNNING, RunRecord, State, held
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.doctor import version_of
@@ -52,7 +53,6 @@ class RunDirectory:
             (self.directory / LOG).touch()
         except OSError as error:
             text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
-            text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
             raise crash.of_place(error, text) from None
         self.record = RunRecord(
             name=self.directory.name,
@@ -64,6 +64,7 @@ class RunDirectory:
             platform=platform.platform(),
             cpus=os.cpu_count(),
             locked=locked,
+            host=socket.gethostname(),
             **facts,
         )
         self.record.write(self.directory)
@@ -73,7 +74,7 @@ class RunDirectory:
         """Seconds since the run was created."""
         return time.monotonic() - self._started
 
-    def end(self, state: str, facts: Mapping[str, Scalar], error: str | None) -> None:
+    def end(self, state: State, facts: Mapping[str, Scalar], error: str | None) -> None:
         """Records how the run ended: succeeded, failed or cancelled; OSError where the disk is full."""
         seconds = round(self.duration, 3)
         ended = dataclasses.replace(self.record, state=state, duration_s=seconds, facts=facts, error=error)

@@ -20,7 +20,7 @@ import yaml
 
 from shardline.components import text as summary
 from shardline.components.run_directory import TASK_INDENT, blessing
-from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED
+from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record, scratch
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
@@ -301,7 +301,7 @@ def run_pipeline(
 
 
 def _end_run(
-    book: record.RunDirectory, run: Execution, state: str, stream: TextIO, explanation: str | None = None
+    book: record.RunDirectory, run: Execution, state: State, stream: TextIO, explanation: str | None = None
 ) -> bool | None:
     """Records and shows how a run has ended; returns whether its model was blessed, None for no verdict."""
     blessed = blessing(book.directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 
@@ -45,8 +46,9 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def record(directory: Path, state: str, *, locked: bool = False) -> None:
+def record(directory: Path, state: str, *, locked: bool = False, host: str = "") -> None:
     content = {"pipeline": "toy", "state": state, "error": None, "locked": locked}
+    content["host"] = host or socket.gethostname()
     files.write_json(directory / "run.json", content)
 
 
@@ -112,6 +114,22 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
     assert done.exit_code == 1
     assert "error        its process has ended without a word" in done.output
     assert RunRecord.read(run).state == "failed"
+
+
+def test_a_run_on_another_host_is_not_judged_by_locks_of_this_one(run: Path) -> None:
+    """On a mount without locks between hosts nobody here can know whether its process is there."""
+    record(run, "running", locked=True, host="another")
+
+    assert RunRecord.read(run).state == "running"
+
+
+def test_a_state_that_no_run_has_is_refused(run: Path) -> None:
+    record(run, "weird")
+
+    done = CliRunner().invoke(main, ["explain", run.name, "--runs-dir", str(run.parent)])
+
+    assert done.exit_code == 2
+    assert "state must be 'running', 'succeeded', 'failed' or 'cancelled', got 'weird'" in done.output
 
 
 def test_a_name_that_is_no_run_says_what_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
