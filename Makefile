@@ -41,7 +41,7 @@ docs: $(BIN)/.docs  ## Build the documentation as a site in build/docs; warnings
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs.cache docs build/docs
 	@echo "build/docs/index.html"
 
-audit: $(BIN)/.test  ## Ask for known vulnerabilities of what is installed; needs the internet
+audit: $(BIN)/.test  ## Ask for known vulnerabilities of the releases in constraints.txt; needs the internet
 	$(BIN)/uv tool run --quiet pip-audit==2.10.1 --strict --disable-pip --no-deps -r constraints.txt
 
 lock: $(BIN)/.test  ## Write docker/lock from setup.cfg and constraints.txt

@@ -43,9 +43,12 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 #: Hosts beside Google's that may be asked, and are given a token, in the environment: HOST,HOST:PORT.
 HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
-#: Regional hosts, the virtual IPs of Private Google Access, and endpoints of Private Service Connect.
+#: Regional hosts, also with client certificates, the virtual IPs of Private Google Access, and endpoints of
+#: Private Service Connect. Source: MREP_JURISDICTIONS in google.cloud.aiplatform.constants.base,
+#: _get_default_mtls_endpoint of the clients, _is_regional_endpoint in google.auth.credentials.
 _HOST = re.compile(
-    r"([a-z0-9-]+-aiplatform|aiplatform|private|restricted|[a-z0-9-]+(\.[a-z0-9-]+)*\.p)\.googleapis\.com(:443)?"
+    r"(([a-z0-9-]+-)?aiplatform(\.[a-z0-9-]+\.rep)?(\.mtls)?|private|restricted|[a-z0-9-]+(\.[a-z0-9-]+)*\.p)"
+    r"\.googleapis\.com(:443)?"
 )
 _NAME = re.compile(r"projects/(?P<project>[\w:.-]+)/locations/(?P<location>[a-z0-9-]+)/")
 
@@ -55,7 +58,8 @@ def check_host(host: str, environ: Mapping[str, str] = os.environ) -> None:
 
     A settings file says where the API is, and whoever answers there gets this account's token.
     """
-    if not _HOST.fullmatch(host) and host not in environ.get(HOSTS_VARIABLE, "").split(","):
+    allowed = environ.get(HOSTS_VARIABLE, "").replace(",", " ").split()
+    if not _HOST.fullmatch(host) and host not in allowed:
         raise SettingsError(
             f"{host!r} is no host of Vertex AI (LOCATION-aiplatform.googleapis.com, NAME.p.googleapis.com) "
             f"and would be given this account's token; if it is yours, {HOSTS_VARIABLE}={host} allows it"

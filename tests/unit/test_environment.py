@@ -175,11 +175,17 @@ def test_a_host_of_another_is_asked_only_where_the_environment_allows_it() -> No
         "vertex.p.googleapis.com",
         "us-central1-aiplatform.googleapis.com:443",
         "restricted.googleapis.com",
+        "aiplatform.us-central1.rep.googleapis.com",
+        "us-central1-aiplatform.mtls.googleapis.com",
+        "aiplatform.us.rep.mtls.googleapis.com:443",
     ):
         check_host(host, {})
     with pytest.raises(SettingsError, match=r"SHARDLINE_ALLOWED_HOSTS=vertex\.internal allows it"):
         check_host("vertex.internal", {})
-    check_host("vertex.internal", {HOSTS_VARIABLE: "other:1,vertex.internal"})
+    check_host("vertex.internal", {HOSTS_VARIABLE: "other:1, vertex.internal"})
+    for host in ("evil.rep.googleapis.com", "aiplatform.evil.com/.rep.googleapis.com", ""):
+        with pytest.raises(SettingsError, match="is no host of Vertex AI"):
+            check_host(host, {HOSTS_VARIABLE: ""})
     with pytest.raises(SettingsError, match=r"is no host of Vertex AI"):
         _ = Platform("p", "evil.com/").host
     with pytest.raises(PlatformError, match="is no name of a resource"):
