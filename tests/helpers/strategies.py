@@ -1,7 +1,7 @@
 """Inputs made by chance, for tests of properties and for benchmarks/fuzz.py, and what reads each kind.
 
 Whatever is read comes to a result or to a `ShardlineError`: `TARGETS` has the readers by name, and what each
-is given. An input is a good one with some nodes changed, or a text of the words that its grammar knows.
+is given. An input is a good one with some nodes changed, or with words left out or added in one place.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
 import tempfile
 import tomllib
 from collections.abc import Callable
@@ -42,6 +43,15 @@ def words(*known: str, most: int = 12) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from(known) | st.sampled_from(TEXTS), max_size=most).map("".join) | st.text(
         max_size=40
     )
+
+
+@st.composite
+def altered(draw: Any, texts: st.SearchStrategy[str], *known: str) -> str:
+    """Draws a sound text as it is, or with a word left out, or with known words in one place, or both."""
+    pieces = re.findall(r"\w+|\s+|\W", draw(texts))
+    place, end = draw(st.integers(0, len(pieces))), draw(st.integers(0, 1))
+    added = draw(st.just("") | words(*known, most=3))
+    return "".join([*pieces[:place], added, *pieces[place + end :]])
 
 
 def to_toml(table: Any) -> str:
@@ -102,6 +112,17 @@ _RULE_WORDS = (
     " ",
     "-",
 )
+_RULES = st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(METRICS)
+        | st.sampled_from(CLASS_METRICS).map("worst_slice({})".format)
+        | st.sampled_from(CLASS_METRICS).map("{}[class=healthy]".format)
+        | st.just("accuracy[camera = a/b]"),
+        st.sampled_from([f" {operator} " for operator in OPERATORS]),
+        st.sampled_from(["0.95", "-1e-3", ".5", "champion", "champion - 0.005", "champion +1"]),
+    ),
+) | st.sampled_from(["accuracy > champion (p < 0.05)", "recall[class=healthy] > champion (p<.01)"])
 _YAML_WORDS = (
     "a: ",
     "&a ",
@@ -236,7 +257,7 @@ _PATH = Path("p.yaml")
 TARGETS: dict[str, Target] = {
     "settings": Target(damaged(_settings()).map(to_toml), in_file(_read_settings, "s.toml")),
     "study": Target(damaged(_STUDY).map(to_toml), in_file(load_study, "t.toml")),
-    "rule": Target(words(*_RULE_WORDS), parse_rule),
+    "rule": Target(altered(_RULES, *_RULE_WORDS), parse_rule),
     "rules": Target(
         damaged({"rules": ["accuracy >= 0.9"], "first_run": "bless", "min_slice": 3}).map(_JSON),
         in_file(read_gate, "r.json"),
@@ -248,7 +269,10 @@ TARGETS: dict[str, Target] = {
         ),
         _read_cluster,
     ),
-    "yaml": Target(words(*_YAML_WORDS, most=40), lambda text: parse_file(text, _PATH)),
+    "yaml": Target(
+        altered(st.just(yaml.safe_dump(checks.pipeline())), *_YAML_WORDS),
+        lambda text: parse_file(text, _PATH),
+    ),
     "pipeline": Target(damaged(checks.pipeline()), lambda spec: check(parse(_JSON(spec), _PATH))),
     "retrain": Target(damaged(_retrain()).map(_JSON), lambda text: check(parse(text, _PATH))),
     "manifest": Target(damaged(_MANIFEST).map(_JSON), in_file(_read_manifest, "manifest.json")),
