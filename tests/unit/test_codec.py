@@ -287,6 +287,27 @@ def test_a_png_that_must_be_converted_is_never_known() -> None:
         assert store.known(PASSING["png"]) is None
 
 
+@pytest.mark.parametrize(
+    ("form", "size", "encoding", "reason"),
+    [
+        ("BMP", (1_000_001, 4), "keep", "a side of more than 1,000,000 pixels, which no png has"),
+        ("PNG", (4, 1_000_001), "keep", "a side of more than 1,000,000 pixels, which no png has"),
+        ("PNG", (70_000, 4), "jpeg", "a side of more than 65,500 pixels, which no jpeg has"),
+    ],
+)
+def test_an_image_that_its_encoding_cannot_hold_is_named(
+    form: str, size: tuple[int, int], encoding: str, reason: str
+) -> None:
+    with pytest.raises(BadRecordError, match=f"'x': {reason}"):
+        codec(encoding=encoding, max_pixels=10**8).store(encoded(Image.new("L", size), form), "x")
+
+
+def test_an_image_that_cannot_be_encoded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cv2.imencode", lambda *_: (False, ()))
+    with pytest.raises(BadRecordError, match="'x': cannot be encoded as png: OpenCV refuses it"):
+        codec(encoding="png").store(JPEG, "x")
+
+
 LEAN = """
 import sys
 from shardline.components.preprocess.images.codec import Codec

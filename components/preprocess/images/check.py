@@ -56,8 +56,6 @@ def find_fault(encoded: bytes) -> str:
         return str(fault)
     except (struct.error, IndexError):
         return TRUNCATED
-    except zlib.error:
-        return DAMAGED
     return ""
 
 
@@ -124,10 +122,13 @@ def _are_pixels(start: bytes, chunks: list[bytes]) -> bool:
     total = sum(rows * size for rows, size in passes)
     if not total:
         return False
-    if len(chunks) == 1 and len(chunks[0]) < _SURELY_SMALL:
-        raw = zlib.decompress(chunks[0])
-        return len(raw) >= total and _are_filters(raw, passes)
-    return _inflates(chunks, passes, total)
+    try:
+        if len(chunks) == 1 and len(chunks[0]) < _SURELY_SMALL:
+            raw = zlib.decompress(chunks[0])
+            return len(raw) >= total and _are_filters(raw, passes)
+        return _inflates(chunks, passes, total)
+    except zlib.error:
+        return False
 
 
 def _inflates(chunks: list[bytes], passes: tuple[tuple[int, int], ...], total: int) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardline.components.preprocess.images.check import find_fault, is_whole_png
 from shardline.components.preprocess.images.header import (
     DAMAGED,
+    LONGEST_SIDES,
     PNG_END,
     PNG_HEAD,
     PNG_SECOND,
@@ -135,11 +136,9 @@ class Codec:
 
     def from_pixels(self, pixels: npt.NDArray[np.uint8], name: str) -> bytes:
         """Returns a uint8 array of shape (height, width, 1 or 3) as PNG, which loses nothing."""
-        from shardline.components.preprocess.images.pixels import encode
-
         if pixels.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
             raise BadRecordError(name, NO_PIXELS)
-        return encode(pixels, "png")
+        return _encode(pixels, "png", name)
 
     def _check_size(self, height: int, width: int, name: str) -> None:
         if height * width > self._max_pixels:
@@ -149,6 +148,7 @@ class Codec:
 
     def _check_whole(self, encoded: bytes, header: Header, name: str) -> None:
         """Refuses an image that is to be stored as it is and is damaged, as far as this is looked at."""
+        _check_sides(header.height, header.width, header.encoding, name)
         if self._check == "header":
             return
         fault = find_fault(encoded)
@@ -172,7 +172,7 @@ class Codec:
             raise BadRecordError(name, str(failure)) from failure
         upright = pixels.turn_upright(decoded, header.orientation)
         converted = ("exif orientation",) if header.orientation > 1 else ()
-        return self._finish(upright, placed, jpeg=True, converted=converted)
+        return self._finish(upright, placed, name, jpeg=True, converted=converted)
 
     def _store_other(self, encoded: bytes, name: str, header: Header | None) -> StoredImage:
         """Decodes with Pillow."""
@@ -189,13 +189,13 @@ class Codec:
         except UnreadableError as failure:
             raise BadRecordError(name, str(failure)) from failure
         jpeg = header is not None and header.encoding == "jpeg"
-        return self._finish(upright, placed, jpeg=jpeg, converted=picture.kinds)
+        return self._finish(upright, placed, name, jpeg=jpeg, converted=picture.kinds)
 
     def _place(self, height: int, width: int) -> Placement | None:
         return place(height, width, (self._size, self._size), self._mode) if self._size else None
 
     def _finish(
-        self, upright: Pixels, placed: Placement | None, *, jpeg: bool, converted: tuple[str, ...]
+        self, upright: Pixels, placed: Placement | None, name: str, *, jpeg: bool, converted: tuple[str, ...]
     ) -> StoredImage:
         """Fits and encodes pixels that are upright; `jpeg` says that they came from a JPEG."""
         from shardline.components.preprocess.images import pixels
@@ -207,6 +207,22 @@ class Codec:
             converted += ("grey",) if self._raw_channels == 3 else ("colour",)
             upright = pixels.to_channels(upright, self._raw_channels)
         quality = QUALITY if placed or not jpeg else TURNED_QUALITY
-        data = pixels.encode(upright, encoding, quality=quality)
+        data = _encode(upright, encoding, name, quality)
         height, width, channels = upright.shape
         return StoredImage(data, height, width, channels, encoding, converted)
+
+
+def _encode(pixels: Pixels, encoding: str, name: str, quality: int = QUALITY) -> bytes:
+    from shardline.components.preprocess.images.pixels import encode
+
+    _check_sides(pixels.shape[0], pixels.shape[1], encoding, name)
+    try:
+        return encode(pixels, encoding, quality=quality)
+    except ValueError as failure:
+        raise BadRecordError(name, f"cannot be encoded as {encoding}: {failure}") from failure
+
+
+def _check_sides(height: int, width: int, encoding: str, name: str) -> None:
+    longest = LONGEST_SIDES.get(encoding)
+    if longest and max(height, width) > longest:
+        raise BadRecordError(name, f"a side of more than {longest:,} pixels, which no {encoding} has")

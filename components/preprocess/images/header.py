@@ -15,6 +15,9 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 TRUNCATED = "truncated image"
 DAMAGED = "damaged image"
 
+#: The longest side that the libraries of TensorFlow, and of everybody else, read and write.
+LONGEST_SIDES = {"jpeg": 65_500, "png": 1_000_000}
+
 #: The first chunk of a PNG, which says all that `Header` holds, up to its checksum.
 PNG_FIRST = slice(29)
 

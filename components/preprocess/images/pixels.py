@@ -133,6 +133,9 @@ def encode(pixels: Pixels, encoding: str, *, quality: int = 90) -> bytes:
     """Encodes uint8 (height, width, 1 or 3) as "jpeg", "png" or "raw" (the values row by row).
 
     A JPEG of quality 90 or less has half the resolution in colour, as photos have; above that, the whole.
+
+    Raises:
+        ValueError: When the library refuses to.
     """
     pixels = np.ascontiguousarray(pixels)
     grey = pixels.shape[2] == 1
@@ -143,7 +146,12 @@ def encode(pixels: Pixels, encoding: str, *, quality: int = 90) -> bytes:
         return bytes(
             simplejpeg.encode_jpeg(pixels, quality=quality, colorspace=space, colorsubsampling=sampling)
         )
-    _, data = cv2.imencode(".png", pixels if grey else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
+    try:
+        done, data = cv2.imencode(".png", pixels if grey else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
+    except cv2.error as failure:
+        raise ValueError(failure.err) from failure
+    if not done:
+        raise ValueError("OpenCV refuses it")
     return data.tobytes()
 
 
