@@ -42,7 +42,8 @@ def die_with(parent: int, signum: int) -> None:
 def join(namespaces: Sequence[int]) -> None:
     """Moves this process, which has one thread, into the namespaces of these descriptors, and closes them.
 
-    It gains no capability: whoever joins a user namespace gets all of them there, until exec.
+    With a user namespace it has no capability afterwards: whoever joins one gets all of them there, and none
+    that it had outside. Only a user who is not root joins one (see `namespace`).
 
     Raises:
         OSError: When that is not allowed.

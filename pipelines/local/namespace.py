@@ -1,8 +1,9 @@
 """A network namespace with loopback only: made in a process of its own, which hands it over and ends.
 
 Run by path (`python -I -S namespace.py DESCRIPTOR`), since only a process with one thread can make a user
-namespace, which everybody but root needs for it. The descriptor is that of a Unix socket: it gets one byte
-with the descriptors of the namespaces, in the order in which they are joined, or why there are none, as text.
+namespace, which everybody but root needs for it; root without CAP_SYS_ADMIN gets none. The descriptor is that
+of a Unix socket: it gets one byte with the descriptors of the namespaces, in the order in which they are
+joined, or why there are none, as text.
 A namespace lasts as long as somebody holds its descriptor.
 """
 
@@ -30,7 +31,10 @@ def make() -> list[str]:
     try:
         _unshare(_CLONE_NEWNET)
         _bring_up_loopback()
-    except PermissionError:
+    except PermissionError as error:
+        if not os.geteuid():
+            # In a user namespace root would be allowed its own files only, and no more those of other users.
+            raise PermissionError(error.errno, f"{error.strerror} (root without CAP_SYS_ADMIN)") from None
         user, group = os.geteuid(), os.getegid()
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
         # Files belong to the same user as outside.

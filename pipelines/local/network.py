@@ -32,10 +32,12 @@ _FIRST_PORT = 2222
 _ABOVE = 16
 #: Ports that a warning names.
 _SHOWN_PORTS = 8
-#: What programs say that look for another machine and have no network.
+#: What programs say that look for another machine, or a service of this one, and have no network.
 _UNREACHABLE = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|No address associated with hostname|Could not resolve host|Couldn't resolve host|DNS resolution failed"
+    # Of a replica, whose address gRPC names, it says that it has not started yet, or has ended.
+    r"|^(?!.*:22\d\d\b).*(?:Connection refused|ECONNREFUSED)"
 )
 
 
@@ -43,8 +45,8 @@ _UNREACHABLE = re.compile(
 REMEDY = "allow unprivileged user namespaces, in a container --cap-add SYS_ADMIN"
 #: For a job in a network of its own that has failed for want of another.
 NO_NETWORK = (
-    "this job has no network but loopback, and another machine was asked for: run it with --network host, or "
-    f"{NETWORK_VARIABLE}=host"
+    "this job has no network but loopback, and another machine, or a service of this one, was asked for: run "
+    f"it with --network host, or {NETWORK_VARIABLE}=host"
 )
 
 

@@ -43,7 +43,7 @@ def launches(
         PipelineError: When there is no such command on this machine.
     """
     inherited = {key: value for key, value in os.environ.items() if key not in cluster.PLATFORM_VARIABLES}
-    inherited = processes.on_safe_path(inherited) | {"TMPDIR": str(temporary)}
+    inherited["TMPDIR"] = str(temporary)
     inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
     if gcs_root is not None:
         inherited.setdefault(files.GCS_ROOT_VARIABLE, str(gcs_root))
@@ -55,9 +55,7 @@ def launches(
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
-            **inherited,
-            "PYTHONUNBUFFERED": "1",
-            **pool.variables,
+            **processes.on_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **pool.variables}),
             **cluster.environment(job, member, network.addresses, job_id),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),

@@ -81,24 +81,45 @@ def test_one_replica_which_serves_nobody_keeps_the_machines_network(
     assert not any("warning" in event.text for event in events)
 
 
+_JOB = """
+from pathlib import Path
+from shardline.pipelines.local.supervisor import run_job
+from tests.helpers.jobs import make_job
+run_job(make_job({program!r}), Path({logs!r}), network={network!r})
+"""
+
+
+@pytest.mark.skipif(not os.getuid(), reason="root makes no user namespace")
 def test_an_ordinary_user_has_a_network_of_its_own_and_its_files(tmp_path: Path) -> None:
-    """Root without the right to administer, too: by way of a user namespace."""
+    """By way of a user namespace."""
     program = f"""
         own = Path({str(tmp_path)!r}, name)
         own.touch()
         print(own.stat().st_uid, os.getuid(), Path("/proc/net/dev").read_text().count(":"))
     """
-    command = f"""
-from pathlib import Path
-from shardline.pipelines.local.supervisor import run_job
-from tests.helpers.jobs import make_job
-run_job(make_job({program!r}), Path({str(tmp_path / "logs")!r}), network="isolated")
-"""
-    subprocess.run([*WITHOUT_ADMINISTRATION, command], check=True, timeout=30)
+    run_job(make_job(program), tmp_path / "logs", network="isolated")
     user = os.getuid()
     for name in ("chief-0", "worker-0"):
         assert (tmp_path / "logs" / f"{name}.log").read_text() == f"{user} {user} 1\n"
         assert (tmp_path / name).stat().st_uid == user
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has other users' files")
+def test_root_without_the_right_to_administer_keeps_other_users_files(tmp_path: Path) -> None:
+    """In a user namespace it would not."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    os.chown(data, 1000, 1000)
+    command = _JOB.format(program=f"os.listdir({str(data)!r})", logs=str(tmp_path / "logs"), network="auto")
+    done = subprocess.run(
+        [*WITHOUT_ADMINISTRATION, command], check=True, timeout=30, capture_output=True, text=True
+    )
+    assert "Operation not permitted (root without CAP_SYS_ADMIN)" in done.stdout
+    command = command.replace("'auto'", "'isolated'")
+    refused = subprocess.run(
+        [*WITHOUT_ADMINISTRATION, command], timeout=30, capture_output=True, text=True, check=False
+    )
+    assert "cannot have a network of its own: no new network namespace" in refused.stderr
 
 
 @pytest.fixture
@@ -122,6 +143,19 @@ def test_where_the_kernel_allows_no_namespace_it_is_said_who_reaches_the_replica
 
     with pytest.raises(PipelineError, match="cannot have a network of its own: no new namespace: forbidden"):
         run_job(make_job("pass"), tmp_path, network="isolated")
+
+
+@pytest.mark.parametrize(
+    ("line", "hinted"),
+    [
+        ("ConnectionRefusedError: [Errno 111] Connection refused", True),
+        ("curl: (7) Failed to connect to localhost port 5000: Connection refused", True),
+        ("failed to connect to all addresses; ipv4:127.0.0.1:2223: Connection refused", False),
+        ("the disk is full", False),
+    ],
+)
+def test_a_service_of_this_machine_that_is_not_reached_is_hinted_at(line: str, hinted: bool) -> None:
+    assert network.misses_network(line) == hinted
 
 
 def test_a_choice_that_there_is_not_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

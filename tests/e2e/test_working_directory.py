@@ -1,5 +1,6 @@
 """A working directory with files that are called as modules are: only plug-ins are imported."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,11 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
+from shardline.components.vertex.payload import PoolSpec
+from shardline.pipelines.local import processes
+from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.run import run_pipeline
+from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.datasets import write_dataset
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -75,6 +80,29 @@ def test_replicas_import_the_model_alone(here: Path, tmp_path: Path) -> None:
     run("train", str(tmp_path / "data"), str(tmp_path / "out"), *options)
     assert not (tmp_path / "imported").exists()
     assert (tmp_path / "out" / "model.keras").exists()
+
+
+@pytest.mark.parametrize("command", [["python3", "-m", "mymodule"], ["python3", "linked.py"]])
+def test_a_pool_with_a_path_of_its_own_finds_the_working_directory_last(
+    here: Path, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "beside").mkdir()
+    for name, text in (("script", "import neighbour"), ("neighbour", "")):
+        (tmp_path / "beside" / f"{name}.py").write_text(text)
+    (here / "linked.py").symlink_to(tmp_path / "beside" / "script.py")
+    (here / "mymodule.py").write_text("import json, random, helpers\nassert '/x' in __import__('sys').path\n")
+    (here / "-m").touch()
+    job = CustomJob((PoolSpec.running(command, replica_count=1, env={"PYTHONPATH": "/x"}),))
+    run_job(job, tmp_path / "logs")
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_working_directory_that_is_gone_is_no_error(here: Path) -> None:
+    program = "import os, subprocess, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+    ask = f"{program}; subprocess.run([sys.executable, '-c', 'print(1)'], check=True)"
+    env = processes.on_safe_path({"PATH": os.environ["PATH"]})
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 @dsl.component(base_image="python:3.11")
