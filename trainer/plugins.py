@@ -49,6 +49,7 @@ def load(
     try:
         return getattr(module, name)
     except AttributeError:
+        _refuse_name_of_python(reference, kind, error)
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
         there = _closest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
@@ -87,8 +88,19 @@ def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) ->
         raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
     bound = set(_bound_names(tree))
     if not bound & {name, "*", "__getattr__"}:
+        _refuse_name_of_python(reference, kind, error)
         there = _closest(name, bound) or "nothing"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
+
+
+def _refuse_name_of_python(reference: str, kind: str, error: type[ShardlineError]) -> None:
+    """Raises when a file of the working directory was meant, and the module of Python is found instead."""
+    name = reference.partition(":")[0].partition(".")[0]
+    if name in sys.stdlib_module_names and PathFinder.find_spec(name, [str(Path.cwd())]):
+        raise error(
+            f"unknown {kind} {reference!r}: Python has a module {name} of its own: rename {name}.py of the "
+            "working directory"
+        )
 
 
 def _source_of(module_name: str) -> Path | None:

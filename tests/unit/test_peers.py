@@ -147,6 +147,36 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting()
                 )
 
 
+class Dripping(socket.socket):
+    """A connection on which everything comes in pieces."""
+
+    def recv(self, size, *flags):
+        return super().recv(min(size, 10))
+
+
+def test_proofs_that_come_in_pieces_are_believed():
+    (chief, _), own = clusters([1, 2]), b"{}"
+    here, there = socket.socketpair()
+    with there:
+        thread = threading.Thread(
+            target=meeting._tell, args=(Dripping(fileno=here.detach()), own, chief.proof)
+        )
+        thread.start()
+        drawn = there.recv(len(meeting._MAGIC) + 16, socket.MSG_WAITALL)[-16:]
+        there.sendall(b"x" * 16 + chief.proof(b"ask", drawn, b"x" * 16))
+        assert there.recv(32 + len(own), socket.MSG_WAITALL)[32:] == own
+        thread.join()
+
+
+def test_a_greeting_that_comes_in_pieces_is_accepted():
+    here, there = socket.socketpair()
+    with there, Dripping(fileno=here.detach()) as connection:
+        there.sendall(b"g" * 32)
+        accepted = iter([(connection, None)])
+        listener = SimpleNamespace(settimeout=lambda seconds: None, accept=lambda: next(accepted))
+        assert ring._accepted(listener, b"g" * 32) is connection
+
+
 def test_what_somebody_without_the_secret_tells_is_not_believed():
     ports = free_ports(2)
     chief, _ = clusters(ports)

@@ -114,7 +114,7 @@ def _tell(connection: socket.socket, message: bytes, prove: Prove) -> None:
     with connection, contextlib.suppress(OSError):
         connection.settimeout(_TIMEOUT)
         connection.sendall(_MAGIC + drawn)
-        asked = connection.recv(_DRAWN + _PROOF, socket.MSG_WAITALL)
+        asked = received(connection, _DRAWN + _PROOF, time.monotonic() + _TIMEOUT) or b""
         theirs, proof = asked[:_DRAWN], asked[_DRAWN:]
         if hmac.compare_digest(proof, prove(b"ask", drawn, theirs)):
             connection.sendall(prove(b"tell", drawn, theirs, message) + message)
@@ -130,12 +130,12 @@ def ask(address: str, prove: Prove) -> Facts | None:
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + _TIMEOUT
     with socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT) as connection:
-        found = _received(connection, len(_MAGIC) + _DRAWN, deadline)
+        found = received(connection, len(_MAGIC) + _DRAWN, deadline, _MAGIC)
         if found is None:
             return None
         drawn, own = found[len(_MAGIC) :], secrets.token_bytes(_DRAWN)
         connection.sendall(own + prove(b"ask", drawn, own))
-        told = _received(connection, _MOST, deadline, b"") or b""
+        told = received(connection, _MOST, deadline) or b""
     proof, message = told[:_PROOF], told[_PROOF:]
     if not hmac.compare_digest(proof, prove(b"tell", drawn, own, message)):
         raise ConnectionError("it has said nothing, or not all, or is of another job")
@@ -146,9 +146,7 @@ def ask(address: str, prove: Prove) -> Facts | None:
     return value if isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()) else None
 
 
-def _received(
-    connection: socket.socket, most: int, deadline: float, beginning: bytes = _MAGIC
-) -> bytes | None:
+def received(connection: socket.socket, most: int, deadline: float, beginning: bytes = b"") -> bytes | None:
     """Returns what comes until the connection ends or there is enough; None when it begins otherwise."""
     found = b""
     while len(found) < most:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.meeting import received
 
 # What is received is added up in pieces that stay in a core's own cache (256 KiB of float32).
 _PIECE = 1 << 16
@@ -313,8 +314,8 @@ def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
         connection, _ = listener.accept()
-        connection.settimeout(max(0.01, min(_GREETING_S, deadline - time.monotonic())))
         with contextlib.suppress(OSError):
-            if hmac.compare_digest(connection.recv(len(greeting), socket.MSG_WAITALL), greeting):
+            soon = min(deadline, time.monotonic() + _GREETING_S)
+            if hmac.compare_digest(received(connection, len(greeting), soon) or b"", greeting):
                 return connection
         connection.close()
