@@ -26,7 +26,11 @@ class Measurements:
         """Goes on with what an earlier attempt of a restarted trial has reported."""
         self._path = Path(environ.get(FILE_VARIABLE) or _FILE)
         self._trial = environ.get(_TRIAL_VARIABLE, "0")
-        earlier = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
+        earlier = (
+            self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if self._path.is_file()
+            else []
+        )
         self._lines = deque(earlier, maxlen=_MOST_LINES)
 
     def add(self, metric: str, value: float, step: int) -> None:
@@ -47,11 +51,11 @@ def read_measurements(path: Path, metric: str) -> list[tuple[int, float, float]]
     is left for later; a missing file reports nothing.
     """
     found: dict[int, tuple[int, float, float]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             entry = json.loads(line)
             step, value = int(entry["global_step"]), float(entry[metric])
             found[step] = (step, value, float(entry["timestamp"]))
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             continue
     return [found[step] for step in sorted(found)]

@@ -77,7 +77,7 @@ def parse(line: str) -> Event | None:
         return None
     try:
         return Event(**json.loads(payload))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

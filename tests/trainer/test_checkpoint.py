@@ -154,6 +154,14 @@ def test_a_writer_file_that_cannot_be_read_for_a_moment_is_read_again(tmp_path, 
     assert len(pauses) == 2
 
 
+def test_a_writer_file_that_is_nested_too_deeply_is_not_read(tmp_path, monkeypatch):
+    written = save(tmp_path, 1)
+    (tmp_path / "writer.json").write_text("[" * 100_000)
+    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=lambda seconds: None))
+    with pytest.raises(RunError, match=rf"cannot read {tmp_path}/writer.json: maximum recursion depth"):
+        written.check_writer()
+
+
 def test_a_writer_file_that_stays_unreadable_is_not_taken_for_a_takeover(tmp_path, monkeypatch):
     written = save(tmp_path, 1)
     replaced_by_a_directory(tmp_path / "writer.json")

@@ -216,7 +216,8 @@ def test_a_restarted_trial_goes_on_and_the_last_report_of_a_step_counts(tmp_path
     again = Measurements(environ)
     again.add("loss", 2.5, 20)
     with path.open("a") as file:
-        file.write('{"loss": "1.')  # a line that is being written
+        file.write("[" * 100_000 + '\n{"loss": "1.')  # damage, and a line that is being written
+    path.write_bytes(path.read_bytes() + b"\xff")
 
     assert [measured[:2] for measured in read_measurements(path, "loss")] == [(10, 3.0), (20, 2.5)]
     assert read_measurements(path, "val_loss") == []

@@ -186,7 +186,7 @@ def _read_writer(path: Path) -> dict[str, Any]:
             return dict(found)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             failure: Exception = error
     reason = (isinstance(failure, OSError) and failure.strerror) or failure
     raise RunError(
