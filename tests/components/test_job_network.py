@@ -16,7 +16,7 @@ from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError
 from shardline.trainer.progress import Event
 from tests.helpers.jobs import eventually, make_job
-from tests.helpers.network import WITHOUT_ADMINISTRATION, open_from_outside
+from tests.helpers.network import ORDINARY, WITHOUT_ADMINISTRATION, needs_namespaces, open_from_outside
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 
@@ -54,6 +54,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, events: list[Event]) 
         thread.join()
 
 
+@needs_namespaces
 @pytest.mark.parametrize("served", [{}, {"network": "isolated"}], indirect=True)
 def test_nobody_outside_reaches_a_replica(served: list[int], events: list[Event]) -> None:
     assert open_from_outside(served) == []
@@ -71,6 +72,7 @@ def test_with_the_machines_own_network_it_is_said_who_reaches_the_replicas(
     assert "close them with a firewall" in said
 
 
+@needs_namespaces
 @pytest.mark.parametrize("wanted", [None, "isolated"])
 def test_one_replica_which_serves_nobody_keeps_the_machines_network(
     tmp_path: Path, events: list[Event], wanted: str | None
@@ -89,7 +91,7 @@ run_job(make_job({program!r}), Path({logs!r}), network={network!r})
 """
 
 
-@pytest.mark.skipif(not os.getuid(), reason="root makes no user namespace")
+@needs_namespaces
 def test_an_ordinary_user_has_a_network_of_its_own_and_its_files(tmp_path: Path) -> None:
     """By way of a user namespace."""
     program = f"""
@@ -97,7 +99,8 @@ def test_an_ordinary_user_has_a_network_of_its_own_and_its_files(tmp_path: Path)
         own.touch()
         print(own.stat().st_uid, os.getuid(), Path("/proc/net/dev").read_text().count(":"))
     """
-    run_job(make_job(program), tmp_path / "logs", network="isolated")
+    command = _JOB.format(program=program, logs=str(tmp_path / "logs"), network="isolated")
+    subprocess.run([*ORDINARY, command], check=True, timeout=30)
     user = os.getuid()
     for name in ("chief-0", "worker-0"):
         assert (tmp_path / "logs" / f"{name}.log").read_text() == f"{user} {user} 1\n"
@@ -174,6 +177,7 @@ _DOWNLOAD = """
 """
 
 
+@needs_namespaces
 @pytest.mark.parametrize(
     ("end", "exit_code", "words"),
     [

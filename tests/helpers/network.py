@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterable
 
 import psutil
+import pytest
+
+from shardline.pipelines.local import network
 
 _PROBE = """
 import json, socket, sys
@@ -36,8 +39,19 @@ def open_from_outside(ports: Iterable[int]) -> list[str]:
 
 _WITHOUT = """
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(24, 21)  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+for capability in {capabilities}:
+    ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP
 os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
 """
-#: Starts `python -c` with what follows, without the right to administer the machine, as ordinary users are.
-WITHOUT_ADMINISTRATION = (sys.executable, "-c", _WITHOUT)
+_DAC_OVERRIDE, _DAC_READ_SEARCH, _SYS_ADMIN = 1, 2, 21
+#: Starts `python -c` with what follows, without the right to administer the machine.
+WITHOUT_ADMINISTRATION = (sys.executable, "-c", _WITHOUT.format(capabilities=(_SYS_ADMIN,)))
+#: The same without the right to other users' files, as ordinary users are.
+ORDINARY = (
+    sys.executable,
+    "-c",
+    _WITHOUT.format(capabilities=(_SYS_ADMIN, _DAC_OVERRIDE, _DAC_READ_SEARCH)),
+)
+
+#: Left out, with the reason, where the kernel gives no network namespace.
+needs_namespaces = pytest.mark.skipif(bool(reason := network.unavailable()), reason=reason)

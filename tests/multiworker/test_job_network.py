@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
-from tests.helpers.network import open_from_outside
+from tests.helpers.network import ORDINARY, needs_namespaces, open_from_outside
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
 
@@ -44,11 +44,11 @@ def serving(
     request: pytest.FixtureRequest, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[set[int]]:
     """Ports of a job that trains, as `shardline train` has started it with the test's options."""
-    options = request.param
+    starter, *options = request.param
     mark = str(tmp_path)
     monkeypatch.setenv("TEST_MARK", mark)
     write_dataset(tmp_path / "data")
-    python = (sys.executable, "-c")
+    python = ORDINARY if starter == "user" else (sys.executable, "-c")
     command = [*python, _MAIN, "train", str(tmp_path / "data"), str(tmp_path / "out"), "--epochs", "100000"]
     with (
         output.open("w") as printed,
@@ -63,9 +63,10 @@ def serving(
     eventually(lambda: not marked(mark), 5)
 
 
-ISOLATED = [("--replicas", "2"), ("--replicas", "2", "--ps", "1")]
+ISOLATED = [("self", "--replicas", "2"), ("user", "--replicas", "2", "--ps", "1")]
 
 
+@needs_namespaces
 @pytest.mark.parametrize("serving", ISOLATED, indirect=True, ids=" ".join)
 def test_no_server_of_a_job_is_reached_from_outside(serving: set[int], output: Path) -> None:
     assert len(serving) >= 2
@@ -73,7 +74,7 @@ def test_no_server_of_a_job_is_reached_from_outside(serving: set[int], output: P
     assert "warning" not in output.read_text()
 
 
-@pytest.mark.parametrize("serving", [("--replicas", "2", "--network", "host")], indirect=True)
+@pytest.mark.parametrize("serving", [("self", "--replicas", "2", "--network", "host")], indirect=True)
 def test_in_the_machines_network_they_are_reached_and_it_is_said(serving: set[int], output: Path) -> None:
     by_port = {int(place.rpartition(":")[2]) for place in open_from_outside(serving)}
     assert by_port == serving
