@@ -117,24 +117,13 @@ def upload_model(
             f"a local run: {upload.display_name!r} is not uploaded; on Vertex AI it would be, {what}",
         )
         return ""
-    from google.cloud.aiplatform_v1.types import ModelContainerSpec
-    from google.protobuf import json_format
-    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
-
     mark = hashlib.sha256(run.encode()).hexdigest()[:32]
     if found := _uploaded(platform, upload.parent_model, mark):
         say("register", f"{found} was uploaded by an earlier attempt of this run")
         return found
-    container = ModelContainerSpec()
-    json_format.ParseDict(serving.metadata["containerSpec"], container._pb)
     model = {
-        "display_name": upload.display_name,
+        **_described(upload, serving, {**labels, **upload.labels, RUN_LABEL: mark}),
         "description": description,
-        "artifact_uri": serving.uri,
-        "container_spec": container,
-        "version_aliases": list(upload.version_aliases),
-        # With those that the platform gives to all that a run makes, by which it is billed.
-        "labels": gcp_labels_util.attach_system_labels({**labels, **upload.labels, RUN_LABEL: mark}),
         "encryption_spec": {"kms_key_name": encryption_key} if encryption_key else None,
     }
     request = {"parent": platform.parent, "parent_model": upload.parent_model, "model": model}
@@ -145,6 +134,24 @@ def upload_model(
     name = f"{made.model}@{made.model_version_id}"
     say("register", f"uploaded {name}, {what}")
     return name
+
+
+def _described(upload: ModelUpload, serving: Any, labels: dict[str, str]) -> dict[str, Any]:
+    """Returns the API's Model: its names, its files, the container that serves it, and its labels."""
+    from google.cloud.aiplatform_v1.types import ModelContainerSpec
+    from google.protobuf import json_format
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
+
+    container = ModelContainerSpec()
+    json_format.ParseDict(serving.metadata["containerSpec"], container._pb)
+    return {
+        "display_name": upload.display_name,
+        "artifact_uri": serving.uri,
+        "container_spec": container,
+        "version_aliases": list(upload.version_aliases),
+        # With those that the platform gives to all that a run makes, by which it is billed.
+        "labels": gcp_labels_util.attach_system_labels(labels),
+    }
 
 
 def _uploaded(platform: Platform, parent: str, mark: str) -> str:

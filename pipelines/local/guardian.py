@@ -43,7 +43,7 @@ def join(namespaces: Sequence[int]) -> None:
     """Moves this process, which has one thread, into the namespaces of these descriptors, and closes them.
 
     With a user namespace it has no capability afterwards: whoever joins one gets all of them there, and none
-    that it had outside. Only a user who is not root joins one (see `namespace`).
+    that it had outside. Root joins one only without the right to other users' files (see `namespace`).
 
     Raises:
         OSError: When that is not allowed.

@@ -126,7 +126,7 @@ def play(row: Row, made: Path) -> Outcome:
     """Runs a row in a directory of its own."""
     with tempfile.TemporaryDirectory(prefix="battery-") as name:
         home = Path(name).resolve()
-        work = home / "work"
+        work = home / "here"
         for directory in (work, home / "tmp", home / "home"):
             directory.mkdir()
         shutil.copy(HERE / "hostile.py", work)
@@ -199,7 +199,7 @@ def _tree(home: Path) -> set[str]:
 
 
 def _is_named(path: str, leaves: tuple[str, ...]) -> bool:
-    return any(f"{path.partition(' ')[0]}/".startswith(f"work/{leaf}/") for leaf in leaves)
+    return any(f"{path.partition(' ')[0]}/".startswith(f"here/{leaf}/") for leaf in leaves)
 
 
 def _end_processes(home: Path) -> list[str]:
@@ -219,8 +219,8 @@ def _end_processes(home: Path) -> list[str]:
 
 def _normal(output: str, home: Path) -> str:
     for text, other in (
-        (f"{home}/work/", ""),
-        (f"{home}/work", "."),
+        (f"{home}/here/", ""),
+        (f"{home}/here", "."),
         (str(home), "HOME"),
         (str(inputs.ROOT), "ROOT"),
     ):
