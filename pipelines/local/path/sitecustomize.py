@@ -1,4 +1,4 @@
-"""The working directory, last on the path: Python imports this module when it starts.
+"""The working directory, asked last for a module: Python imports this module when it starts.
 
 Nothing in that directory stands in for a module of Python or of a package then, as it would where it comes
 first. A script that is run by its own path finds its neighbours as ever.
@@ -9,8 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from importlib.machinery import PathFinder
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
+
+
+class WorkingDirectory:
+    """Finds modules in a directory that all others have been looked for in, those of editable installs too.
+
+    An editable install has a finder of its own, which comes after all of `sys.path`.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Returns where the module is, or None for a module of a package, which has a path of its own."""
+        return PathFinder.find_spec(name, [self._directory]) if path is None else None
 
 
 def hand_over() -> None:
@@ -23,12 +40,12 @@ def hand_over() -> None:
 
 
 def arrange() -> None:
-    """Puts the working directory at the end, and a script's own at the beginning of the path."""
+    """Has the working directory asked last, and puts a script's own at the beginning of the path."""
     # There may be files that are called -m and -c, as the first argument is then.
     if sys.flags.safe_path and sys.argv[0] not in ("-m", "-c") and os.path.isfile(sys.argv[0]):
         sys.path.insert(0, os.path.dirname(os.path.realpath(sys.argv[0])))
     with contextlib.suppress(FileNotFoundError):  # it has been removed
-        sys.path.append(os.getcwd())
+        sys.meta_path.append(WorkingDirectory(os.getcwd()))
 
 
 if __name__ == "sitecustomize":
