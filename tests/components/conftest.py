@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shardline.components.validate.golden import CleanProcess
 from shardline.trainer import progress
 from tests.helpers.jobs import eventually, marked
 
@@ -37,3 +38,10 @@ def source_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path / "mine.py"
     sys.modules.pop("mine", None)
+
+
+@pytest.fixture(scope="session")
+def clean_process() -> Iterator[CleanProcess]:
+    """A process without Shardline; TensorFlow's import is dear, so that tests share one."""
+    with CleanProcess() as process:
+        yield process

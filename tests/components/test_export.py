@@ -5,7 +5,6 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +27,6 @@ from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build
 from shardline.trainer.models.export_check import check_operations
-from tests.helpers import clean_server
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 
 RECORDS = {"train": 12, "validation": 6, "test": SAMPLES + 4}
@@ -106,7 +104,7 @@ def b64(values):
     return [{"b64": base64.b64encode(value).decode()} for value in values]
 
 
-def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, table):
+def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, table, clean_process):
     """Requests and answers are JSON, as TensorFlow Serving's REST interface has them."""
     pixels = images.expected()[1].numpy().tolist()
     rows = [
@@ -122,18 +120,10 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
         (images, images.content["golden"]),
         (table, table.content["golden"]),
     ]
-    process = subprocess.run(
-        [sys.executable, clean_server.__file__],
-        input=json.dumps([(str(one.out / model_store.SAVED_MODEL), body) for one, body in asked]),
-        capture_output=True,
-        text=True,
-        cwd=images.out,
-        check=False,
-        timeout=200,
-    )
+    for one, body in asked:
+        clean_process.ask(one.out / model_store.SAVED_MODEL, body)
+    answers = [clean_process.answer() for _ in asked]
 
-    assert process.returncode == 0, process.stderr
-    answers = [answer["predictions"] for answer in json.loads(process.stdout.splitlines()[-1])]
     for (one, _), answer in zip(asked[:5], answers[:5], strict=True):
         expected, _ = one.expected()
         assert len(answer) == SAMPLES

@@ -1,0 +1,88 @@
+"""Clean process: SavedModels loaded with TensorFlow and numpy alone, which answer as a server of models does.
+
+Run by path (`python -I -S clean_process.py DIRECTORY...`): it imports TensorFlow from the directories and
+forgets them, so that nothing else can be imported, neither Shardline nor a package of the model's author.
+Each line of standard input is the file of a request, {"saved_model": ..., "instances": [...]}; each line of
+standard output its answer, {"predictions": [...]}, or {"error": ...} in one line.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(directories: Sequence[str]) -> None:
+    """Answers the requests until there are no more."""
+    with contextlib.suppress(AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Whoever has started it measures how fast the same model answers.
+    os.nice(10)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever TensorFlow prints is no answer
+    plain = list(sys.path)
+    sys.path.extend(directories)
+    # Keras imports these where they are installed, for what no server does.
+    sys.modules.update(dict.fromkeys(("shardline", "sklearn", "matplotlib", "cv2")))  # type: ignore[arg-type]
+    import tensorflow  # noqa: F401
+
+    sys.path[:] = plain
+    for line in sys.stdin:
+        try:
+            with open(line.removesuffix("\n"), encoding="utf-8") as file:
+                answer = {"predictions": predict(json.load(file))}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def predict(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of a SavedModel's answer, numbers that are not finite as None."""
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(request["saved_model"])
+    signature = loaded.signatures[request.get("signature_name", "serving_default")]
+    takes, rows = signature.structured_input_signature[1], request["instances"]
+    if len(takes) == 1 and not (isinstance(rows[0], dict) and set(rows[0]) == set(takes)):
+        rows = [{next(iter(takes)): row} for row in rows]
+    arguments = {
+        name: tf.constant([_taken(row[name], spec) for row in rows], spec.dtype)
+        for name, spec in takes.items()
+    }
+    columns = {name: value.numpy().tolist() for name, value in signature(**arguments).items()}
+    return [
+        {name: _given(value) for name, value in zip(columns, row, strict=True)}
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def _taken(value: Any, spec: Any) -> Any:
+    """Returns a value of a request as TensorFlow takes it."""
+    if isinstance(value, dict):
+        return base64.b64decode(value["b64"])
+    if isinstance(value, list):
+        return [_taken(item, spec) for item in value]
+    return math.nan if value is None and spec.dtype.is_floating else value
+
+
+def _given(value: Any) -> Any:
+    """Returns a value of an answer as JSON has it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, list):
+        return [_given(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

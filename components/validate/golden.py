@@ -1,0 +1,182 @@
+"""Golden examples of an export, requests with their answers: compared with what a clean process answers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import select
+import site
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from shardline.components import model_store
+from shardline.components.model_store import Export
+from shardline.components.validate import clean_process
+from shardline.trainer.errors import ModelError
+
+#: Seconds that the process may take from the request to the answer, TensorFlow's import included.
+_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of some answers with the golden ones.
+
+    Attributes:
+        difference: Largest absolute difference of a probability; 1 where a label is another one, an answer is
+            missing, or only one of two numbers is finite.
+        words: What differs most, or why nothing could be compared; "" where nothing differs.
+    """
+
+    difference: float
+    words: str = ""
+
+
+def ask(process: CleanProcess, exported: Path) -> None:
+    """Sends the golden examples of an exported model to a clean process."""
+    golden = Export.read(exported).golden or {}
+    request = {name: golden[name] for name in ("signature_name", "instances")}
+    process.ask(exported / model_store.SAVED_MODEL, request)
+
+
+def collect(process: CleanProcess, export: Export) -> Agreement:
+    """Waits for the answers to the golden examples, and compares; an export that gives none agrees in nothing."""
+    try:
+        return compare(export, process.answer())
+    except ModelError as error:
+        return Agreement(1.0, str(error))
+
+
+def compare(export: Export, predictions: Any) -> Agreement:
+    """Compares answers, one object for each golden example, with the golden ones of an export."""
+    expected = (export.golden or {}).get("predictions", [])
+    if not isinstance(predictions, Sequence) or len(predictions) != len(expected):
+        found = len(predictions) if isinstance(predictions, Sequence) else "no"
+        return Agreement(1.0, f"{found} answers to {len(expected)} examples")
+    gaps = [_compare_row(*pair, export.class_names) for pair in zip(expected, predictions, strict=True)]
+    number, worst = max(enumerate(gaps), key=lambda item: item[1].difference)
+    return Agreement(worst.difference, f"example {number}: {worst.words}" if worst.words else "")
+
+
+def _compare_row(expected: Mapping[str, Any], found: Any, names: Sequence[str]) -> Agreement:
+    if not isinstance(found, Mapping) or (missing := [name for name in expected if name not in found]):
+        return Agreement(1.0, f"no {', '.join(missing)}" if isinstance(found, Mapping) else "no outputs")
+    wanted, given = expected["probabilities"], found["probabilities"]
+    if not isinstance(given, Sequence) or len(given) != len(wanted):
+        return Agreement(1.0, f"no {len(wanted)} probabilities")
+    gaps = [_gap(*pair) for pair in zip(wanted, given, strict=True)]
+    gap = max(gaps)
+    if (found["label"], found["label_name"]) != (expected["label"], expected["label_name"]):
+        if not _is_tie(wanted, expected["label"], found, names, gap):
+            return Agreement(max(1.0, gap), f"{found['label_name']!r} instead of {expected['label_name']!r}")
+    place = gaps.index(gap)
+    words = f"probability of {names[place]!r} is {given[place]} instead of {wanted[place]}" if gap else ""
+    return Agreement(gap, words)
+
+
+def _gap(expected: Any, found: Any) -> float:
+    finite = [isinstance(value, int | float) and math.isfinite(value) for value in (expected, found)]
+    if not all(finite):
+        return 1.0 if any(finite) else 0.0
+    return abs(expected - found)
+
+
+def _is_tie(
+    wanted: Sequence[Any], label: int, found: Mapping[str, Any], names: Sequence[str], gap: float
+) -> bool:
+    """Whether another label is no more than another rounding: two classes are as probable as each other."""
+    other = next((place for place in range(len(names)) if place == found["label"]), None)
+    if other is None or names[other] != found["label_name"] or None in (wanted[label], wanted[other]):
+        return False
+    return bool(wanted[label] - wanted[other] <= 2 * gap)
+
+
+class CleanProcess:
+    """A process without Shardline in which exports are loaded; TensorFlow's import begins at once.
+
+    It waits for requests: what is asked of it is answered in order, while this process does other things.
+    """
+
+    def __init__(self) -> None:
+        # Both of us may use a GPU, where TensorFlow takes all memory for the first that comes.
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        self._directory = tempfile.TemporaryDirectory(prefix="clean-")
+        self._said = (Path(self._directory.name) / "stderr").open("w+b")
+        script = str(Path(clean_process.__file__).resolve())
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, *_directories()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            bufsize=0,
+            cwd=self._directory.name,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        self._read, self._numbers = b"", itertools.count()
+
+    def ask(self, saved_model: Path, request: Mapping[str, Any]) -> None:
+        """Sends a request to a SavedModel: `instances`, and the `signature_name` unless it is the default."""
+        # A pipe holds little, and nobody reads it while TensorFlow is being imported.
+        file = Path(self._directory.name) / f"request-{next(self._numbers)}.json"
+        file.write_text(json.dumps({"saved_model": str(saved_model.resolve()), **request}))
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what has become of it is said instead of an answer
+            self._process.stdin.write(f"{file}\n".encode())
+            self._process.stdin.flush()
+
+    def answer(self) -> list[dict[str, Any]]:
+        """Waits for the answer to the earliest request that has none; raises ModelError with the cause."""
+        answer = json.loads(self._line())
+        if cause := answer.get("error"):
+            raise ModelError(f"the export cannot be used with TensorFlow alone: {cause}")
+        return list(answer["predictions"])
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._said):
+            assert stream is not None
+            stream.close()
+        self._directory.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        descriptor, end = self._process.stdout.fileno(), time.monotonic() + _LIMIT_S
+        while b"\n" not in self._read:
+            if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise ModelError(f"the export gave no answer for {_LIMIT_S:.0f} s in a process of its own")
+            if not (some := os.read(descriptor, 1 << 16)):
+                raise ModelError(f"a process of its own ended on the export: {self._last_words()}")
+            self._read += some
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._said.seek(0)
+        lines = self._said.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {code}"
+
+
+def _directories() -> Iterator[str]:
+    """Yields the directories from which this interpreter imports installed packages."""
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for directory in (*site.getsitepackages(), *user):
+        if Path(directory).is_dir():
+            yield directory

@@ -1,0 +1,177 @@
+"""Golden examples: compared as plain values, and asked of an export in a process without Shardline."""
+
+import copy
+import json
+import math
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shardline.components import model_store
+from shardline.components.model_store import Export
+from shardline.components.validate import golden
+from shardline.components.validate.export import export_model, take_samples
+from shardline.trainer.errors import ModelError
+from tests.helpers.datasets import CLASS_NAMES, write_dataset
+
+SHAPE = (12, 12, 3)
+ROWS = [
+    {"probabilities": [0.7, 0.2, 0.1], "label": 0, "label_name": "a"},
+    {"probabilities": [0.4, 0.4, 0.2], "label": 0, "label_name": "a"},
+    {"probabilities": [None, None, None], "label": 0, "label_name": "a"},
+]
+EXPORT = Export(class_names=("a", "b", "c"), golden={"predictions": ROWS})
+
+
+def answers(row=0, **changes):
+    """Returns the golden answers, one of them changed."""
+    changed = copy.deepcopy(ROWS)
+    changed[row] |= changes
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("found", "difference", "words"),
+    [
+        (answers(), 0.0, ""),
+        (
+            answers(probabilities=[0.6, 0.25, 0.15]),
+            0.1,
+            "example 0: probability of 'a' is 0.6 instead of 0.7",
+        ),
+        (answers(label=0.0), 0.0, ""),  # numbers in the platform's answers are doubles
+        (answers(label=1, label_name="b"), 1.0, "example 0: 'b' instead of 'a'"),
+        (answers(label_name="b"), 1.0, "example 0: 'b' instead of 'a'"),  # other label order
+        # Two classes are as probable as each other: rounding decides.
+        (answers(1, probabilities=[0.399, 0.401, 0.2], label=1, label_name="b"), 0.001, "example 1: prob"),
+        (answers(1, label=1, label_name="c"), 1.0, "example 1: 'c' instead of 'a'"),
+        (answers(1, label=7, label_name="b"), 1.0, "example 1: 'b' instead of 'a'"),
+        (answers(1, label=[1], label_name="b"), 1.0, "example 1: 'b' instead of 'a'"),
+        (answers(probabilities=[math.nan, 0.2, 0.1]), 1.0, "example 0: probability of 'a' is nan"),
+        (answers(2, probabilities=[math.nan] * 3), 0.0, ""),  # not finite on both sides
+        (
+            answers(2, probabilities=[0.1, 0.2, 0.7]),
+            1.0,
+            "example 2: probability of 'a' is 0.1 instead of None",
+        ),
+        (answers(probabilities=[1.0]), 1.0, "example 0: no 3 probabilities"),
+        (answers(probabilities="abc"), 1.0, "example 0: probability of 'a' is a instead of 0.7"),
+        (answers(probabilities=9), 1.0, "example 0: no 3 probabilities"),
+        ([*ROWS[:2], {"probabilities": []}], 1.0, "example 2: no label, label_name"),
+        ([*ROWS[:2], [0.7, 0.2, 0.1]], 1.0, "example 2: no outputs"),
+        (ROWS[:2], 1.0, "2 answers to 3 examples"),
+        (None, 1.0, "no answers to 3 examples"),
+    ],
+)
+def test_answers_are_compared_with_the_golden_ones(found, difference, words):
+    agreement = golden.compare(EXPORT, found)
+
+    assert agreement.difference == pytest.approx(difference)
+    assert agreement.words.startswith(words) and bool(agreement.words) == bool(words)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """An export with random weights, and its model."""
+    dataset, out = tmp_path_factory.mktemp("dataset"), tmp_path_factory.mktemp("exported")
+    manifest = write_dataset(dataset, shape=SHAPE, records={"train": 12, "test": 20})
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input(SHAPE, dtype="uint8"), keras.layers.Flatten(), keras.layers.Rescaling(1 / 255)]
+    model = keras.Sequential([*layers, keras.layers.Dense(len(CLASS_NAMES), "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    export_model(model, manifest, out, samples=take_samples(manifest, dataset))
+    return out
+
+
+def asked(process, out):
+    golden.ask(process, out)
+    return golden.collect(process, Export.read(out))
+
+
+def copied(exported, tmp_path):
+    return shutil.copytree(exported, tmp_path / "copy")
+
+
+def test_an_export_gives_its_golden_answers_without_shardline(exported, clean_process):
+    assert asked(clean_process, exported).difference < 1e-6
+
+
+def test_weights_of_another_model_are_noticed(exported, tmp_path, clean_process):
+    out = copied(exported, tmp_path)
+    content = json.loads((out / model_store.EXPORT_FILE).read_text())
+    for row in content["golden"]["predictions"]:
+        row["probabilities"] = np.roll(row["probabilities"], 1).tolist()
+    (out / model_store.EXPORT_FILE).write_text(json.dumps(content))
+
+    assert asked(clean_process, out).difference > 0.01
+
+
+def test_an_operation_that_only_a_plug_in_has_is_one_line_with_its_name(exported, tmp_path, clean_process):
+    out = copied(exported, tmp_path)
+    graph = out / model_store.SAVED_MODEL / "saved_model.pb"
+    graph.write_bytes(graph.read_bytes().replace(b"\x07Softmax", b"\x07Softmex"))
+    found = asked(clean_process, out)
+
+    assert found.difference == 1.0
+    assert found.words.startswith("the export cannot be used with TensorFlow alone: ")
+    assert "Softmex" in found.words and "\n" not in found.words
+
+
+def test_a_python_function_of_this_process_is_not_in_the_clean_one(exported, tmp_path, clean_process):
+    out = copied(exported, tmp_path)
+    module = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "images")])
+    def serve(images):
+        return {"label": tf.py_function(lambda some: some, [images], tf.string)}
+
+    module.serve = serve
+    tf.saved_model.save(module, str(out / model_store.SAVED_MODEL), {"serving_default": serve})
+    found = asked(clean_process, out)
+
+    assert found.difference == 1.0
+    assert "TensorFlow alone" in found.words and "pyfunc" in found.words
+
+
+def test_nothing_beside_tensorflow_can_be_imported(tmp_path, monkeypatch):
+    """A stand-in for TensorFlow, beside which a package of the model's author is installed."""
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "tensorflow.py").write_text(
+        """
+import importlib.util
+class saved_model:
+    def load(path):
+        names = ("json", "mine", "shardline", "keras", "numpy")
+        raise ValueError([name for name in names if importlib.util.find_spec(name)])
+import sys
+sys.modules.pop("shardline", None)
+"""
+    )
+    monkeypatch.setattr(golden, "_directories", lambda: [str(tmp_path)])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with golden.CleanProcess() as process:
+        process.ask(tmp_path, {"instances": [1]})
+        with pytest.raises(ModelError, match=r"ValueError: \['json'\]$"):
+            process.answer()
+
+
+def test_a_process_that_dies_is_one_line(exported, clean_process):
+    with golden.CleanProcess() as process:
+        process._process.kill()
+        process._process.wait()
+        found = asked(process, exported)
+
+    assert found.difference == 1.0
+    assert "ended on the export: exit code -9" in found.words
+
+
+def test_an_export_that_answers_too_late_is_one_line(exported, monkeypatch):
+    monkeypatch.setattr(golden, "_LIMIT_S", 0.05)
+    with golden.CleanProcess() as process:
+        found = asked(process, exported)
+
+    assert found.difference == 1.0
+    assert "no answer for 0 s" in found.words
