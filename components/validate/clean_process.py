@@ -38,6 +38,7 @@ def main(directories: Sequence[str]) -> None:
 
     sys.path[:] = plain
     for line in sys.stdin:
+        answer: dict[str, Any]
         try:
             with open(line.removesuffix("\n"), encoding="utf-8") as file:
                 answer = {"predictions": predict(json.load(file))}

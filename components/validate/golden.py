@@ -49,7 +49,7 @@ def ask(process: CleanProcess, exported: Path) -> None:
 
 
 def collect(process: CleanProcess, export: Export) -> Agreement:
-    """Waits for the answers to the golden examples, and compares; an export that gives none agrees in nothing."""
+    """Waits for the golden examples' answers, and compares; an export that gives none agrees in nothing."""
     try:
         return compare(export, process.answer())
     except ModelError as error:
@@ -75,9 +75,9 @@ def _compare_row(expected: Mapping[str, Any], found: Any, names: Sequence[str]) 
         return Agreement(1.0, f"no {len(wanted)} probabilities")
     gaps = [_gap(*pair) for pair in zip(wanted, given, strict=True)]
     gap = max(gaps)
-    if (found["label"], found["label_name"]) != (expected["label"], expected["label_name"]):
-        if not _is_tie(wanted, expected["label"], found, names, gap):
-            return Agreement(max(1.0, gap), f"{found['label_name']!r} instead of {expected['label_name']!r}")
+    other = (found["label"], found["label_name"]) != (expected["label"], expected["label_name"])
+    if other and not _is_tie(wanted, expected["label"], found, names, gap):
+        return Agreement(max(1.0, gap), f"{found['label_name']!r} instead of {expected['label_name']!r}")
     place = gaps.index(gap)
     words = f"probability of {names[place]!r} is {given[place]} instead of {wanted[place]}" if gap else ""
     return Agreement(gap, words)
@@ -87,7 +87,7 @@ def _gap(expected: Any, found: Any) -> float:
     finite = [isinstance(value, int | float) and math.isfinite(value) for value in (expected, found)]
     if not all(finite):
         return 1.0 if any(finite) else 0.0
-    return abs(expected - found)
+    return float(abs(expected - found))
 
 
 def _is_tie(

@@ -70,7 +70,8 @@ def test_answers_are_compared_with_the_golden_ones(found, difference, words):
     agreement = golden.compare(EXPORT, found)
 
     assert agreement.difference == pytest.approx(difference)
-    assert agreement.words.startswith(words) and bool(agreement.words) == bool(words)
+    assert agreement.words.startswith(words)
+    assert bool(agreement.words) == bool(words)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,8 @@ def test_an_operation_that_only_a_plug_in_has_is_one_line_with_its_name(exported
 
     assert found.difference == 1.0
     assert found.words.startswith("the export cannot be used with TensorFlow alone: ")
-    assert "Softmex" in found.words and "\n" not in found.words
+    assert "Softmex" in found.words
+    assert "\n" not in found.words
 
 
 def test_a_python_function_of_this_process_is_not_in_the_clean_one(exported, tmp_path, clean_process):
@@ -133,7 +135,8 @@ def test_a_python_function_of_this_process_is_not_in_the_clean_one(exported, tmp
     found = asked(clean_process, out)
 
     assert found.difference == 1.0
-    assert "TensorFlow alone" in found.words and "pyfunc" in found.words
+    assert "TensorFlow alone" in found.words
+    assert "pyfunc" in found.words
 
 
 def test_nothing_beside_tensorflow_can_be_imported(tmp_path, monkeypatch):
