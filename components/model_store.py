@@ -111,10 +111,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What of blessing.json is told to others: whether the model is blessed, and why, in one line."""
+    """What of blessing.json is told to others; `shardline.components.validate.verdict` explains it."""
 
     blessed: bool
     reason: str
+    headline: str = ""
+    champion: str | None = None
 
 
 def clear(out: Path) -> None:

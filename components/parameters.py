@@ -202,17 +202,18 @@ class GateSettings:
     """The object `gate`: when a model is good enough, and where it is published then.
 
     Attributes:
-        min_accuracy: The exported model is blessed from this test accuracy on, 0..1.
-        rules: Further rules that it must pass: ["worst_slice(accuracy) >= 0.8",
-            "accuracy >= champion - 0.005"].
-        first_run: What becomes of rules about a champion that cannot be measured: bless or block.
+        min_accuracy: The least test accuracy of the exported model, 0..1; 0 for none.
+        rules: Rules beside the gate's own, or, with a name, in their place: ["worst_slice(accuracy) >= 0.8",
+            "champion: accuracy >= champion - 0.05", "classes: off"].
+        first_run: What becomes of a model where there is no champion yet, or too few test examples: bless or
+            block.
         champion_uri: Where a blessed model is published; empty publishes nothing.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range, or a rule cannot be read.
     """
 
-    min_accuracy: float = 0.95
+    min_accuracy: float = 0.0
     rules: tuple[str, ...] = ()
     first_run: str = FIRST_RUN
     champion_uri: str = ""
@@ -224,6 +225,6 @@ class GateSettings:
     @property
     def gate(self) -> Gate:
         """The gate with all of these rules."""
-        from shardline.components.validate.gate import accuracy_gate
+        from shardline.components.validate.gate import Gate
 
-        return replace(accuracy_gate(self.min_accuracy).with_rules(self.rules), first_run=self.first_run)
+        return Gate(first_run=self.first_run).with_min_accuracy(self.min_accuracy).with_rules(self.rules)

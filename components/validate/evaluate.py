@@ -18,7 +18,7 @@ import tensorflow as tf
 from sklearn.metrics import confusion_matrix
 
 from shardline.components.validate import metrics
-from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Mistake
+from shardline.components.validate.evaluation import COUNTED, MIN_SLICE, Baseline, Evaluation, Mistake
 from shardline.components.validate.metrics import Outcomes
 from shardline.components.validate.served import REQUESTS, Predictions, ServedModel, measure_costs
 from shardline.trainer.data.decode import encode_stored
@@ -135,6 +135,11 @@ class Measured:
     evaluation: Evaluation
     outcomes: Outcomes
 
+    def with_metrics(self, **measured: float) -> Measured:
+        """Returns this with more metrics."""
+        metrics_of_all = {**self.evaluation.metrics, **measured}
+        return replace(self, evaluation=replace(self.evaluation, metrics=metrics_of_all))
+
 
 def measure(
     saved_model: Path, examples: Examples, *, batch_size: int = 64, min_slice: int = MIN_SLICE
@@ -177,8 +182,30 @@ def measure(
         calibration=bins,
         roc=metrics.worst(roc),
         precision_recall=metrics.worst(precision_recall),
+        baseline=measure_baseline(outcomes, examples.manifest, measured),
     )
-    return Measured(evaluation, outcomes)
+    counts = {
+        "examples": evaluation.examples,
+        "non_finite": evaluation.non_finite,
+        "never_predicted": sum(one.decided for one in evaluation.never_predicted),
+    }
+    return Measured(evaluation, outcomes).with_metrics(**counts)
+
+
+def measure_baseline(outcomes: Outcomes, manifest: Manifest, ours: Mapping[str, float]) -> Baseline:
+    """Returns the trivial answer, the class that is most frequent in training, on the same examples.
+
+    `ours` are the model's own metrics.
+    """
+    train, labels = manifest.splits.get("train"), outcomes.labels
+    counts = train.class_counts if train else np.bincount(labels)
+    answer = int(np.argmax(counts))
+    leads = metrics.leads(labels, outcomes.predicted, np.full_like(labels, answer), outcomes.class_names)
+    return Baseline(
+        answer=outcomes.class_names[answer],
+        metrics={name: ours[name] - leads[name].difference for name in COUNTED},
+        leads={name: leads[name] for name in COUNTED},
+    )
 
 
 def compare(challenger: Measured, champion: Measured) -> Evaluation:

@@ -28,7 +28,7 @@ class Metric:
     rising: bool = True
 
 
-_ms, _mb = "{:,.2f} ms".format, "{:,.2f} MB".format
+_ms, _mb, _count = "{:,.2f} ms".format, "{:,.2f} MB".format, "{:,.0f}".format
 
 
 def _tiny(value: float) -> str:
@@ -65,8 +65,16 @@ SERVING = (
     Metric("shift_flips", "predictions that a shift by one pixel changes", _percent, rising=False),
 )
 
+CHECKS = (
+    Metric("examples", "test examples", _count),
+    Metric("non_finite", "examples with non-finite output", _count, rising=False),
+    Metric("never_predicted", "classes that are never predicted", _count, rising=False),
+    Metric("golden_difference", "largest difference in a clean process", _tiny, rising=False),
+    Metric("drifted", "features whose distribution has moved", _count, rising=False),
+)
+
 #: Every metric that a rule may name; times are in milliseconds, sizes in MB, throughput in examples/s.
-METRICS = tuple(metric.name for metric in QUALITY + SERVING)
+METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
 
 #: Metrics that are counted from right and wrong predictions: they have intervals, and leads.
 COUNTED = ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1")
@@ -144,17 +152,32 @@ class Curve:
 
 @dataclass(frozen=True)
 class Lead:
-    """Lead of a model over the champion in one metric, on the same examples, by paired bootstrap.
+    """Lead of a model over another in one metric, on the same examples, by paired bootstrap.
 
     Attributes:
-        difference: The model's value minus the champion's.
+        difference: The model's value minus the other's.
         interval: 95 % interval of the difference.
-        p: Share of the paired resamples in which the champion's value is as large or larger.
+        p: Share of the paired resamples in which the other's value is as large or larger.
     """
 
     difference: float
     interval: Interval
     p: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The trivial answer, which looks at nothing: for classes the most frequent one in training.
+
+    Attributes:
+        answer: What it always says: the name of a class.
+        metrics: Its values on the same examples, by the names in COUNTED.
+        leads: Leads of the model over it.
+    """
+
+    answer: str
+    metrics: Mapping[str, float]
+    leads: Mapping[str, Lead]
 
 
 @dataclass(frozen=True)
@@ -194,6 +217,7 @@ class Evaluation:
         precision_recall: The same for precision over recall.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
         champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
+        baseline: The trivial answer on the same examples; None if not measured.
     """
 
     fingerprint: str
@@ -214,6 +238,18 @@ class Evaluation:
     precision_recall: tuple[Curve, ...] = ()
     leads: Mapping[str, Lead] = field(default_factory=dict)
     champion: Evaluation | None = None
+    baseline: Baseline | None = None
+
+    @property
+    def never_predicted(self) -> tuple[Slice, ...]:
+        """Slices of the classes that have examples, and are never predicted."""
+        said = {
+            name
+            for name, column in zip(self.class_names, zip(*self.confusion, strict=True), strict=True)
+            if any(column)
+        }
+        by_class = {f"class={name}" for name in self.class_names if name not in said}
+        return tuple(one for one in self.slices if one.name in by_class and one.examples)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of evaluation.json: everything but the images."""

@@ -201,10 +201,10 @@ def intervals(labels: _Ints, predicted: _Ints, class_names: tuple[str, ...]) -> 
     return {name: _interval(values[:, place]) for place, name in _measured(labels, class_names)}
 
 
-def leads(labels: _Ints, predicted: _Ints, champion: _Ints, class_names: tuple[str, ...]) -> dict[str, Lead]:
-    """Returns the lead over the champion, whose predictions are [n] too, in each metric of `intervals`."""
+def leads(labels: _Ints, predicted: _Ints, others: _Ints, class_names: tuple[str, ...]) -> dict[str, Lead]:
+    """Returns the lead over another model, whose predictions are [n] too, in each metric of `intervals`."""
     classes = len(class_names)
-    cells, counts = _cells(labels, predicted, champion)
+    cells, counts = _cells(labels, predicted, others)
     true, ours, theirs = cells.T
 
     def difference(drawn: _Ints) -> _Floats:

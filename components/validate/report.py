@@ -22,8 +22,8 @@ from shardline.components.validate.evaluation import (
     Metric,
     Mistake,
 )
-from shardline.components.validate.gate import Blessing
 from shardline.components.validate.model_card import MOST_COLUMNS, TrainingRecord, describe_tensors, set_rows
+from shardline.components.validate.verdict import Blessing
 from shardline.trainer.data.manifest import Feature, Manifest
 
 # Of settings.json: shown with the dataset, or in a table of its own.

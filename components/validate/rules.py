@@ -1,11 +1,15 @@
 """Rules of the gate: what a model must pass, as a person writes it.
 
-A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion - 0.1`.
+A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion - 0.1`. With the name of one
+of the gate's own rules before it, it takes the place of that rule; "off" leaves that rule out.
 
-    rule   = value operator limit ["(" "p" "<" number ")"]
-    value  = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")"
-    limit  = number | "champion" [("+" | "-") number]
+    rule    = [name ":"] (value operator limit [tail] | "off")
+    value   = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")"
+    limit   = number | ("champion" | "baseline") [("+" | "-") number]
+    tail    = "(p <" number ")" | "(within" number ["%"] ")"
 
+`baseline` is the trivial answer, for classes the most frequent one. "(p < 0.05)" asks that the lead be more
+than chance; "(within 0.01)" allows a model to be worse by so much, unless it is surely worse.
 Rules are read by a regular expression; nothing in them is ever evaluated.
 """
 
@@ -32,13 +36,19 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
+#: In the place of a comparison: the rule of this name is left out.
+OFF = "off"
+
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RULE = re.compile(
-    rf"""\s*(?:worst_slice\(\s*(?P<worst>\w+)\s*\)
-          |(?P<metric>\w+)\s*(?:\[(?P<slice>[^=]+=.*)\])?)
-     \s*(?P<operator>>=|<=|==|>|<)
-     \s*(?:(?P<limit>{_NUMBER})|(?P<champion>champion)\s*(?:(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?)
-     \s*(?:\(\s*p\s*<\s*(?P<p>{_NUMBER})\s*\))?\s*""",
+    rf"""\s*(?:(?P<name>[a-z]+)\s*:\s*)?
+     (?:(?P<off>{OFF})
+      |(?:worst_slice\(\s*(?P<worst>\w+)\s*\)
+         |(?P<metric>\w+)\s*(?:\[(?P<slice>[^=]+=.*)\])?)
+       \s*(?P<operator>>=|<=|==|>|<)
+       \s*(?:(?P<limit>{_NUMBER})
+            |(?P<reference>champion|baseline)\s*(?:(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?)
+       \s*(?:\(\s*(?:p\s*<\s*(?P<p>{_NUMBER})|within\s+(?P<within>{_NUMBER})\s*(?P<percent>%)?)\s*\))?)\s*""",
     re.VERBOSE,
 )
 
@@ -48,13 +58,18 @@ class Rule:
     """One comparison that a model must pass.
 
     Attributes:
-        text: The rule as it was written.
+        text: The rule as it was written, without its name.
         metric: Name of the metric: one of METRICS, or of CLASS_METRICS for a slice.
-        limit: The number to compare with, or what is added to the champion's value.
+        operator: One of OPERATORS; OFF for a rule that is left out.
+        limit: The number to compare with, or what is added to the reference's value.
         slice: Name of the slice, "class=healthy"; "" for all examples.
         worst: Whether the worst slice is meant.
-        champion: Whether the limit is relative to the champion.
-        p: The lead over the champion must have a smaller p; None where it is not asked for.
+        reference: Whose value the limit is relative to: "champion", "baseline", or "" for a plain number.
+        p: The lead over the reference must have a smaller p; None where it is not asked for.
+        within: By how much a model may be worse than the reference; None where it is not said.
+        relative: Whether `within` is a share of the reference's value.
+        name: Name of the gate's rule whose place it takes; "" for one more.
+        why: What the rule is for, in a sentence; "" for what a user has written.
     """
 
     text: str
@@ -63,11 +78,15 @@ class Rule:
     limit: float
     slice: str = ""
     worst: bool = False
-    champion: bool = False
+    reference: str = ""
     p: float | None = None
+    within: float | None = None
+    relative: bool = False
+    name: str = ""
+    why: str = ""
 
     @property
-    def name(self) -> str:
+    def left(self) -> str:
         """The left side."""
         if self.worst:
             return f"worst_slice({self.metric})"
@@ -81,29 +100,38 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
 
 def parse_rule(text: str) -> Rule:
     """Reads one rule; raises SettingsError when it is none, or names an unknown metric."""
-    if not (match := _RULE.fullmatch(text)):
+    match = _RULE.fullmatch(text)
+    if not match or (match["off"] and not match["name"]):
         raise SettingsError(
             f"cannot read the rule {text!r}; write it like 'accuracy >= 0.95', "
-            "'recall[class=healthy] >= 0.9', 'worst_slice(accuracy) >= 0.8', 'accuracy >= champion - 0.005' "
-            "or 'accuracy > champion (p < 0.05)'"
+            "'recall[class=healthy] >= 0.9', 'worst_slice(accuracy) >= 0.8', 'accuracy >= champion - 0.005', "
+            "'accuracy > champion (p < 0.05)', or 'champion: off'"
         )
     part = match.groupdict()
+    written = " ".join(text.split())
+    if part["name"]:
+        written = written.partition(":")[2].lstrip()
+    if part["off"]:
+        return Rule(OFF, "", OFF, 0.0, name=part["name"])
     offset = float(part["offset"] or 0) * (-1 if part["sign"] == "-" else 1)
     feature, _, value = (part["slice"] or "").partition("=")
     rule = Rule(
-        text=" ".join(text.split()),
+        text=written,
         metric=part["worst"] or part["metric"],
         operator=part["operator"],
-        limit=offset if part["champion"] else float(part["limit"]),
+        limit=offset if part["reference"] else float(part["limit"]),
         slice=f"{feature.strip()}={value.strip()}" if part["slice"] else "",
         worst=bool(part["worst"]),
-        champion=bool(part["champion"]),
+        reference=part["reference"] or "",
         p=float(part["p"]) if part["p"] else None,
+        within=float(part["within"]) / (100 if part["percent"] else 1) if part["within"] else None,
+        relative=bool(part["percent"]),
+        name=part["name"] or "",
     )
     if not math.isfinite(rule.limit):
         raise SettingsError(f"the limit of the rule {rule.text!r} is too large a number")
     _check_metric(rule)
-    _check_p(rule)
+    _check_tail(rule)
     return rule
 
 
@@ -113,19 +141,30 @@ def _check_metric(rule: Rule) -> None:
         known = CLASS_METRICS
     elif rule.slice:
         known = ("accuracy",)
+    elif rule.reference == "baseline":
+        known = COUNTED
     if rule.metric not in known:
         where = f" of the slice {rule.slice!r}" if rule.slice else " of slices" if rule.worst else ""
+        where = where or (" of the baseline" if known is COUNTED else "")
         raise SettingsError(
             f"there is no metric {rule.metric!r}{where} (in the rule {rule.text!r}); "
             f"there are: {', '.join(known)}"
         )
+    if rule.reference == "baseline" and (rule.slice or rule.worst):
+        raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
 
 
-def _check_p(rule: Rule) -> None:
+def _check_tail(rule: Rule) -> None:
+    if rule.within is not None and not (
+        rule.reference and rule.operator in (">=", "<=") and rule.limit == 0 and rule.within >= 0
+    ):
+        raise SettingsError(
+            f"(within ...) belongs to a rule like 'accuracy >= champion (within 0.01)', got {rule.text!r}"
+        )
     if rule.p is None:
         return
     is_counted = not rule.worst and rule.metric in (CLASS_METRICS[1:] if rule.slice else COUNTED)
-    if not (rule.champion and rule.operator == ">" and rule.limit == 0 and is_counted):
+    if not (rule.reference and rule.operator == ">" and rule.limit == 0 and is_counted):
         raise SettingsError(
             f"(p < ...) belongs to a rule like 'accuracy > champion (p < 0.05)', got {rule.text!r}; its "
             f"metric may be one of {', '.join(COUNTED)}, or precision, recall or f1 of a class"

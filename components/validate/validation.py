@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from shardline.components.parameters import GateSettings, read
 from shardline.components.validate.evaluate import Examples, Measured, compare, measure
 from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
-from shardline.components.validate.gate import Blessing, Gate, judge
+from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import make_card, read_training
 from shardline.components.validate.report import render_report
+from shardline.components.validate.verdict import Absence, Blessing, judge
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import ModelError, ShardlineError
+from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.progress import fact, say
 from shardline.trainer.saving import load_model, read_recorded_head
 
@@ -101,16 +102,20 @@ def validate(
     )
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=gate.min_slice)
-    metrics = dict(measured.evaluation.metrics)
     if export.max_difference is not None:
-        metrics["max_difference"] = export.max_difference
-    evaluation, no_champion = replace(measured.evaluation, metrics=metrics), ""
+        measured = measured.with_metrics(max_difference=export.max_difference)
+    challenge = Challenge(measured.evaluation)
     if champion_uri:
         say("validate", f"measuring the champion in {champion_uri} on the same examples")
-        measured = replace(measured, evaluation=evaluation)
-        evaluation, no_champion = challenge(measured, champion_uri, examples, min_slice=gate.min_slice)
-    warnings = _warnings(manifest, examples.name, no_champion)
-    blessing = judge(evaluation, gate, no_champion=no_champion, warnings=warnings)
+        challenge = challenge_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
+    evaluation = challenge.evaluation
+    blessing = judge(
+        evaluation,
+        gate,
+        absence=challenge.absence,
+        champion=challenge.champion,
+        warnings=_warnings(manifest, examples.name),
+    )
     verdict = f"{'Blessed' if blessing.blessed else 'Not blessed'}: {blessing.reason}"
     card = make_card(manifest, export, training, evaluation, verdict)
     report = render_report(evaluation, blessing, manifest, export, training)
@@ -123,41 +128,60 @@ def validate(
     return Validation(evaluation, blessing)
 
 
-def challenge(
+@dataclass(frozen=True)
+class Challenge:
+    """A challenger beside the champion.
+
+    Attributes:
+        evaluation: The challenger's, with that of the champion where it could be measured.
+        champion: Version of the champion; "" where there is none yet or it cannot be told, None where no
+            place for champions was given.
+        absence: Why the champion could not be measured; None where it was, or was not asked for.
+    """
+
+    evaluation: Evaluation
+    champion: str | None = None
+    absence: Absence | None = None
+
+
+def challenge_champion(
     challenger: Measured, champion_uri: str, examples: Examples, *, min_slice: int
-) -> tuple[Evaluation, str]:
-    """Returns the challenger's evaluation with that of the champion, measured in the same way, and "".
+) -> Challenge:
+    """Measures the champion in the same way as the challenger, and puts it beside it.
 
-    Where the champion cannot be measured, it returns the challenger's evaluation alone and the reason.
+    Raises:
+        SettingsError: When the place for champions is not there, and it cannot be said whether it has one.
     """
+    directory = champions.champion_directory(champion_uri)
+    alone, version = challenger.evaluation, ""
     try:
-        champion = champions.champion_directory(champion_uri)
-        saved_model = find_champion(champion, examples.manifest)
-        return compare(challenger, measure(saved_model, examples, min_slice=min_slice)), ""
-    except ShardlineError as error:
-        return challenger.evaluation, str(error)
+        present = champions.current(directory)
+        if present is None:
+            return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
+        version = present.version
+        saved_model = check_comparable(directory / present.path, version, examples.manifest)
+        champion = measure(saved_model, examples, min_slice=min_slice)
+    except (ModelError, DatasetError) as error:
+        return Challenge(alone, version, Absence(str(error)))
+    return Challenge(compare(challenger, champion), version)
 
 
-def find_champion(directory: Path, manifest: Manifest) -> Path:
-    """Returns the directory of the champion's SavedModel, if it can be measured on a dataset.
+def check_comparable(published: Path, version: str, manifest: Manifest) -> Path:
+    """Returns the SavedModel of a published version, if it can be measured on a dataset.
 
-    Raises ModelError when there is no champion yet, it is damaged, or it is for other classes or other input.
+    Raises ModelError when it is damaged, or is for other classes or other input.
     """
-    published = champions.current(directory)
-    if published is None:
-        raise ModelError(f"there is no champion in {directory} yet")
-    path = directory / published.path
-    export = Export.read(path)
+    export = Export.read(published)
     for kind, found, wanted in (
         ("classes", export.class_names, manifest.class_names),
         ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
     ):
         if found != wanted:
             raise ModelError(
-                f"the champion {published.version} has other {kind} ({_enumerate(found)}) than the dataset "
-                f"({_enumerate(wanted)})"
+                f"the champion {version} has other {kind} ({_enumerate(found)}) than the dataset "
+                f"({_enumerate(wanted)}); publish this model to another champion_uri"
             )
-    return path / model_store.SAVED_MODEL
+    return published / model_store.SAVED_MODEL
 
 
 def validate_artifacts(
@@ -214,9 +238,9 @@ def validate_artifacts(
     return blessed, evaluation.accuracy
 
 
-def _warnings(manifest: Manifest, split: str, no_champion: str) -> tuple[str, ...]:
+def _warnings(manifest: Manifest, split: str) -> tuple[str, ...]:
     """Returns warnings that decide nothing, a sentence each."""
-    warnings = [f"Not compared with a champion: {no_champion}"] if no_champion else []
+    warnings = []
     if "train" in manifest.splits:
         trained, tested = (manifest.splits[name].class_counts for name in ("train", split))
         counts = zip(manifest.class_names, trained, tested, strict=True)
@@ -229,7 +253,11 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
     """Reports the outcome for the table at the end of the run."""
     accuracy = evaluation.accuracy
     fact("test accuracy", accuracy, f"{accuracy:.4f} on {evaluation.examples:,} examples")
-    fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.reason}")
+    words = blessing.headline.removesuffix(": blessed").removesuffix(": not registered")
+    fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {words}")
+    for rule in blessing.rules:
+        if rule.verdict != "passed":
+            say("validate", str(rule))
     for warning in blessing.warnings:
         say("validate", f"warning: {warning}")
     fact("report", str(out / model_store.REPORT_FILE))
@@ -241,7 +269,6 @@ def _enumerate(names: tuple[str, ...]) -> str:
 
 
 def _log(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
-    metrics.log_metric("examples", evaluation.examples)
     for name, value in evaluation.metrics.items():
         metrics.log_metric(name, value)
     matrix = [list(row) for row in evaluation.confusion]

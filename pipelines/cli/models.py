@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.parameters import FIRST_RUNS, GateSettings
-from shardline.components.validate.gate import Gate, accuracy_gate, read_gate
+from shardline.components.parameters import FIRST_RUNS
+from shardline.components.validate.gate import Gate, read_gate
 from shardline.pipelines.cli.options import PATH, foreground, json_option, show
 
 if TYPE_CHECKING:
     from shardline.components.champions import Version
-
-_MIN_ACCURACY = GateSettings.min_accuracy
 
 
 @click.command()
@@ -24,17 +22,19 @@ _MIN_ACCURACY = GateSettings.min_accuracy
 @click.argument("dataset", type=PATH)
 @click.argument("out", type=PATH)
 @click.option("--rules", "file", type=PATH, metavar="FILE", help="TOML or JSON with rules and policy.")
-@click.option("--rule", "texts", multiple=True, metavar="RULE", help="A rule, 'accuracy >= 0.9'.")
 @click.option(
-    "--min-accuracy",
-    type=float,
-    help=f"The rule 'accuracy >= ...'; {_MIN_ACCURACY} when there is no other rule.",
+    "--rule",
+    "texts",
+    multiple=True,
+    metavar="RULE",
+    help="A rule, 'accuracy >= 0.9'; with a name, 'classes: off', in the place of the gate's own.",
 )
+@click.option("--min-accuracy", type=float, default=0.0, help="The rule 'accuracy >= ...'.")
 @click.option("--champion", default="", metavar="DIR", help="Where champions are published.")
 @click.option(
     "--first-run",
     type=click.Choice(FIRST_RUNS),
-    help="What rules about a missing champion do: skip (default), or fail the model.",
+    help="Of a model where there is no champion yet, or too few test examples: bless (default).",
 )
 @click.option(
     "--model-function",
@@ -56,8 +56,10 @@ def validate(
 ) -> None:
     """Export MODEL.keras, evaluate the export on DATASET's test split, and write a report, all to OUT.
 
-    A rule compares a metric, of all examples, of a slice or of the worst slice, with a number or with the
-    champion, which is evaluated again on the same examples:
+    The gate's own rules are in force: not worse than the champion, better than always the same answer, no
+    class that is never predicted, enough test examples, and an export that answers as the model does. A rule
+    compares a metric, of all examples, of a slice or of the worst slice, with a number or with the champion,
+    which is evaluated again on the same examples:
 
     \b
       accuracy >= 0.95
@@ -66,6 +68,7 @@ def validate(
       latency_p95_ms <= 50
       accuracy >= champion - 0.005
       accuracy > champion (p < 0.05)
+      champion: accuracy >= champion (within 0.02)
 
     Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be evaluated.
     """  # noqa: D301  # click wants the character itself
@@ -90,15 +93,9 @@ def validate(
     sys.exit(0 if outcome.blessed else 1)
 
 
-def _gate(
-    file: Path | None, texts: tuple[str, ...], min_accuracy: float | None, first_run: str | None
-) -> Gate:
-    gate = read_gate(file) if file else Gate(())
-    gate = gate.with_rules(texts)
-    if min_accuracy is None and not gate.rules:
-        min_accuracy = _MIN_ACCURACY
-    if min_accuracy is not None:
-        gate = replace(gate, rules=(*gate.rules, *accuracy_gate(min_accuracy).rules))
+def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, first_run: str | None) -> Gate:
+    gate = read_gate(file) if file else Gate()
+    gate = gate.with_min_accuracy(min_accuracy).with_rules(texts)
     return replace(gate, first_run=first_run) if first_run else gate
 
 

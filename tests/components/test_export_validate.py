@@ -28,10 +28,11 @@ from shardline.components.validate.component import export_validate
 from shardline.components.validate.evaluate import MOST_MISTAKES, Examples, measure
 from shardline.components.validate.evaluation import ClassScore, Evaluation, Mistake
 from shardline.components.validate.export import export_model
-from shardline.components.validate.gate import accuracy_gate, judge
+from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.report import render_report
 from shardline.components.validate.served import ServedModel
+from shardline.components.validate.verdict import judge
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import decode_image
@@ -532,9 +533,11 @@ def test_what_is_no_exported_model_is_refused(dataset, tmp_path):
 def test_a_good_model_is_blessed(dataset, tmp_path, events):
     model_file = save(band_model(), tmp_path / "model")
 
-    blessing = validate(model_file, dataset, tmp_path / "out", gate=accuracy_gate(0.95))
+    blessing = validate(model_file, dataset, tmp_path / "out", gate=Gate().with_min_accuracy(0.95))
 
     assert blessing.blessed
+    assert blessing.headline == "Compared with no champion, accuracy 1.0000: blessed"
+    assert "accuracy 1.0000 >= 0.95" in blessing.reason
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "blessing.json",
         "evaluation.json",
@@ -551,7 +554,7 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
     facts = {event.topic: (event.value, event.text) for event in events if event.kind == "fact"}
     assert facts == {
         "test accuracy": (1.0, "1.0000 on 90 examples"),
-        "blessed": (True, "yes: accuracy 1.0000 >= 0.95"),
+        "blessed": (True, "yes: Compared with no champion, accuracy 1.0000"),
         "report": (str(tmp_path / "out/report.html"),) * 2,
         "exported model": (str(tmp_path / "out/saved_model"),) * 2,
     }
@@ -561,21 +564,21 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
 def test_a_weak_model_is_not_blessed(dataset, tmp_path, events):
     model_file = save(sometimes_wrong(), tmp_path / "model")
 
-    blessing = validate(model_file, dataset, tmp_path / "out", gate=accuracy_gate(0.95))
+    blessing = validate(model_file, dataset, tmp_path / "out", gate=Gate().with_min_accuracy(0.95))
 
     accuracy = json.loads((tmp_path / "out/evaluation.json").read_text())["accuracy"]
     assert not blessing.blessed
-    assert blessing.reason == f"accuracy {accuracy:.4f} is not >= 0.95"
+    assert f"accuracy {accuracy:.4f} is not >= 0.95" in blessing.reason
     assert "✗ Not blessed" in (tmp_path / "out/report.html").read_text()
 
 
 def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
     model = band_model(bias=(float("nan"), 0.0, 0.0))
 
-    blessing = validate(save(model, tmp_path / "model"), dataset, tmp_path / "out", gate=accuracy_gate(0.0))
+    blessing = validate(save(model, tmp_path / "model"), dataset, tmp_path / "out", gate=Gate())
 
     assert not blessing.blessed
-    assert blessing.reason == "examples with non-finite output 90 is not == 0"
+    assert "examples with non-finite output 90 is not == 0" in blessing.reason
     evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
     assert (evaluation["non_finite"], evaluation["log_loss"]) == (TEST_RECORDS, None)
     assert evaluation["mistakes"][0]["probability"] is None
@@ -589,7 +592,7 @@ def test_training_history_and_settings_reach_the_report(dataset, tmp_path, event
     settings = {"model": "mnist_cnn", "settings": {"hparams": {"width": 8}}, "versions": {"keras": "3.15.0"}}
     (tmp_path / "model/settings.json").write_text(json.dumps(settings))
 
-    validate(model_file, dataset, tmp_path / "out", gate=accuracy_gate(0.5))
+    validate(model_file, dataset, tmp_path / "out", gate=Gate().with_min_accuracy(0.5))
 
     page = (tmp_path / "out/report.html").read_text()
     assert "loss per epoch: training from 1.5 to 0.5" in page
@@ -643,7 +646,7 @@ def test_bad_input_is_refused_before_anything_is_written(prepare, error, message
     arguments = {
         "model_file": save(band_model(), tmp_path / "model"),
         "dataset": copied(dataset, tmp_path),
-        "gate": accuracy_gate(0.9),
+        "gate": Gate().with_min_accuracy(0.9),
     }
     prepare(arguments)
 
@@ -665,17 +668,22 @@ def test_an_output_directory_that_is_a_file_is_refused(dataset, tmp_path, events
     (tmp_path / "out").write_text("mine")
 
     with pytest.raises(SettingsError, match="cannot write to the output directory"):
-        validate(save(band_model(), tmp_path / "model"), dataset, tmp_path / "out", gate=accuracy_gate(0.9))
+        validate(
+            save(band_model(), tmp_path / "model"),
+            dataset,
+            tmp_path / "out",
+            gate=Gate().with_min_accuracy(0.9),
+        )
     assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_a_verdict_never_outlives_the_model_it_was_reached_on(dataset, tmp_path, events):
     model_file, out = save(band_model(), tmp_path / "model"), tmp_path / "out"
-    validate(model_file, dataset, out, gate=accuracy_gate(0.9))
+    validate(model_file, dataset, out, gate=Gate().with_min_accuracy(0.9))
     broken = with_test_examples(dataset, tmp_path, [make_example("broken", b"no image", 0)])
 
     with pytest.raises(DatasetError):
-        validate(model_file, broken, out, gate=accuracy_gate(0.9))
+        validate(model_file, broken, out, gate=Gate().with_min_accuracy(0.9))
 
     assert not (out / model_store.BLESSING_FILE).exists()
     assert not (out / model_store.EVALUATION_FILE).exists()
@@ -685,7 +693,7 @@ def test_validating_again_gives_the_same_verdict_and_numbers(dataset, tmp_path, 
     model_file, out = save(sometimes_wrong(), tmp_path / "model"), tmp_path / "out"
     runs = []
     for _ in range(2):
-        validate(model_file, dataset, out, gate=accuracy_gate(0.9))
+        validate(model_file, dataset, out, gate=Gate().with_min_accuracy(0.9))
         evaluation = json.loads((out / model_store.EVALUATION_FILE).read_text())
         for cost in [
             name for name in evaluation["metrics"] if re.search("latency|throughput|memory|size", name)
@@ -795,7 +803,9 @@ def a_report(names, manifest, *, mistakes=()):
     export = Export(parameters=1234, bytes=5678, versions={"keras": "3.15.1"})
     history = {"epoch": (1.0, 2.0), "loss": (1.0, 0.5), "val_loss": (1.1, 0.7), "accuracy": (0.5, 0.9)}
     training = TrainingRecord({"model": "mnist_cnn", "seed": 0}, history)
-    return render_report(evaluation, judge(evaluation, accuracy_gate(0.95)), manifest, export, training)
+    return render_report(
+        evaluation, judge(evaluation, Gate().with_min_accuracy(0.95)), manifest, export, training
+    )
 
 
 def test_the_report_needs_nothing_but_itself(manifest):

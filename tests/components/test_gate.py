@@ -18,9 +18,10 @@ from shardline.components import model_store
 from shardline.components.champions import publish
 from shardline.components.validate.evaluate import Examples, compare, measure
 from shardline.components.validate.export import export_model
-from shardline.components.validate.gate import Gate, accuracy_gate, judge
+from shardline.components.validate.gate import Gate
 from shardline.components.validate.rules import parse_rules
-from shardline.components.validate.validation import challenge, validate
+from shardline.components.validate.validation import Challenge, challenge_champion, validate
+from shardline.components.validate.verdict import judge
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
 from tests.helpers.datasets import write_dataset, write_table
@@ -87,7 +88,9 @@ def dataset(tmp_path_factory):
 def champion(dataset, tmp_path_factory):
     """A directory with a published champion that is right on about two thirds."""
     work = tmp_path_factory.mktemp("champion")
-    outcome = validate(save(band_model(**PRESENT), work), dataset, work / "out", gate=accuracy_gate(0.3))
+    outcome = validate(
+        save(band_model(**PRESENT), work), dataset, work / "out", gate=Gate(parse_rules(["accuracy >= 0.3"]))
+    )
     publish(work / "out", work / "champions", accuracy=outcome.evaluation.accuracy)
     return work / "champions"
 
@@ -260,7 +263,7 @@ BETTER = band_model
         (lambda: band_model(order=(1, 2, 0)), NOT_WORSE, False, "accuracy 0.0000 is not >="),  # other labels
         (
             lambda: band_model(nan=True),
-            ["accuracy >= 0"],
+            ["non_finite == 0"],
             False,
             "examples with non-finite output 90 is not == 0",
         ),
@@ -276,10 +279,10 @@ def test_each_model_gets_the_verdict_that_it_deserves(
     export_model(build(), manifests.load(dataset), tmp_path)
     challenger = measure(tmp_path / model_store.SAVED_MODEL, examples(dataset))
 
-    evaluation, no_champion = challenger.evaluation, ""
-    if any(rule.champion for rule in gate.rules):
-        evaluation, no_champion = challenge(challenger, str(champion), examples(dataset), min_slice=10)
-    blessing = judge(evaluation, gate, no_champion=no_champion)
+    beside = Challenge(challenger.evaluation)
+    if any(rule.reference for rule in gate.rules):
+        beside = challenge_champion(challenger, str(champion), examples(dataset), min_slice=10)
+    blessing = judge(beside.evaluation, gate, absence=beside.absence)
 
     assert blessing.blessed == blessed, blessing.reason
     assert reason in blessing.reason
@@ -288,7 +291,6 @@ def test_each_model_gets_the_verdict_that_it_deserves(
 @pytest.mark.parametrize(
     ("damage", "because"),
     [
-        (lambda place, _: None, "there is no champion in"),
         (lambda place, _: (place / "champion.json").write_text("{"), "champion.json is not JSON"),
         (lambda place, publish_into: publish_into(place, class_names=["a", "b", "c"]), "has other classes"),
         (lambda place, publish_into: publish_into(place, inputs={"year": {}}), "has other inputs (year)"),
@@ -311,13 +313,27 @@ def test_a_champion_that_cannot_be_measured_is_never_ignored(
     damage(place, publish_into)
     rules = parse_rules(["accuracy >= 0.3", "accuracy >= champion"])
 
-    evaluation, no_champion = challenge(measured, str(place), examples(dataset), min_slice=10)
+    beside = challenge_champion(measured, str(place), examples(dataset), min_slice=10)
 
-    assert because in no_champion
-    for first_run, verdict in (("bless", "skipped"), ("block", "failed")):
-        blessing = judge(evaluation, Gate(rules, first_run), no_champion=no_champion)
-        assert (blessing.blessed, blessing.rules[1].verdict) == (first_run == "bless", verdict)
+    assert because in beside.absence.text
+    for first_run in ("bless", "block"):
+        blessing = judge(beside.evaluation, Gate(rules, first_run), absence=beside.absence)
+        assert (blessing.blessed, blessing.rules[1].verdict) == (False, "failed")
         assert because in blessing.reason
+
+
+def test_an_empty_place_for_champions_is_a_first_run(dataset, tmp_path, measured):
+    beside = challenge_champion(measured, str(tmp_path), examples(dataset), min_slice=10)
+
+    assert (beside.champion, beside.absence.first, beside.evaluation.champion) == ("", True, None)
+
+
+def test_the_version_that_was_judged_against_is_kept(dataset, champion, tmp_path, measured):
+    beside = challenge_champion(measured, str(champion), examples(dataset), min_slice=10)
+
+    (version,) = (champion / "versions").iterdir()
+    assert (beside.champion, beside.absence) == (version.name, None)
+    assert judge(beside.evaluation, Gate(), champion=beside.champion).to_json()["champion"] == version.name
 
 
 def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
@@ -338,10 +354,7 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
     ).blessing
 
     assert blessing.blessed
-    assert blessing.warnings[:2] == (
-        f"Not compared with a champion: there is no champion in {tmp_path / 'champions'} yet",
-        "Without examples in training: bottom",
-    )
+    assert blessing.warnings[0] == "Without examples in training: bottom"
     assert json.loads((tmp_path / "out/blessing.json").read_text())["reason"] == blessing.reason
 
 
@@ -359,7 +372,8 @@ def test_the_command_ends_with_the_verdict(dataset, champion, tmp_path):
     blessed = invoke("--rules", tmp_path / "gate.toml", "--rule", "ece <= 0.9", "--champion", champion)
     assert blessed.exit_code == 0, blessed.output
     content = json.loads((tmp_path / "out/blessing.json").read_text())
-    assert [rule["rule"] for rule in content["rules"][:2]] == ["accuracy >= champion", "ece <= 0.9"]
+    assert [rule["rule"] for rule in content["rules"][-2:]] == ["accuracy >= champion", "ece <= 0.9"]
+    assert content["headline"].startswith("Better than the champion by")
     mistyped = invoke("--rule", "acuracy >= 0.9")
     assert (mistyped.exit_code, mistyped.output.count("\n")) == (2, 1)
     assert "there is no metric 'acuracy'" in mistyped.output

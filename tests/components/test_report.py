@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from shardline.components.validate.evaluation import Curve, Mistake, Slice
-from shardline.components.validate.gate import Blessing, JudgedRule
 from shardline.components.validate.model_card import TrainingRecord
+from shardline.components.validate.verdict import Blessing, JudgedRule
 from shardline.trainer.data.manifest import Feature
 from tests.helpers.reports import (
     EXPORT,

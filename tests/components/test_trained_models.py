@@ -7,7 +7,7 @@ import pytest
 
 from shardline.components import model_store
 from shardline.components.validate import validation
-from shardline.components.validate.gate import accuracy_gate
+from shardline.components.validate.gate import Gate
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.predict import predict
@@ -26,7 +26,9 @@ def trained(dataset, out, model, **changes):
 
 
 def validated(dataset, out):
-    done = validation.validate(out / "model.keras", dataset, out / "validation", gate=accuracy_gate(0.9))
+    done = validation.validate(
+        out / "model.keras", dataset, out / "validation", gate=Gate().with_min_accuracy(0.9)
+    )
     return done, json.loads((out / "validation" / model_store.EXPORT_FILE).read_text())
 
 

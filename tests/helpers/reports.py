@@ -10,9 +10,9 @@ import numpy as np
 
 from shardline.components.model_store import Export
 from shardline.components.validate.evaluation import Bin, ClassScore, Curve, Evaluation, Lead, Mistake, Slice
-from shardline.components.validate.gate import Blessing, JudgedRule
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.report import render_report
+from shardline.components.validate.verdict import Blessing, JudgedRule
 from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
 
 IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))

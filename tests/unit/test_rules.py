@@ -5,22 +5,23 @@ import json
 
 import pytest
 
-from shardline.components.validate.evaluation import ClassScore, Evaluation, Lead, Slice
-from shardline.components.validate.gate import Gate, accuracy_gate, judge, read_gate
+from shardline.components.validate.evaluation import Baseline, ClassScore, Evaluation, Lead, Slice
+from shardline.components.validate.gate import DEFAULTS, Gate, read_gate
 from shardline.components.validate.rules import parse_rule, parse_rules
+from shardline.components.validate.verdict import Absence, judge
 from shardline.trainer.data.manifest import Feature, Manifest
 from shardline.trainer.errors import SettingsError
 from tests.helpers.datasets import CLASS_NAMES
 
 
-def evaluation(accuracy=0.95, non_finite=0, *, champion=None, lead=None, **metrics):
+def evaluation(accuracy=0.95, *, champion=None, lead=None, **metrics):
     return Evaluation(
         fingerprint="sha256:0",
         split="test",
         examples=180,
         accuracy=accuracy,
         log_loss=0.1,
-        non_finite=non_finite,
+        non_finite=metrics.get("non_finite", 0),
         class_names=("healthy", "ill"),
         classes=(ClassScore("healthy", 170, 0.9, 0.97, 0.93), ClassScore("ill", 10, 0.7, 0.6, 0.65)),
         confusion=((165, 5), (4, 6)),
@@ -42,33 +43,42 @@ def judge_rule(text, evaluated, **policy):
     return blessing.rules[0].verdict, blessing
 
 
+def sound(accuracy=0.95, **others):
+    """An evaluation that passes all of the gate's own rules, which are judged on what is measured always."""
+    measured = {"examples": 180, "non_finite": 0, "never_predicted": 0, "max_difference": 1e-6}
+    plain = evaluation(accuracy, **{**measured, "batch_difference": 1e-7, **others})
+    lead = Lead(accuracy - 0.9, (accuracy - 0.93, accuracy - 0.87), 0.001 if accuracy > 0.93 else 0.2)
+    baseline = Baseline("healthy", {"accuracy": 0.9}, {"accuracy": lead})
+    return dataclasses.replace(plain, baseline=baseline)
+
+
 # Reading
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("accuracy >= 0.95", ("accuracy", ">=", 0.95, "", False, False, None)),
-        ("  latency_p95_ms<=50 ", ("latency_p95_ms", "<=", 50, "", False, False, None)),
-        ("max_difference <= 1e-5", ("max_difference", "<=", 1e-5, "", False, False, None)),
-        ("recall[class=healthy] >= .9", ("recall", ">=", 0.9, "class=healthy", False, False, None)),
+        ("accuracy >= 0.95", ("accuracy", ">=", 0.95, "", False, "", None)),
+        ("  latency_p95_ms<=50 ", ("latency_p95_ms", "<=", 50, "", False, "", None)),
+        ("max_difference <= 1e-5", ("max_difference", "<=", 1e-5, "", False, "", None)),
+        ("recall[class=healthy] >= .9", ("recall", ">=", 0.9, "class=healthy", False, "", None)),
         # A class may be called anything, a closing bracket and an operator included.
-        ("f1[class=a] >= b] > 0.5", ("f1", ">", 0.5, "class=a] >= b", False, False, None)),
+        ("f1[class=a] >= b] > 0.5", ("f1", ">", 0.5, "class=a] >= b", False, "", None)),
         (
             "accuracy[ camera = left eye ] > 0.5",
-            ("accuracy", ">", 0.5, "camera=left eye", False, False, None),
+            ("accuracy", ">", 0.5, "camera=left eye", False, "", None),
         ),
-        ("worst_slice( accuracy ) >= 0.8", ("accuracy", ">=", 0.8, "", True, False, None)),
-        ("accuracy >= champion - 0.005", ("accuracy", ">=", -0.005, "", False, True, None)),
-        ("latency_p95_ms <= champion + 2", ("latency_p95_ms", "<=", 2, "", False, True, None)),
-        ("accuracy > champion (p < 0.05)", ("accuracy", ">", 0, "", False, True, 0.05)),
-        ("recall[class=x] > champion (p<0.01)", ("recall", ">", 0, "class=x", False, True, 0.01)),
+        ("worst_slice( accuracy ) >= 0.8", ("accuracy", ">=", 0.8, "", True, "", None)),
+        ("accuracy >= champion - 0.005", ("accuracy", ">=", -0.005, "", False, "champion", None)),
+        ("latency_p95_ms <= champion + 2", ("latency_p95_ms", "<=", 2, "", False, "champion", None)),
+        ("accuracy > champion (p < 0.05)", ("accuracy", ">", 0, "", False, "champion", 0.05)),
+        ("recall[class=x] > champion (p<0.01)", ("recall", ">", 0, "class=x", False, "champion", 0.01)),
     ],
 )
 def test_a_rule_is_read(text, expected):
     rule = parse_rule(text)
 
-    found = (rule.metric, rule.operator, rule.limit, rule.slice, rule.worst, rule.champion, rule.p)
+    found = (rule.metric, rule.operator, rule.limit, rule.slice, rule.worst, rule.reference, rule.p)
     assert found == expected
 
 
@@ -96,6 +106,11 @@ def test_a_rule_is_read(text, expected):
         ("accuracy >= 0.9 (p < 0.05)", "belongs to a rule like 'accuracy > champion (p < 0.05)'"),
         ("size_mb > champion (p < 0.05)", "belongs to a rule like"),
         ("accuracy > champion (p < 2)", "p must be between 0 and 1, got 2.0"),
+        ("off", "cannot read the rule 'off'"),
+        ("accuracy >= 0.9 (within 0.1)", "belongs to a rule like 'accuracy >= champion (within 0.01)'"),
+        ("accuracy > champion (within 0.1)", "belongs to a rule like"),
+        ("log_loss <= baseline", "there is no metric 'log_loss' of the baseline"),
+        ("recall[class=a] >= baseline", "the baseline has no slices"),
     ],
 )
 def test_what_is_no_rule_is_refused(text, message):
@@ -103,6 +118,31 @@ def test_what_is_no_rule_is_refused(text, message):
         parse_rule(text)
 
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reference", "within", "relative"),
+    [
+        ("accuracy >= champion (within 0.01)", "", "champion", 0.01, False),
+        ("champion: log_loss <= champion (within 2 %)", "champion", "champion", 0.02, True),
+        ("baseline : macro_f1 > baseline", "baseline", "baseline", None, False),
+    ],
+)
+def test_names_references_and_tolerances_are_read(text, name, reference, within, relative):
+    rule = parse_rule(text)
+
+    assert (rule.name, rule.reference, rule.within, rule.relative) == (name, reference, within, relative)
+    assert rule.text == text.partition(":")[2].strip() or not name
+
+
+def test_a_rule_with_a_name_takes_the_place_of_the_gates_own():
+    gate = Gate().with_rules(["classes: off", "examples: examples >= 500", "accuracy >= 0.5", "ece <= 0.1"])
+
+    names = [rule.name for rule in DEFAULTS]
+    assert [rule.name for rule in gate.rules] == [*(name for name in names if name != "classes"), "", ""]
+    assert [rule.text for rule in gate.rules if rule.name == "examples"] == ["examples >= 500"]
+    with pytest.raises(SettingsError, match="no rule 'clases' to replace; there are champion, baseline"):
+        Gate().with_rules(["clases: off"])
 
 
 # A file
@@ -116,7 +156,8 @@ def test_a_gate_is_read_from_a_file(tmp_path):
     gate = read_gate(toml)
 
     assert gate == read_gate(tmp_path / "gate.json")
-    assert ([rule.text for rule in gate.rules], gate.first_run) == (content["rules"], "bless")
+    own = [rule.text for rule in DEFAULTS]
+    assert ([rule.text for rule in gate.rules], gate.first_run) == ([*own, *content["rules"]], "bless")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +165,6 @@ def test_a_gate_is_read_from_a_file(tmp_path):
     [
         ("rules = [", "gate.toml is not TOML"),
         ("rulez = []", "has unknown 'rulez'; it may have rules, first_run, min_slice, allow_undecided"),
-        ("", "must have rules"),
         ("rules = 'accuracy >= 0.9'", "must have rules"),
         ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
         ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be bless or block, got 'ask'"),
@@ -165,7 +205,12 @@ def test_a_rule_about_what_is_not_there_is_refused(text, message):
 @pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, 95.0, float("nan")])
 def test_min_accuracy_out_of_range_is_refused(min_accuracy):
     with pytest.raises(SettingsError, match=r"within 0\.\.1, got"):
-        accuracy_gate(min_accuracy)
+        Gate().with_min_accuracy(min_accuracy)
+
+
+def test_a_smallest_accuracy_is_one_more_rule_and_zero_is_none():
+    assert [rule.text for rule in Gate().with_min_accuracy(0.9).rules[len(DEFAULTS) :]] == ["accuracy >= 0.9"]
+    assert Gate().with_min_accuracy(0.0) == Gate()
 
 
 # Judging
@@ -175,30 +220,106 @@ def test_min_accuracy_out_of_range_is_refused(min_accuracy):
     ("accuracy", "non_finite", "min_accuracy", "blessed", "reason"),
     [
         (0.9778, 0, 0.95, True, "accuracy 0.9778 >= 0.95"),
-        (0.95, 0, 0.95, True, "accuracy 0.9500 >= 0.95"),  # the limit itself is good enough
+        (0.95, 0, 0.95, True, "accuracy 0.9500 >= 0.95 (may be below: the interval begins at 0.9300)"),
         (0.9, 0, 0.95, False, "accuracy 0.9000 is not >= 0.95"),
         # Rounded to four digits it would read "0.9500 is not >= 0.95".
         (0.949996, 0, 0.95, False, "accuracy 0.949996 is not >= 0.95"),
         (0.99, 3, 0.95, False, "examples with non-finite output 3 is not == 0"),
-        (
-            0.5,
-            1800,
-            0.95,
-            False,
-            "accuracy 0.5000 is not >= 0.95; examples with non-finite output 1,800 is not == 0",
-        ),
-        (0.0, 0, 0.0, True, "accuracy 0.0000 >= 0"),  # a threshold of zero lets everything through
         (1.0, 0, 1.0, True, "accuracy 1.0000 >= 1"),
     ],
 )
 def test_judge(accuracy, non_finite, min_accuracy, blessed, reason):
-    verdict = judge(evaluation(accuracy, non_finite), accuracy_gate(min_accuracy))
+    gate = Gate(parse_rules([f"accuracy >= {min_accuracy}", "non_finite == 0"]))
 
-    assert (verdict.blessed, verdict.reason) == (blessed, reason)
+    verdict = judge(evaluation(accuracy, non_finite=non_finite), gate)
 
+    assert verdict.blessed == blessed
+    assert reason in verdict.reason
+
+
+# The gate's own rules
 
 AHEAD = Lead(0.01, (0.002, 0.018), 0.01)
 LEVEL = Lead(0.01, (-0.01, 0.03), 0.2)
+WORSE = Lead(-0.05, (-0.08, -0.02), 1.0)
+UNCLEAR = Lead(-0.005, (-0.03, 0.02), 0.6)
+AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "verdict", "headline"),
+    [
+        (sound(0.90, champion=0.95, lead=WORSE), "failed", "Worse than the champion by 5.0 points"),
+        # Within the tolerance, but surely worse.
+        (
+            sound(0.942, champion=0.95, lead=Lead(-0.008, (-0.009, -0.007), 1.0)),
+            "failed",
+            "Worse than the champion by 0.8 points: not registered",
+        ),
+        # Perhaps by chance, but by more than the tolerance.
+        (sound(0.938, champion=0.95, lead=UNCLEAR), "failed", "Worse than the champion by 1.2 points"),
+        (
+            sound(0.945, champion=0.95, lead=UNCLEAR),
+            "open",
+            "Not decided whether it is worse than the champion (0.5 points worse): blessed",
+        ),
+        (
+            sound(0.949, champion=0.95, lead=AS_GOOD),
+            "passed",
+            "As good as the champion (0.1 points worse, within what is allowed): blessed",
+        ),
+        (sound(0.94, champion=0.95), "passed", "As good as the champion (1.0 points worse"),
+        (sound(0.97, champion=0.95, lead=AHEAD), "passed", "Better than the champion by 2.0 points: blessed"),
+        (
+            sound(0.95, champion=0.95, lead=Lead(0.0, (0.0, 0.0), 1.0)),
+            "passed",
+            "As good as the champion: blessed",
+        ),
+    ],
+)
+def test_without_a_rule_written_a_worse_model_is_blocked(evaluated, verdict, headline):
+    blessing = judge(evaluated, Gate())
+
+    assert (blessing.rules[0].name, blessing.rules[0].verdict) == ("champion", verdict)
+    assert headline in blessing.headline
+    assert blessing.blessed == (verdict != "failed")
+    assert all(rule.why for rule in blessing.rules)
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken", "headline"),
+    [
+        ({"accuracy": 0.91}, "baseline", "Not surely better than always answering 'healthy': not registered"),
+        ({"never_predicted": 1}, "classes", "Never predicts"),
+        ({"max_difference": 0.3}, "export", "largest difference"),
+        ({"non_finite": 2}, "finite", "examples with non-finite output 2 is not == 0: not registered"),
+        ({"batch_difference": 0.3}, "batch", "batch_difference"),
+    ],
+)
+def test_each_of_the_gates_own_rules_blocks(changes, broken, headline):
+    blessing = judge(sound(**changes), Gate())
+
+    assert [rule.name for rule in blessing.rules if rule.verdict == "failed"] == [broken]
+    assert not blessing.blessed
+    assert judge(sound(), Gate()).blessed
+
+
+@pytest.mark.parametrize("first_run", ["bless", "block"])
+def test_too_few_examples_are_left_to_the_policy(first_run):
+    blessing = judge(sound(examples=49), Gate(first_run=first_run))
+
+    assert blessing.blessed == (first_run == "bless")
+    assert f"too few to judge; first_run is {first_run}" in blessing.reason
+
+
+def test_what_was_not_measured_blocks():
+    """Fail closed: a rule that has nothing to judge on lets nothing pass."""
+    unmeasured = judge(evaluation(), Gate())
+
+    assert not unmeasured.blessed
+    verdicts = {rule.name: rule.verdict for rule in unmeasured.rules}
+    assert verdicts.pop("champion") == "skipped"  # there is no place for champions
+    assert set(verdicts.values()) == {"undecided"}
 
 
 @pytest.mark.parametrize(
@@ -240,14 +361,23 @@ def test_undecided_blocks_unless_it_is_allowed():
 
 
 @pytest.mark.parametrize(("first_run", "verdict"), [("bless", "skipped"), ("block", "failed")])
-def test_the_policy_decides_where_there_is_no_champion(first_run, verdict):
+def test_the_policy_decides_where_there_is_no_champion_yet(first_run, verdict):
     gate = Gate(parse_rules(["accuracy >= 0.9", "accuracy >= champion"]), first_run, allow_undecided=True)
 
-    blessing = judge(evaluation(), gate, no_champion="there is no champion in champions yet")
+    blessing = judge(evaluation(), gate, absence=Absence("there is no champion in champions yet", first=True))
 
     assert blessing.rules[1].verdict == verdict
     assert blessing.blessed == (first_run == "bless")
     assert f"there is no champion in champions yet; first_run is {first_run}" in blessing.reason
+
+
+def test_a_champion_that_is_there_and_cannot_be_measured_blocks_whatever_the_policy():
+    gate = Gate(parse_rules(["accuracy >= champion"]), "bless", allow_undecided=True)
+
+    blessing = judge(evaluation(), gate, absence=Absence("champion.json is damaged"))
+
+    assert (blessing.blessed, blessing.rules[0].verdict) == (False, "failed")
+    assert "champion.json is damaged" in blessing.reason
 
 
 def test_the_champion_does_not_soften_the_other_rules():
@@ -262,14 +392,13 @@ def test_the_champion_does_not_soften_the_other_rules():
 
 
 def test_a_model_whose_answers_depend_on_the_batch_is_blocked():
-    blessing = judge(evaluation(batch_difference=0.3), accuracy_gate(0.5))
+    blessing = judge(sound(batch_difference=0.3), Gate())
 
-    assert blessing.reason == "batch_difference 0.3000 is not <= 0.02"
-    assert judge(evaluation(batch_difference=1e-7), accuracy_gate(0.5)).blessed
+    assert "batch_difference 0.3000 is not <= 0.02" in blessing.reason
 
 
 def test_unstable_predictions_are_a_warning_only():
-    blessing = judge(evaluation(jpeg_flips=0.25, shift_flips=0.05), accuracy_gate(0.5), warnings=("first",))
+    blessing = judge(sound(jpeg_flips=0.25, shift_flips=0.05), Gate(), warnings=("first",))
 
     assert blessing.blessed
     assert blessing.warnings == (
@@ -279,13 +408,14 @@ def test_unstable_predictions_are_a_warning_only():
 
 
 def test_every_rule_is_listed_with_both_sides_and_verdict():
-    gate = Gate(parse_rules(["accuracy > champion (p < 0.05)"]))
+    gate = Gate(parse_rules(["accuracy > champion (p < 0.05)", "non_finite == 0"]))
+    evaluated = evaluation(0.95, champion=0.94, lead=AHEAD, non_finite=2)
 
-    content = json.loads(json.dumps(judge(evaluation(0.95, 2, champion=0.94, lead=AHEAD), gate).to_json()))
+    content = json.loads(json.dumps(judge(evaluated, gate, champion="v1").to_json()))
 
     assert content["rules"][0] == {
         "rule": "accuracy > champion (p < 0.05)",
-        "name": "accuracy",
+        "metric": "accuracy",
         "left": 0.95,
         "operator": ">",
         "right": 0.94,
@@ -295,11 +425,13 @@ def test_every_rule_is_listed_with_both_sides_and_verdict():
         "difference": [0.002, 0.018],
         "p": 0.01,
         "note": "p = 0.010, must be below 0.05",
+        "name": "",
+        "why": "",
     }
     assert (content["rules"][1]["left"], content["rules"][1]["verdict"]) == (2, "failed")
-    assert content["blessed"] is False
+    assert (content["blessed"], content["champion"]) == (False, "v1")
 
 
 def test_a_verdict_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        judge(evaluation(), accuracy_gate(0.99)).blessed = True
+        judge(sound(), Gate()).blessed = True

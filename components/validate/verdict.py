@@ -1,0 +1,344 @@
+"""Verdict on an evaluated model: what each rule of a gate says of it, and all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from shardline.components.validate.evaluation import CHECKS, QUALITY, Evaluation, Interval, Lead, Slice
+from shardline.components.validate.gate import CHAMPION, EXAMPLES, Gate
+from shardline.components.validate.rules import OPERATORS, Rule
+
+# Changes that should not change a prediction, and the share of images from which on they are worth a warning.
+_HARMLESS = {"jpeg_flips": "Encoding as JPEG", "shift_flips": "A shift by one pixel"}
+_MOST_FLIPS = 0.1
+_MOST_NAMES = 5
+
+# Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
+_DIGITS = 9
+
+# What a sentence says of the metrics that are counts, and the metrics that are shares.
+_LABELS = {metric.name: metric.label for metric in CHECKS}
+_SHARES = [metric.name for metric in QUALITY if metric.name != "log_loss"]
+
+#: "undecided": there is too little to judge on. "open": what was measured does not decide it. "skipped": the
+#: policy for a first run lets it pass. The last two do not block.
+Verdict = Literal["passed", "failed", "undecided", "open", "skipped"]
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why there is no champion to compare with.
+
+    Attributes:
+        text: In one sentence, without a full stop.
+        first: Whether the place for champions was looked at and is empty; all else is a fault, and blocks.
+    """
+
+    text: str
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class JudgedRule:
+    """One rule, its two sides and the verdict on it.
+
+    Attributes:
+        rule: The rule as it was written: "accuracy >= champion - 0.005".
+        metric: Its left side: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
+        left: Value of the left side; None where it could not be measured.
+        right: The limit; None where it is another's value that could not be measured.
+        interval: 95 % interval of the left side; None where there is none.
+        champion: The champion's value, where the rule compares with it.
+        difference: 95 % interval of the value minus the other's, by paired bootstrap.
+        p: As in `Lead`; None where the rule does not ask for it.
+        note: What else a person must know (which slice is the worst, why it is undecided), or "".
+        name: Name of the gate's own rule; "" for a user's.
+        why: What the rule is for; "" for a user's.
+    """
+
+    rule: str
+    metric: str
+    left: float | None
+    operator: str
+    right: float | None
+    verdict: Verdict
+    interval: Interval | None = None
+    champion: float | None = None
+    difference: Interval | None = None
+    p: float | None = None
+    note: str = ""
+    name: str = ""
+    why: str = ""
+
+    @property
+    def left_text(self) -> str:
+        """The value as a person reads it; never rounded to the limit when it is not equal to it."""
+        if self.left is None:
+            return "not measured"
+        if isinstance(self.left, int):
+            return f"{self.left:,}"
+        short = f"{self.left:.4f}" if self.left == 0 or 0.001 <= abs(self.left) < 1000 else f"{self.left:.4g}"
+        return repr(self.left) if float(short) == self.right and self.left != self.right else short
+
+    @property
+    def right_text(self) -> str:
+        """The limit as a person reads it."""
+        return "the champion's" if self.right is None else f"{self.right:g}"
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        if self.verdict in ("undecided", "skipped", "open"):
+            return f"{self.rule} is {'not decided' if self.verdict == 'open' else self.verdict}{note}"
+        failed = "is not" if self.p is None else "is not significantly"
+        comparison = self.operator if self.verdict == "passed" else f"{failed} {self.operator}"
+        left = _LABELS.get(self.metric, self.metric)
+        return f"{left} {self.left_text} {comparison} {self.right_text}{note}"
+
+
+@dataclass(frozen=True)
+class Blessing:
+    """The verdict on an exported model.
+
+    Attributes:
+        blessed: Whether the model may be published.
+        reason: Reason for the verdict, in one sentence.
+        warnings: What a person should know though it decides nothing, a sentence each.
+        headline: The verdict in a few words: "Worse than the champion by 4.8 points: not registered".
+        champion: Version of the champion that the model was compared with; "" where there was none yet, None
+            where no place for champions was given.
+    """
+
+    blessed: bool
+    rules: tuple[JudgedRule, ...]
+    reason: str
+    warnings: tuple[str, ...] = ()
+    headline: str = ""
+    champion: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the content of blessing.json."""
+        return asdict(self)
+
+
+def judge(
+    evaluation: Evaluation,
+    gate: Gate,
+    *,
+    absence: Absence | None = None,
+    champion: str | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Blessing:
+    """Returns the verdict on an evaluation.
+
+    `absence` says why there is no champion in the evaluation; None where there is one or no place for
+    champions was given. `champion` is its version. Given `warnings` come first.
+    """
+    rules = tuple(_judge(rule, evaluation, gate, absence) for rule in gate.rules)
+    stopping = ("failed",) if gate.allow_undecided else ("failed", "undecided")
+    blocking = [rule for rule in rules if rule.verdict in stopping]
+    shown = blocking or [rule for rule in rules if not rule.name or rule.verdict != "passed"] or rules
+    return Blessing(
+        blessed=not blocking,
+        rules=rules,
+        reason="; ".join(map(str, shown)) if rules else "there is no rule that it must pass",
+        warnings=(*warnings, *_warnings(evaluation)),
+        headline=_headline(blocking, rules, evaluation, first=absence is not None and absence.first),
+        champion=champion,
+    )
+
+
+def _warnings(evaluation: Evaluation) -> list[str]:
+    blind = [f"{one.name.removeprefix('class=')} ({one.examples:,})" for one in evaluation.never_predicted]
+    more = f" and {len(blind) - _MOST_NAMES:,} more" if len(blind) > _MOST_NAMES else ""
+    found = [f"Never predicted, with test examples: {', '.join(blind[:_MOST_NAMES])}{more}"] if blind else []
+    return found + [
+        f"{change} changes the predicted class of {share:.0%} of the images that were tried"
+        for metric, change in _HARMLESS.items()
+        if (share := evaluation.metrics.get(metric, 0.0)) > _MOST_FLIPS
+    ]
+
+
+def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
+    left, note = _measure(rule, evaluation)
+    judged = JudgedRule(
+        rule=rule.text,
+        metric=rule.left,
+        left=left,
+        operator=rule.operator,
+        right=rule.limit,
+        verdict="undecided",
+        interval=_interval(rule, evaluation),
+        note=note,
+        name=rule.name,
+        why=rule.why,
+    )
+    if rule.reference == "champion" and evaluation.champion is None:
+        # A policy of its own: allow_undecided is about slices and metrics.
+        return replace(judged, right=None, **_without_champion(gate, absence))
+    lead = None
+    if rule.reference:
+        judged, lead = _beside(rule, judged, evaluation)
+    if left is None or judged.right is None or (rule.p is not None and judged.p is None):
+        return judged
+    if rule.within is not None:
+        return _judge_within(rule, judged, lead, evaluation.examples)
+    passed = OPERATORS[rule.operator](left, judged.right)
+    if rule.p is not None and judged.p is not None:
+        passed = passed and judged.p < rule.p
+        judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
+    if not passed and rule.name == EXAMPLES:
+        verdict: Verdict = "skipped" if gate.first_run == "bless" else "failed"
+        return replace(judged, verdict=verdict, note=f"too few to judge; first_run is {gate.first_run}")
+    if passed and not rule.reference and (doubt := _doubt(judged)):
+        judged = replace(judged, note="; ".join(filter(None, (note, doubt))))
+    return replace(judged, verdict="passed" if passed else "failed")
+
+
+def _without_champion(gate: Gate, absence: Absence | None) -> dict[str, Any]:
+    """Returns verdict and note of a rule about a champion that was not measured."""
+    if absence is None:
+        return {"verdict": "skipped", "note": "champion_uri is empty: there is nothing to compare with"}
+    if absence.first:
+        verdict = "skipped" if gate.first_run == "bless" else "failed"
+        return {"verdict": verdict, "note": f"{absence.text}; first_run is {gate.first_run}"}
+    return {"verdict": "failed", "note": absence.text}
+
+
+def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[JudgedRule, Lead | None]:
+    """Returns a rule with the value of the other that it compares with, and the lead over it."""
+    if rule.reference == "baseline":
+        other = evaluation.baseline
+        theirs = other.metrics.get(rule.metric) if other else None
+        lead = other.leads.get(rule.metric) if other else None
+        note = f"always answering {other.answer!r}" if other else "the baseline was not measured"
+    else:
+        assert evaluation.champion is not None
+        theirs, reason = _measure(rule, evaluation.champion)
+        lead = evaluation.leads.get(rule.left)
+        note = f"of the champion {reason}" if theirs is None else ""
+    return replace(
+        judged,
+        right=None if theirs is None else theirs + rule.limit,
+        champion=theirs if rule.reference == "champion" else None,
+        difference=lead.interval if lead else None,
+        p=lead.p if lead and rule.p is not None else None,
+        note=judged.note or note,
+    ), lead
+
+
+def _judge_within(rule: Rule, judged: JudgedRule, lead: Lead | None, examples: int) -> JudgedRule:
+    """Judges a rule that allows a model to be somewhat worse, unless it is surely worse."""
+    assert rule.within is not None
+    assert judged.left is not None
+    assert judged.right is not None
+    allowed = rule.within * (abs(judged.right) if rule.relative else 1.0)
+    sign = 1.0 if rule.operator == ">=" else -1.0
+    ahead = round(sign * (judged.left - judged.right), _DIGITS)
+    lower, upper = sorted(sign * end for end in lead.interval) if lead else (ahead, ahead)
+    verdict: Verdict
+    if ahead < -allowed:
+        verdict, note = "failed", f"worse by {-ahead:.4g}, more than {allowed:.4g}"
+    elif lead and upper < 0:
+        verdict, note = "failed", f"surely worse, by {-upper:.4g} to {-lower:.4g}"
+    elif lower < -allowed:
+        verdict = "open"
+        note = f"{examples:,} examples leave open whether it is worse, by up to {-lower:.4g}"
+    else:
+        verdict, note = "passed", ""
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, note))))
+
+
+def _doubt(judged: JudgedRule) -> str:
+    """Says that the true value may lie on the other side of a limit; "" where it surely does not."""
+    if not judged.interval or judged.right is None:
+        return ""
+    lower, upper = judged.interval
+    if judged.operator in (">=", ">") and lower < judged.right:
+        return f"may be below: the interval begins at {lower:.4f}"
+    if judged.operator in ("<=", "<") and upper > judged.right:
+        return f"may be above: the interval ends at {upper:.4f}"
+    return ""
+
+
+def _headline(
+    blocking: list[JudgedRule], rules: tuple[JudgedRule, ...], evaluation: Evaluation, *, first: bool
+) -> str:
+    """Returns the verdict in one sentence for somebody in a hurry."""
+    if blocking:
+        foremost = min(blocking, key=lambda rule: rule.name != CHAMPION)
+        more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
+        return f"{_in_words(foremost, evaluation)}{more}: not registered"
+    too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
+    few = f", on too few examples to judge ({evaluation.examples:,})" if too_few else ""
+    versus = next((rule for rule in rules if rule.name == CHAMPION), None)
+    if versus is None or versus.left is None or versus.right is None:
+        start = "First champion" if first else "Compared with no champion"
+        return f"{start}, accuracy {evaluation.accuracy:.4f}{few}: blessed"
+    return f"{_in_words(versus, evaluation)}{few}: blessed"
+
+
+def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
+    if rule.name == CHAMPION:
+        return _beside_champion(rule)
+    if rule.name == "baseline" and evaluation.baseline and rule.verdict == "failed":
+        return f"Not surely better than always answering {evaluation.baseline.answer!r}"
+    if rule.name == "classes" and rule.verdict == "failed":
+        names = [one.name.removeprefix("class=") for one in evaluation.never_predicted if one.decided]
+        return f"Never predicts {', '.join(names[:_MOST_NAMES])}"
+    if rule.name == EXAMPLES and rule.verdict == "failed":
+        return f"Too few to judge: {evaluation.examples:,} test examples"
+    return str(rule)
+
+
+def _beside_champion(rule: JudgedRule) -> str:
+    if rule.left is None or rule.right is None:
+        return f"Not compared with the champion: {rule.note}"
+    difference = rule.left - rule.right
+    if not difference:
+        return "As good as the champion"
+    ahead = (difference > 0) == (rule.operator in (">=", ">"))
+    by = f"{100 * abs(difference):.1f} points" if rule.metric in _SHARES else f"{abs(difference):.4g}"
+    if rule.verdict == "open":
+        return f"Not decided whether it is worse than the champion ({by} {'better' if ahead else 'worse'})"
+    if rule.verdict == "passed" and not ahead:
+        return f"As good as the champion ({by} worse, within what is allowed)"
+    return f"{'Better' if ahead else 'Worse'} than the champion by {by}"
+
+
+def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
+    """Returns the value of a rule's left side, None where it is unknown, and a note."""
+    if rule.worst:
+        return _worst(rule.metric, evaluation)
+    if not rule.slice:
+        value = evaluation.metrics.get(rule.metric)
+        return value, "" if value is not None else "it was not measured"
+    found = next((item for item in evaluation.slices if item.name == rule.slice), None)
+    if found is None or not found.decided:
+        return None, f"{found.examples if found else 0:,} examples are too few"
+    return _of_slice(rule.metric, found, evaluation), ""
+
+
+def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
+    slices = [item for item in evaluation.slices if metric == "accuracy" or item.name.startswith("class=")]
+    values = [(_of_slice(metric, item, evaluation), item.name) for item in slices if item.decided]
+    if not values:
+        return None, "every slice has too few examples"
+    value, name = min(values)
+    few = len(slices) - len(values)
+    left_out = f"; {few:,} {'slice has' if few == 1 else 'slices have'} too few examples" if few else ""
+    return value, name + left_out
+
+
+def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
+    if metric == "accuracy":
+        return item.accuracy
+    name = item.name.removeprefix("class=")
+    score = next(score for score in evaluation.classes if score.name == name)
+    return float(getattr(score, metric))
+
+
+def _interval(rule: Rule, evaluation: Evaluation) -> Interval | None:
+    if rule.slice and rule.metric == "accuracy":
+        return next((item.interval for item in evaluation.slices if item.name == rule.slice), None)
+    return evaluation.intervals.get(rule.left)
