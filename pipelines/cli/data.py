@@ -1,9 +1,10 @@
-"""The commands about datasets: `shardline preprocess` and `shardline dataset info|verify|stats`."""
+"""The commands about datasets: `shardline preprocess`, `dataset info|verify|stats` and `drift`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,27 @@ def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> No
         found = verify(directory, deep=deep, processes=processes)
     show(as_json, found.to_json(), *map(str, found.damages), found.summary())
     sys.exit(1 if found.damages else 0)
+
+
+@click.command()
+@click.argument("before", type=PATH)
+@click.argument("after", type=PATH, required=False)
+@json_option
+def drift(before: Path, after: Path | None, as_json: bool) -> None:
+    """Compare the training data of dataset BEFORE with those of AFTER: which features have moved, and how.
+
+    Without AFTER, the training split of BEFORE is compared with its test split. Exits with 0 when no feature
+    has moved, with 1 when one has, with 2 when they cannot be compared.
+    """
+    from shardline.components.validate import drift
+
+    found = drift.between(before, after) if after else drift.between(before, before, ("train", "test"))
+    moved = sum(item.moved for item in found)
+    summary = (
+        f"drift: {moved} of {len(found)} features moved" if moved else f"no drift in {len(found)} features"
+    )
+    show(as_json, {"drifted": moved, "features": list(map(asdict, found))}, drift.render(found), "", summary)
+    sys.exit(1 if moved else 0)
 
 
 def _shares(text: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
-from shardline.pipelines.cli.data import dataset, preprocess
+from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.models import champion, validate
 from shardline.pipelines.cli.options import (
     PATH,
@@ -203,7 +203,7 @@ def train(
 
 
 _CHECKS = (check, settings, doctor)
-_PARTS = (preprocess, dataset, validate, champion, scaling)
+_PARTS = (preprocess, dataset, drift, validate, champion, scaling)
 _PLATFORM = (image, upload, submit, status, cancel, logs, explain, schedule)
 for command in (*_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

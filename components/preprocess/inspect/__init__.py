@@ -10,14 +10,15 @@ import io
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardline.components.preprocess.example import parse
 from shardline.components.preprocess.pool import Job, Processes, Report
 from shardline.components.preprocess.tfrecord import read_records
-from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import BadRecordError, SettingsError
+from shardline.trainer.data.manifest import Manifest, Shard
+from shardline.trainer.errors import BadRecordError, DatasetError, SettingsError, SourceError
 from shardline.trainer.progress import Meter
 
 if TYPE_CHECKING:
@@ -72,6 +73,31 @@ def read_values(
             count = size = 0
     if report:
         report(count, size)
+
+
+def first_records(
+    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, records: int, room: int
+) -> Iterator[Values]:
+    """Yields the first records of every shard, about `records` in all, of large ones fewer.
+
+    They are a random sample: shards are written in the order of hashes. Of each shard reading ends where its
+    share of `room` bytes is used up. Raises DatasetError when one cannot be read.
+    """
+    for shard in shards:
+        left = max(1, room // len(shards))
+        some = islice(read_values(directory / shard.file, manifest.compression), -(-records // len(shards)))
+        try:
+            for size, values in some:
+                if isinstance(values, str):
+                    raise SourceError(values)
+                yield values
+                left -= size
+                if left < 0:
+                    break
+        except (SourceError, OSError) as error:
+            raise DatasetError(
+                f"cannot read {shard.file}: {error}; 'shardline dataset verify' lists all damage"
+            ) from None
 
 
 @contextlib.contextmanager

@@ -6,18 +6,17 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
-from shardline.components.preprocess.inspect import Values, read_values
+from shardline.components.preprocess.inspect import first_records
 from shardline.components.preprocess.inspect.stats import describe_feature, header
 from shardline.components.text import size
-from shardline.trainer.data.manifest import Feature, Manifest, Shard
-from shardline.trainer.errors import DatasetError, SourceError
+from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.errors import SourceError
 
 _RECORDS = 2048
 _BYTES = 64 << 20
@@ -165,47 +164,26 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
 
     Images are taken of the classes that are named.
     """
-    shards = manifest.shards
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [f.name for f in manifest.features if f.name not in ("image", "label", "key")]
     each = 6 if len(classes) <= 10 else 4
     taken, sizes = 0, Counter[tuple[int, int]]()
     rows: list[list[str]] = []
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes}
-    for shard in shards:
-        for values in _first_records(directory, shard, manifest.compression, len(shards)):
-            taken += 1
-            key = values["key"][1][0].decode("utf-8", "replace")
-            name = manifest.class_names[values["label"][1][0]]
-            if image is None:
-                if len(rows) < _ROWS:
-                    rows.append([key, name, *(_text(values[other][1][0]) for other in others)])
-                continue
-            encoded = values["image"][1][0]
-            with contextlib.suppress(SourceError):  # drawn as a box that says so
-                sizes[header(encoded, image)[0][:2]] += 1
-            if len(pictures.get(name, [None] * each)) < each:
-                pictures[name].append((key, _picture(encoded, image)))
+    for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, room=_BYTES):
+        taken += 1
+        key = values["key"][1][0].decode("utf-8", "replace")
+        name = manifest.class_names[values["label"][1][0]]
+        if image is None:
+            if len(rows) < _ROWS:
+                rows.append([key, name, *(_text(values[other][1][0]) for other in others)])
+            continue
+        encoded = values["image"][1][0]
+        with contextlib.suppress(SourceError):  # drawn as a box that says so
+            sizes[header(encoded, image)[0][:2]] += 1
+        if len(pictures.get(name, [None] * each)) < each:
+            pictures[name].append((key, _picture(encoded, image)))
     return Sample(taken, sizes, pictures, rows, ["key", "class", *others])
-
-
-def _first_records(directory: Path, shard: Shard, compression: str, shards: int) -> list[Values]:
-    """Returns the beginning of a shard."""
-    found: list[Values] = []
-    room = max(1, _BYTES // shards)
-    try:
-        for size, values in islice(read_values(directory / shard.file, compression), -(-_RECORDS // shards)):
-            if isinstance(values, str):
-                raise SourceError(values)
-            found.append(values)
-            room -= size
-            if room < 0:
-                break
-    except (SourceError, OSError) as error:
-        raise DatasetError(
-            f"cannot read {shard.file}: {error}; 'shardline dataset verify' lists all damage"
-        ) from None
-    return found
 
 
 def _picture(encoded: bytes, image: Feature) -> Picture:

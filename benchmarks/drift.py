@@ -1,0 +1,149 @@
+"""Drift: how often equal data are said to have moved, and from how many examples on real changes are found.
+
+python -m benchmarks.drift [--data DIR]
+
+Each dataset is preprocessed once and read as the profile of a training is. A resample is drawn from its
+examples with replacement, so that two resamples are two samples of the same data; of 200 pairs of each size
+those are counted in which any feature has moved. For a change, one of each pair has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_iris
+
+from shardline.components.preprocess.inspect import first_records
+from shardline.components.preprocess.inspect.profile import Profile, measure, summarize
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.text import table
+from shardline.components.validate.drift import compare
+
+PAIRS = 200
+SIZES = (100, 300, 1_000, 2_000)
+
+Examples = Sequence[Mapping[str, float | str]]
+Change = Callable[[Examples, np.random.Generator], Examples]
+
+
+def read(directory: Path, settings: PreprocessSettings) -> Examples:
+    """Returns the measured examples of a source, all of them in one split, with their labels."""
+    manifest = preprocess(settings, directory)
+    shards = manifest.splits["train"].shards
+    records = first_records(directory, manifest, shards, records=100_000, room=1 << 30)
+    return [
+        {**measure(values, manifest), "label": manifest.class_names[values["label"][1][0]]}
+        for values in records
+    ]
+
+
+def resample(examples: Examples, size: int, random: np.random.Generator) -> Examples:
+    """Draws examples with replacement."""
+    return [examples[index] for index in random.integers(0, len(examples), size)]
+
+
+def profile(examples: Examples) -> Profile:
+    """Returns the profile of measured examples, with labels counted in them."""
+    labels = Counter(str(example["label"]) for example in examples)
+    features = [{k: v for k, v in example.items() if k != "label"} for example in examples]
+    return summarize(features, labels)
+
+
+def share_moved(
+    examples: Examples, size: int, change: Change | None = None, feature: str = "", pairs: int = PAIRS
+) -> float:
+    """Returns the share of pairs of resamples in which a feature, or any, is said to have moved."""
+    random, found = np.random.default_rng(size), 0
+    for _ in range(pairs):
+        before, after = (resample(examples, size, random) for _ in range(2))
+        if change:
+            after = change(after, random)
+        moved = [item.feature for item in compare(profile(before), profile(after)) if item.moved]
+        found += feature in moved if feature else bool(moved)
+    return found / pairs
+
+
+def scaled(feature: str, factor: float) -> Change:
+    """Returns a change that multiplies a feature."""
+    return lambda examples, _: [{**one, feature: float(one[feature]) * factor} for one in examples]
+
+
+def doubled(label: str) -> Change:
+    """Returns a change after which a class is twice as frequent."""
+
+    def change(examples: Examples, random: np.random.Generator) -> Examples:
+        weights = np.array([2.0 if one["label"] == label else 1.0 for one in examples])
+        chosen = random.choice(len(examples), len(examples), p=weights / weights.sum())
+        return [examples[index] for index in chosen]
+
+    return change
+
+
+def datasets(
+    data: Path, scratch: Path
+) -> dict[str, tuple[PreprocessSettings, dict[str, tuple[str, Change]]]]:
+    """Returns the sources by name, with changes by what they are: the feature that they move, and how."""
+    iris, loaded = scratch / "iris.csv", load_iris()
+    with iris.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*loaded.feature_names, "label"])
+        writer.writerows(
+            [*row, loaded.target_names[label]] for row, label in zip(loaded.data, loaded.target, strict=True)
+        )
+    whole = {"split": {"train": 1.0}}
+    brighter = ("image brightness", scaled("image brightness", 1.1))
+    return {
+        "digits": (
+            PreprocessSettings(source="digits", **whole),
+            {"brightness +10 %": brighter, "a class twice as frequent": ("label", doubled("3"))},
+        ),
+        "photos": (
+            PreprocessSettings(source=f"images:{data}/photos", image_size=64, **whole),
+            {"brightness +10 %": brighter, "a class twice as frequent": ("label", doubled("ants"))},
+        ),
+        "iris": (
+            PreprocessSettings(source=f"table:{iris}", **whole),
+            {
+                "a column +10 %": ("sepal length (cm)", scaled("sepal length (cm)", 1.1)),
+                "a class twice as frequent": ("label", doubled("virginica")),
+            },
+        ),
+        "snippets": (
+            PreprocessSettings(
+                source=f"table:{data}/text/snippets.csv", features={"label": "kind", "key": "id"}, **whole
+            ),
+            {
+                "texts 10 % longer": ("text length", scaled("text length", 1.1)),
+                "texts 25 % longer": ("text length", scaled("text length", 1.25)),
+                "a class twice as frequent": ("label", doubled("product")),
+            },
+        ),
+    }
+
+
+def main() -> None:
+    """Prints the shares for every dataset and change."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("/work/shared/data"))
+    data = parser.parse_args().data
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, (settings, changes) in datasets(data, Path(scratch)).items():
+            examples = read(Path(scratch) / name, settings)
+            what = f"{name}, {len(examples):,} examples"
+            rows.append((what, "nothing", *(f"{share_moved(examples, size):.1%}" for size in SIZES)))
+            for change, (feature, moved) in changes.items():
+                shares = (share_moved(examples, size, moved, feature) for size in SIZES)
+                rows.append((what, change, *(f"{share:.0%}" for share in shares)))
+    print(table(("dataset", "change", *(f"{size:,}" for size in SIZES)), rows))
+
+
+if __name__ == "__main__":
+    main()

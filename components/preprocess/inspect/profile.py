@@ -1,0 +1,148 @@
+"""Profile: how the values of a split are distributed, small enough to be kept beside a model.
+
+Later data are compared with it without the data that it was made of (`shardline.components.validate.drift`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardline.components.preprocess.inspect import Values, first_records, opened_image
+from shardline.components.preprocess.inspect.stats import header
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.errors import DatasetError, SourceError
+
+#: Examples that are looked at, and their bytes; the shards that they come from.
+RECORDS, _BYTES, _SHARDS = 2_000, 256 << 20, 128
+
+# Of more numbers so many quantiles are kept, which tell a share to within 0.2 %.
+_QUANTILES = 500
+_LONGEST_VALUE = 100
+_SIDE = 64
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers in ascending order, or so many quantiles of them; last, as None, those that are not finite."""
+
+    examples: int
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Number of examples by value."""
+
+    examples: int
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Distribution of every feature of a split, by its name.
+
+    An image has the features "image brightness" (mean of its pixels, 0 to 255), "image height" and "image
+    width"; text has its "length" in characters, and its values unless nearly each of them is another.
+
+    Attributes:
+        fingerprint: Fingerprint of the dataset.
+        split: Name of the split.
+    """
+
+    fingerprint: str
+    split: str
+    numbers: Mapping[str, Numbers]
+    categories: Mapping[str, Categories]
+
+    def write(self, path: Path) -> None:
+        """Writes profile.json."""
+        files.write_json(path, {"format": "shardline.profile", "format_version": 1, **asdict(self)})
+
+
+def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> Profile:
+    """Profiles a split of a dataset: labels by the manifest, all else by up to 2,000 examples of all shards.
+
+    Raises DatasetError when there is no such split, or a shard cannot be read.
+    """
+    if (found := manifest.splits.get(split)) is None:
+        raise DatasetError(
+            f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
+        )
+    shards = found.shards[:: -(-len(found.shards) // _SHARDS)]
+    records = first_records(directory, manifest, shards, records=RECORDS, room=_BYTES)
+    labels = dict(zip(manifest.class_names, found.class_counts, strict=True))
+    return summarize([measure(values, manifest) for values in records], labels, manifest.fingerprint, split)
+
+
+def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
+    """Returns the features of one example that a profile is made of, but for its label."""
+    measured: dict[str, float | str] = {}
+    for feature in manifest.features:
+        if feature.name in ("label", "key") or (feature.shape and not feature.encoding):
+            continue
+        value = values[feature.name][1][0]
+        if feature.encoding:
+            with contextlib.suppress(SourceError):  # `dataset verify` names what cannot be decoded
+                measured |= _of_image(value, feature)
+        elif isinstance(value, bytes):
+            text = value.decode("utf-8", "replace")
+            measured |= {feature.name: text[:_LONGEST_VALUE], f"{feature.name} length": float(len(text))}
+        else:
+            measured[feature.name] = float(value)
+    return measured
+
+
+def summarize(
+    examples: Sequence[Mapping[str, float | str]],
+    labels: Mapping[str, int],
+    fingerprint: str = "",
+    split: str = "train",
+) -> Profile:
+    """Returns the profile of measured examples, with the number of examples by label."""
+    columns: dict[str, list[Any]] = defaultdict(list)
+    for example in examples:
+        for name, value in example.items():
+            columns[name].append(value)
+    texts = {name: Counter(values) for name, values in columns.items() if isinstance(values[0], str)}
+    categories = {"label": Categories(sum(labels.values()), dict(labels))}
+    for name, counts in texts.items():
+        if len(counts) <= counts.total() / 2:
+            categories[name] = Categories(counts.total(), dict(counts.most_common()))
+    numbers = {name: _numbers(values) for name, values in columns.items() if name not in texts}
+    return Profile(fingerprint, split, numbers, categories)
+
+
+def _numbers(values: Sequence[float]) -> Numbers:
+    ordered = sorted(value if math.isfinite(value) else math.inf for value in values)
+    if len(ordered) > _QUANTILES:
+        places = (np.arange(_QUANTILES) + 0.5) * len(ordered) / _QUANTILES
+        ordered = [ordered[int(place)] for place in places]
+    return Numbers(
+        len(values), tuple(float(f"{value:.9g}") if math.isfinite(value) else None for value in ordered)
+    )
+
+
+def _of_image(encoded: bytes, feature: Feature) -> dict[str, float]:
+    (height, width, _), _ = header(encoded, feature)
+    found = {"brightness": _brightness(encoded, feature), "height": float(height), "width": float(width)}
+    return {f"{feature.name} {what}": value for what, value in found.items()}
+
+
+def _brightness(encoded: bytes, feature: Feature) -> float:
+    if feature.encoding == "raw":
+        return float(np.frombuffer(encoded, np.uint8).mean())
+    try:
+        with opened_image(encoded, ("JPEG", "PNG")) as image:
+            image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
+            return float(np.asarray(image.convert("L")).mean())
+    except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
+        raise SourceError(f"cannot be decoded: {type(failure).__name__}") from None

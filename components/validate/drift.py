@@ -1,0 +1,169 @@
+"""Drift: whether the values of a dataset's features have moved since the champion was trained; no TensorFlow.
+
+A feature has moved when its distance is larger than both what chance makes of samples of this size and what
+matters in practice. Chance makes one false alarm in a hundred comparisons of two samples of the same data,
+whatever the number of features (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardline.components import text
+from shardline.components.preprocess.inspect.profile import Categories, Numbers, Profile, make_profile
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import printable
+
+#: Probability that any of the features of equal data is said to have moved.
+FALSE_ALARMS = 0.01
+
+#: Smaller distances never count, however many examples there are.
+LEAST_DISTANCE = 0.05
+
+_DRAWS = 1_000
+# Categories with fewer examples in both together are one.
+_RARE = 10
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the values of one feature have moved from one set of examples to another.
+
+    Attributes:
+        feature: Name in a profile: a column, "label", "image brightness", "text length".
+        distance: Largest difference of the shares below a number (Kolmogorov-Smirnov), or half the sum of the
+            differences of the shares of each category (total variation); 0..1.
+        threshold: Distance above which it has moved.
+        moved: Whether it has.
+        before: Values of the first set in a few words.
+        after: Those of the second.
+    """
+
+    feature: str
+    distance: float
+    threshold: float
+    moved: bool
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        by = f"distance {self.distance:.3f}, threshold {self.threshold:.3f}"
+        return f"{self.feature}: {self.before} -> {self.after} ({by})"
+
+
+def between(before: Path, after: Path, splits: tuple[str, str] = ("train", "train")) -> tuple[Drift, ...]:
+    """Compares a split of each of two dataset directories; raises DatasetError when one cannot be read."""
+    pairs = zip((before, after), splits, strict=True)
+    return compare(*(make_profile(place, manifests.load(place), split) for place, split in pairs))
+
+
+def compare(before: Profile, after: Profile) -> tuple[Drift, ...]:
+    """Compares two profiles feature by feature; those that moved farthest over their threshold come first.
+
+    A feature that only one of the two has, has moved.
+    """
+    names = [*after.categories, *after.numbers]
+    names += [name for name in (*before.categories, *before.numbers) if name not in names]
+    chance = FALSE_ALARMS / len(names)
+    found = [drift for name in names if (drift := _compare(name, before, after, chance))]
+    return tuple(sorted(found, key=lambda item: item.threshold - item.distance))
+
+
+def render(found: Sequence[Drift]) -> str:
+    """Returns a comparison as a table for a person."""
+    rows = [
+        (
+            printable(item.feature),
+            *(printable(words) for words in (item.before, item.after)),
+            f"{item.distance:.3f}",
+            f"{item.threshold:.3f}",
+            "moved" if item.moved else "",
+        )
+        for item in found
+    ]
+    return text.table(("feature", "before", "after", "distance", "threshold", ""), rows, align="lllrrl")
+
+
+def _compare(name: str, before: Profile, after: Profile, chance: float) -> Drift | None:
+    if name in before.numbers and name in after.numbers:
+        return _of_numbers(name, before.numbers[name], after.numbers[name], chance)
+    if name in before.categories and name in after.categories:
+        return _of_categories(name, before.categories[name], after.categories[name], chance)
+    # Text that has become too various for categories, or the other way round, is compared by its length.
+    if all(f"{name} length" in profile.numbers for profile in (before, after)):
+        return None
+    is_old, is_new = (name in profile.numbers or name in profile.categories for profile in (before, after))
+    words = [
+        ("numbers" if name in profile.numbers else "text") if is_there else "not there"
+        for profile, is_there in ((before, is_old), (after, is_new))
+    ]
+    return Drift(name, 1.0, LEAST_DISTANCE, True, *words)
+
+
+def _of_numbers(name: str, before: Numbers, after: Numbers, chance: float) -> Drift:
+    from scipy import stats
+
+    values = [[math.inf if item is None else item for item in one.values] for one in (before, after)]
+    distance = float(stats.ks_2samp(*values, method="asymp").statistic)
+    expected = stats.kstwobign.isf(chance) * math.sqrt(1 / before.examples + 1 / after.examples)
+    return _drift(name, distance, expected, _describe(before), _describe(after))
+
+
+def _of_categories(name: str, before: Categories, after: Categories, chance: float) -> Drift:
+    counts = _pooled(before.counts, after.counts)
+    shares = np.array(list(counts.values())) / (before.examples, after.examples)
+    distance = float(np.abs(shares[:, 0] - shares[:, 1]).sum() / 2)
+    farthest = int(np.abs(shares[:, 0] - shares[:, 1]).argmax())
+    expected = _chance_variation(np.array(list(counts.values())).sum(axis=1), before, after, chance)
+    shown = list(counts)[farthest]
+    shown = shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 3]}..."
+    return _drift(name, distance, expected, *(f"{shown}: {100 * share:.1f} %" for share in shares[farthest]))
+
+
+def _drift(name: str, distance: float, expected: float, before: str, after: str) -> Drift:
+    threshold = min(1.0, max(LEAST_DISTANCE, float(expected)))
+    return Drift(name, distance, threshold, distance > threshold, before, after)
+
+
+def _pooled(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Returns the counts of each category in both, those of the rare ones together."""
+    counts = {name: (before.get(name, 0), after.get(name, 0)) for name in {**before, **after}}
+    rare = [name for name, pair in counts.items() if sum(pair) < _RARE]
+    others = tuple(sum(column) for column in zip(*(counts.pop(name) for name in rare), strict=True))
+    return {**counts, **({"all others": (others[0], others[1])} if rare else {})}
+
+
+def _chance_variation(
+    pooled: npt.NDArray[np.int64], before: Categories, after: Categories, chance: float
+) -> float:
+    """Returns the total variation that samples of the same shares exceed with this probability.
+
+    It is found by drawing: a gamma distribution is fitted to the distances of some pairs of samples.
+    """
+    from scipy import stats
+
+    random, shares = np.random.default_rng(0), pooled / pooled.sum()
+    drawn = [random.multinomial(one.examples, shares, _DRAWS) / one.examples for one in (before, after)]
+    distances = np.abs(drawn[0] - drawn[1]).sum(axis=1) / 2
+    mean, variance = distances.mean(), distances.var()
+    if variance == 0:  # there is one category
+        return 0.0
+    return float(stats.gamma.isf(chance, mean**2 / variance, scale=variance / mean))
+
+
+def _describe(numbers: Numbers) -> str:
+    """Returns the median of numbers, with their 5th and 95th percentile."""
+    finite = [value for value in numbers.values if value is not None]
+    if not finite:
+        return "no numbers"
+    low, middle, high = np.quantile(finite, (0.05, 0.5, 0.95))
+    missing = 1 - len(finite) / len(numbers.values)
+    words = f"always {middle:.4g}" if low == high else f"median {middle:.4g} ({low:.4g} to {high:.4g})"
+    return words + (f", {100 * missing:.1f} % missing" if missing else "")
