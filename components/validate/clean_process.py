@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import functools
 import json
 import math
 import os
@@ -51,8 +52,7 @@ def predict(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows of a SavedModel's answer, numbers that are not finite as None."""
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(request["saved_model"])
-    signature = loaded.signatures[request.get("signature_name", "serving_default")]
+    signature = _load(request["saved_model"]).signatures[request.get("signature_name", "serving_default")]
     takes, rows = signature.structured_input_signature[1], request["instances"]
     if len(takes) == 1 and not (isinstance(rows[0], dict) and set(rows[0]) == set(takes)):
         rows = [{next(iter(takes)): row} for row in rows]
@@ -65,6 +65,13 @@ def predict(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         {name: _given(value) for name, value in zip(columns, row, strict=True)}
         for row in zip(*columns.values(), strict=True)
     ]
+
+
+@functools.lru_cache(maxsize=4)
+def _load(saved_model: str) -> Any:
+    import tensorflow as tf
+
+    return tf.saved_model.load(saved_model)
 
 
 def _taken(value: Any, spec: Any) -> Any:

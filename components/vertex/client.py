@@ -43,12 +43,13 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 #: Hosts beside Google's that may be asked, and are given a token, in the environment: HOST,HOST:PORT.
 HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
-#: Regional hosts, also with client certificates, the virtual IPs of Private Google Access, and endpoints of
-#: Private Service Connect. Source: MREP_JURISDICTIONS in google.cloud.aiplatform.constants.base,
-#: _get_default_mtls_endpoint of the clients, _is_regional_endpoint in google.auth.credentials.
+#: Regional hosts, also with client certificates, the virtual IPs of Private Google Access, endpoints of
+#: Private Service Connect, and hosts of dedicated endpoints. Source: MREP_JURISDICTIONS in
+#: google.cloud.aiplatform.constants.base, _get_default_mtls_endpoint of the clients, _is_regional_endpoint in
+#: google.auth.credentials, Endpoint.dedicated_endpoint_dns.
 _HOST = re.compile(
     r"(([a-z0-9-]+-)?aiplatform(\.[a-z0-9-]+\.rep)?(\.mtls)?|private|restricted|[a-z0-9-]+(\.[a-z0-9-]+)*\.p)"
-    r"\.googleapis\.com(:443)?"
+    r"\.googleapis\.com(:443)?|[a-z0-9-]+\.[a-z0-9-]+\.prediction\.vertexai\.goog"
 )
 _NAME = re.compile(r"projects/(?P<project>[\w:.-]+)/locations/(?P<location>[a-z0-9-]+)/")
 
@@ -137,6 +138,14 @@ class Platform:
         return self._make(EndpointServiceClient)
 
     @cached_property
+    def predictions(self) -> aiplatform_v1.PredictionServiceClient:
+        """What is deployed to endpoints; a dedicated one has a host of its own, which speaks REST."""
+        from google.cloud.aiplatform_v1 import PredictionServiceClient
+
+        dedicated = self.endpoint.endswith(".prediction.vertexai.goog")
+        return self._make(PredictionServiceClient, transport="rest" if dedicated else None)
+
+    @cached_property
     def logs(self) -> LoggingServiceV2Client:
         """Cloud Logging."""
         from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
@@ -144,12 +153,12 @@ class Platform:
         with platform_errors("sign in to Google Cloud"):
             return LoggingServiceV2Client()
 
-    def _make(self, kind: type[T]) -> T:
+    def _make(self, kind: type[T], transport: str | None = None) -> T:
         from google.api_core.client_options import ClientOptions
 
         options = ClientOptions(api_endpoint=self.host)
         with platform_errors("sign in to Google Cloud"):
-            return kind(client_options=options)  # type: ignore[call-arg]
+            return kind(client_options=options, transport=transport)  # type: ignore[call-arg]
 
 
 def ask(
@@ -160,6 +169,7 @@ def ask(
     repeatable: bool = True,
     watching: bool = False,
     made: Callable[[], T] | None = None,
+    attempt_s: float = _ATTEMPT_S,
 ) -> T:
     """Calls the platform, and again where it was busy or the connection was lost.
 
@@ -172,6 +182,7 @@ def ask(
         watching: Whether something is watched that takes long, so that a service may be away for a while.
         made: Of a call that creates something under an id of our choice: returns what an earlier attempt has
             created whose answer was lost.
+        attempt_s: Seconds that one attempt may take.
 
     Raises:
         PlatformError: When the platform refuses, fails or is not reached.
@@ -182,7 +193,7 @@ def ask(
     transport = getattr(getattr(method, "__self__", None), "transport", None)
     credentials = getattr(transport, "_credentials", None)
     attempts = _Attempts(doing, credentials, repeatable=repeatable, watching=watching)
-    timeout = ConstantTimeout(_ATTEMPT_S)  # type: ignore[no-untyped-call]
+    timeout = ConstantTimeout(attempt_s)  # type: ignore[no-untyped-call]
     with platform_errors(doing):
         try:
             return method(request=request, retry=attempts.retry(), timeout=timeout)

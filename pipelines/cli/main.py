@@ -22,6 +22,7 @@ from shardline.pipelines.cli.options import (
     path_option,
     runs_dir_option,
 )
+from shardline.pipelines.cli.probe import probe
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
@@ -203,7 +204,7 @@ def train(
 
 
 _CHECKS = (check, settings, doctor)
-_PARTS = (preprocess, dataset, drift, validate, champion, scaling)
+_PARTS = (preprocess, dataset, drift, validate, probe, champion, scaling)
 _PLATFORM = (image, upload, submit, status, cancel, logs, explain, schedule)
 for command in (*_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

@@ -11,6 +11,7 @@ import pytest
 
 from shardline.components.validate.golden import CleanProcess
 from shardline.trainer import progress
+from tests.helpers.exports import export_small_model
 from tests.helpers.jobs import eventually, marked
 
 
@@ -45,3 +46,9 @@ def clean_process() -> Iterator[CleanProcess]:
     """A process without Shardline; TensorFlow's import is dear, so that tests share one."""
     with CleanProcess() as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with random weights and its golden examples."""
+    return export_small_model(tmp_path_factory.mktemp("exported"))

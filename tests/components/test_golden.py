@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,11 +12,8 @@ import tensorflow as tf
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import golden
-from shardline.components.validate.export import export_model, take_samples
 from shardline.trainer.errors import ModelError
-from tests.helpers.datasets import CLASS_NAMES, write_dataset
 
-SHAPE = (12, 12, 3)
 ROWS = [
     {"probabilities": [0.7, 0.2, 0.1], "label": 0, "label_name": "a"},
     {"probabilities": [0.4, 0.4, 0.2], "label": 0, "label_name": "a"},
@@ -72,19 +68,6 @@ def test_answers_are_compared_with_the_golden_ones(found, difference, words):
     assert agreement.difference == pytest.approx(difference)
     assert agreement.words.startswith(words)
     assert bool(agreement.words) == bool(words)
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """An export with random weights, and its model."""
-    dataset, out = tmp_path_factory.mktemp("dataset"), tmp_path_factory.mktemp("exported")
-    manifest = write_dataset(dataset, shape=SHAPE, records={"train": 12, "test": 20})
-    keras.utils.set_random_seed(7)
-    layers = [keras.Input(SHAPE, dtype="uint8"), keras.layers.Flatten(), keras.layers.Rescaling(1 / 255)]
-    model = keras.Sequential([*layers, keras.layers.Dense(len(CLASS_NAMES), "softmax")])
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    export_model(model, manifest, out, samples=take_samples(manifest, dataset))
-    return out
 
 
 def asked(process, out):

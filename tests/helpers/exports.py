@@ -1,4 +1,4 @@
-"""Validated models that are ready to be published."""
+"""Exported models: one that answers, and what validation leaves of one that is ready to be published."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from shardline.components import model_store
+from tests.helpers.datasets import CLASS_NAMES, write_dataset
 
 
 def write_export(directory: Path, *, blessed: bool = True, weights: bytes = b"weights") -> Path:
@@ -18,6 +19,24 @@ def write_export(directory: Path, *, blessed: bool = True, weights: bytes = b"we
     verdict = {"blessed": blessed, "reason": "accuracy 0.9 is not >= 0.95"}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
     return directory
+
+
+def export_small_model(directory: Path) -> Path:
+    """Exports a real model with random weights, with its golden examples."""
+    import keras
+
+    from shardline.components.validate.export import export_model, take_samples
+
+    shape = (12, 12, 3)
+    dataset, out = directory / "dataset", directory / "exported"
+    dataset.mkdir()
+    manifest = write_dataset(dataset, shape=shape, records={"train": 12, "test": 20})
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input(shape, dtype="uint8"), keras.layers.Flatten(), keras.layers.Rescaling(1 / 255)]
+    model = keras.Sequential([*layers, keras.layers.Dense(len(CLASS_NAMES), "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    export_model(model, manifest, out, samples=take_samples(manifest, dataset))
+    return out
 
 
 def contents(directory: Path) -> dict[str, bytes]:
