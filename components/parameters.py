@@ -117,7 +117,7 @@ class TrainingSettings:
         per_replica_batch_size: Examples per replica and step; 0 for 16, or what a worker has where that is
             less.
         learning_rate: Given to the model function; 0 keeps the model's own.
-        seed: Seed of the split, the weights and the shuffling, from 0.
+        seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         train_options: Any further option of the trainer by name, a JSON object:
             {"early_stopping": "val_loss", "checkpoint_steps": 500}.
 

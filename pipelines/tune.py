@@ -62,7 +62,8 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
         max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
         trial_epochs: Passes over the training split in each trial; 0 for as many as epochs.
         epochs: Passes over the training split in the training at the end, where they are not tuned.
-        seed: Seed of the split, the weights and the shuffling, from 0; in a local run, also of the search.
+        seed: Seed of the weights, the shuffling and the order of the examples, from 0, not of the split; in a
+            local run, also of the search.
         history_uri: Where the run is recorded; empty records nothing.
     """
     component = component_factory(settings)

@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+import google_crc32c
+
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.duplicates import find_duplicates
 from shardline.components.preprocess.places import NOWHERE
@@ -16,7 +18,8 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import Images, Mark
-from shardline.trainer.data.manifest import Feature, Manifest, Split
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
 from shardline.trainer.errors import RunError, SourceError
 
 
@@ -62,14 +65,24 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         rejected=dict(sorted(plan.rejected.items())),
         converted=images.converted,
         duplicates=find_duplicates(plan, work),
+        keys=_write_keys(plan, work),
     )
+
+
+def _write_keys(plan: Plan, work: WorkDirectory) -> Shard:
+    """Writes what each example is known by in other datasets, in the order of the shards."""
+    data = bytearray()
+    for shard in plan.shards:
+        data += b"".join([rows.identity(row) for row in rows.read(work.rows(shard.file))])
+    files.write_bytes(work.identities, bytes(data))
+    return Shard(work.identities.name, plan.records, len(data), f"{google_crc32c.value(bytes(data)):08x}")
 
 
 def recorded_settings(settings: PreprocessSettings) -> dict[str, object]:
     """Returns the settings that shape the bytes."""
     names = (
-        "split", "seed", "key", "image_size", "resize_mode", "encoding", "readers", "shards", "shard_size",
-        "compression",
+        "split", "split_salt", "seed", "key", "image_size", "resize_mode", "encoding", "readers", "shards",
+        "shard_size", "compression",
     )  # fmt: skip
     values = asdict(settings)
     return {name: values[name] for name in names}

@@ -1,8 +1,9 @@
 """Plan: which example goes to which split, shard and position, and the file that says so.
 
 All of it follows from salted hashes of the keys, so that it depends neither on the order in which a source
-yields its examples nor on the machine, and an example keeps its split when the source grows. The first half
-of a digest is the example's position in the order, the second half chooses its split.
+yields its examples nor on the machine, and an example keeps its split when the source grows. The digest with
+the seed is the example's position in the order; the second half of the one with the split's salt chooses its
+split, whatever the seed. The second half of the one with 0 is what an example is known by in other datasets.
 
 The file is read by every process and task that writes shards.
 """
@@ -37,6 +38,13 @@ _WRITER_VERSION = 1
 def digest(key: bytes, seed: int) -> bytes:
     """Returns 16 bytes that follow from the key; those of two seeds are independent of each other."""
     return xxhash.xxh3_128_digest(key, seed % 2**64)
+
+
+def digests(key: bytes, seed: int, salt: int) -> tuple[bytes, bytes, bytes]:
+    """Returns what decides an example's order, what decides its split, and what it is known by elsewhere."""
+    known = digest(key, 0)
+    order, point = digest(key, seed) if seed else known, digest(key, salt) if salt else known
+    return order, point[8:], known[8:]
 
 
 def choose_split(
@@ -122,7 +130,7 @@ def refuse_empty_splits(records: Mapping[str, int], shares: Mapping[str, float])
         counts = ", ".join(f"{split} {count:,}" for split, count in records.items())
         raise SourceError(
             f"no example for {' and '.join(empty)} ({counts}); give it more examples (about 50), another "
-            "seed or other shares"
+            "split_salt or other shares"
         )
 
 

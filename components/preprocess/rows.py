@@ -15,20 +15,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 
+from shardline.trainer.data.manifest import KEY_BYTES
+
 #: Rows that are held in memory (about 5 MB).
 _ROWS_IN_MEMORY = 32_768
 
 BUCKETS = 64
 
 #: digest, split code, length of key, of path and of features, label, place, offset and length of the
-#: image there, and its checksum where it was copied.
-HEAD = Struct(">16sBIIIIIqqQ")
+#: image there, its checksum where it was copied, and what the example is known by in other datasets.
+HEAD = Struct(">16sBIIIIIqqQ8s")
 
 DIGEST_BYTES = 16
 
+# What an example is known by in other datasets: a hash that neither seed nor salt changes.
+_IDENTITY = slice(HEAD.size - KEY_BYTES, HEAD.size)
+
 # The lengths alone, which are all that cutting needs; and the fields that a writer needs.
 _LENGTHS = Struct(">17xIII")
-_FIELDS = Struct(">17xIIIIIqq8x")
+_FIELDS = Struct(">17xIIIIIqq16x")
 
 _BLOCK = 1 << 18
 
@@ -43,6 +48,11 @@ def fields(row: bytes) -> Fields:
     keys, paths, _, label, place, offset, length = _FIELDS.unpack_from(row)
     key, path = HEAD.size + keys, HEAD.size + keys + paths
     return row[HEAD.size : key], row[key:path], row[path:], label, place, offset, length
+
+
+def identity(row: bytes) -> bytes:
+    """Returns what the example of a row is known by in other datasets."""
+    return row[_IDENTITY]
 
 
 def key_text(key: bytes) -> str:

@@ -47,7 +47,8 @@ class PreprocessSettings:
         split: Share of the examples by split, where they have no split of their own; {} for 0.8 train,
             0.1 validation, 0.1 test.
         key: path, or content to keep exact duplicates in one split.
-        seed: Seed of the split, the weights and the shuffling, from 0.
+        split_salt: Number from which the split follows, beside the keys, from 0; another is another split.
+        seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
         shards: About how many shards the training split gets; 0 follows from shard_size.
         shard_size: About how large a shard is, in MiB, where shards is 0.
@@ -72,6 +73,7 @@ class PreprocessSettings:
     encoding: str = "keep"
     split: Mapping[str, float] = field(default_factory=dict)
     key: str = "path"
+    split_salt: int = 0
     seed: int = 0
     readers: int = 1
     shards: int = 8
@@ -86,7 +88,7 @@ class PreprocessSettings:
     def __post_init__(self) -> None:
         check_types(self)
         object.__setattr__(self, "split", self.split or _USUAL_SPLIT)
-        _check_whole(self, 0, LARGEST_SEED, "seed")
+        _check_whole(self, 0, LARGEST_SEED, "seed", "split_salt")
         _check_whole(self, 0, _MOST, "shards", "image_size")
         _check_whole(self, 1, _MOST, "readers", "shard_size")
         _check_whole(self, 1, LARGEST_SEED, "max_pixels")

@@ -18,7 +18,7 @@ from typing import Any
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.example import FeatureEntries
 from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place
-from shardline.components.preprocess.plan import Plan, SplitCodes, digest
+from shardline.components.preprocess.plan import Plan, SplitCodes, digest, digests
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source
@@ -102,7 +102,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str | None]()
     counts, sizes = [0] * codes.count, [0] * codes.count
     bad, count, buckets = 0, 0, rows.Buckets(work.buckets)
-    seed, by_content, measured = settings.seed, settings.key == "content", not settings.shards
+    seed, salt = settings.seed, settings.split_salt
+    by_content, measured = settings.key == "content", not settings.shards
     pack = rows.HEAD.pack
     meter = Meter("read", length)
     with (
@@ -124,17 +125,19 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                 extra = entries.of(values, name) if features or values else b""
                 if keys:  # equal keys are not found by the digests
                     keys.write(digest(key, 0))
-                order = digest(images.content(where, key) + extra if by_content else key, seed)
+                identity = images.content(where, key) + extra if by_content else key
+                order, point, known = digests(identity, seed, salt)
             except BadRecordError as error:
                 rejected.add(error)
                 bad += 1
                 continue
-            code = codes.code(order[8:], split)
+            code = codes.code(point, split)
             counts[code] += 1
             seen[label] = 1
             if measured:
                 sizes[code] += images.size(length, path or key, place)
-            head = pack(order, code, len(key), len(path), len(extra), label, place, offset, length, checksum)
+            sizes_of = len(key), len(path), len(extra)
+            head = pack(order, code, *sizes_of, label, place, offset, length, checksum, known)
             buckets.append(b"".join((head, key, path, extra)))
             count += 1
             if not count % _TICK:

@@ -12,6 +12,7 @@ Everything in it can be read by another process or a later run:
     done/SHARD.json     its mark: the shard is done as the plan wants it
     done/SHARD.digests  hashes of its images, 16 bytes each
     rejected.jsonl      examples that were left out
+    examples.keys       what each example is known by in other datasets
     publishing          the fingerprint of the dataset whose shards are being moved to OUT
 """
 
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import MANIFEST_FILE
+from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
 from shardline.trainer.errors import DatasetError, RunError, SettingsError
 from shardline.trainer.files import TEMPORARY
 
@@ -52,6 +53,7 @@ class WorkDirectory:
         self.keys = self.path / "keys"
         self.buckets = self.path / "buckets"
         self.rejected = self.path / REJECTED_FILE
+        self.identities = self.path / KEYS_FILE
         self.publishing = self.path / "publishing"
 
     def rows(self, shard: str) -> Path:
@@ -166,7 +168,8 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     """
     files.write_text(work.publishing, fingerprint)
     (work.out / MANIFEST_FILE).unlink(missing_ok=True)
-    (work.out / REJECTED_FILE).unlink(missing_ok=True)
+    for name in (REJECTED_FILE, KEYS_FILE):
+        (work.out / name).unlink(missing_ok=True)
     wanted = set(shards)
     earlier = [path for path in work.out.iterdir() if _SHARD.fullmatch(path.name) and path.name not in wanted]
     for path in (*earlier, *work.left_over()):
@@ -176,6 +179,7 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
             work.shard(shard).replace(work.out / shard)
     if work.rejected.exists() and work.rejected.stat().st_size:
         work.rejected.replace(work.out / REJECTED_FILE)
+    work.identities.replace(work.out / KEYS_FILE)
     files.sync(work.out)
 
 
@@ -188,7 +192,7 @@ def is_published(work: WorkDirectory) -> bool:
 
 
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
-    work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE}
+    work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE, KEYS_FILE}
     there = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.left_over()})
     if not there or is_published(work):
         return

@@ -34,6 +34,7 @@ SETTINGS = {
     "encoding": "keep",
     "split": {},
     "key": "path",
+    "split_salt": 0,
     "seed": 0,
     "readers": 2,
     "shards": 8,

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -456,6 +457,14 @@ def test_what_preprocessing_writes_is_sound(made: Path) -> None:
     result = verify(made, deep=True)
     assert result.damages == ()
     assert result.records == 1797
+
+
+def test_damage_of_the_file_of_keys_is_found(made: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(made, tmp_path / "copy")
+    flip(copy / "examples.keys", 17)
+    assert [line.partition(" CRC-32C ")[0] for line in found(copy)] == ["examples.keys: has the"]
+    (copy / "examples.keys").unlink()
+    assert found(copy) == ["examples.keys: is missing"]
 
 
 def read_raw(out: Path, manifest: dict[str, Any], split: str) -> tf.data.Dataset:

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import xxhash
 from PIL import Image
 
 from shardline.components.preprocess.run import preprocess
@@ -72,7 +74,7 @@ def test_digits(tmp_path: Path, events: list[progress.Event]) -> None:
 def test_the_manifest_states_what_the_shards_hold(tmp_path: Path) -> None:
     manifest = run("digits", tmp_path / "out", readers=3)
     files = {shard.file for split in manifest.splits.values() for shard in split.shards}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == files | {"manifest.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files | {"manifest.json", "examples.keys"}
     for name, split in manifest.splits.items():
         labels = [example["label"] for example in read(tmp_path / "out", name)]
         assert split.class_counts == tuple(labels.count(label) for label in range(10))
@@ -210,6 +212,7 @@ def test_what_is_no_setting_of_the_bytes_does_not_change_them(tmp_path: Path) ->
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert manifest.settings == {
         "split": {"train": 0.8, "validation": 0.1, "test": 0.1},
+        "split_salt": 0,
         "seed": 0,
         "key": "path",
         "image_size": 0,
@@ -220,6 +223,40 @@ def test_what_is_no_setting_of_the_bytes_does_not_change_them(tmp_path: Path) ->
         "shard_size": 128,
         "compression": "none",
     }
+
+
+def test_the_split_follows_from_its_salt_and_not_from_the_seed(tmp_path: Path) -> None:
+    def split_of(name: str, **settings: int) -> dict[bytes, str]:
+        manifest = run("digits", tmp_path / name, **settings)
+        return {
+            example["key"]: split for split in manifest.splits for example in read(tmp_path / name, split)
+        }
+
+    usual, other_seed, salted = split_of("usual"), split_of("seed", seed=1), split_of("salt", split_salt=1)
+
+    assert other_seed == usual
+    assert list(other_seed) != list(usual)
+    assert sum(salted[key] != split for key, split in usual.items()) > 300
+
+
+@pytest.mark.parametrize("settings", [{}, {"key": "content"}, {"seed": 3, "split_salt": 2, "key": "content"}])
+def test_each_example_is_known_by_a_hash_that_its_split_and_place_do_not_change(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    def known(name: str, **settings: Any) -> dict[bytes, bytes]:
+        manifest = run("digits", tmp_path / name, **settings)
+        data = (tmp_path / name / "examples.keys").read_bytes()
+        assert manifest.keys
+        assert (manifest.keys.bytes, len(data)) == (8 * manifest.records,) * 2
+        keys = [example["key"] for example in read_all(tmp_path / name)]
+        return {key: data[8 * place :][:8] for place, key in enumerate(keys)}
+
+    key = settings.get("key", "path")
+    found = known("found", **settings)
+    assert found == known("again", key=key, seed=5, split_salt=6, shards=3, split={"train": 0.5, "test": 0.5})
+    assert len(set(found.values())) == 1797
+    if key == "path":
+        assert found == {name: xxhash.xxh3_128_digest(name)[8:] for name in found}
 
 
 def test_many_rows_give_the_same_bytes_as_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

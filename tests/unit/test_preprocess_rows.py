@@ -16,7 +16,7 @@ def _row(number: int) -> bytes:
     digest = random.Random(number).randbytes(16)
     key, path, features = b"key%d" % number, b"p" * (number % 3), b"f" * (number % 700)
     return HEAD.pack(
-        digest, 1, len(key), len(path), len(features), number, 2, number, WHOLE_FILE, 3
+        digest, 1, len(key), len(path), len(features), number, 2, number, WHOLE_FILE, 3, b"known%03d" % number
     ) + b"".join((key, path, features))
 
 
@@ -24,6 +24,7 @@ ROWS = [_row(number) for number in range(1000)]
 
 
 def test_a_row_is_taken_apart() -> None:
+    assert rows.identity(ROWS[7]) == b"known007"
     assert rows.fields(ROWS[7]) == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
 
 

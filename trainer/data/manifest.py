@@ -16,9 +16,13 @@ from shardline.trainer import files, records
 from shardline.trainer.errors import DatasetError
 
 MANIFEST_FILE = "manifest.json"
+KEYS_FILE = "examples.keys"
 FORMAT = "shardline.dataset"
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation", "test")
+
+#: Bytes for each example in the file of keys.
+KEY_BYTES = 8
 
 #: Compressions of whole shards.
 COMPRESSIONS = ("", "gzip")
@@ -145,6 +149,8 @@ class Manifest:
         rejected: Number of examples left out, by reason; rejected.jsonl beside the manifest names them.
         converted: Number of images whose stored form is not the source's, by conversion ("exif orientation",
             "cmyk", "alpha", "palette", ...).
+        keys: File with a hash that each example is known by in other datasets, `KEY_BYTES` for each, in the
+            order of the shards; None in datasets of earlier releases.
     """
 
     fingerprint: str
@@ -158,6 +164,7 @@ class Manifest:
     rejected: Mapping[str, int] = field(default_factory=dict)
     converted: Mapping[str, int] = field(default_factory=dict)
     duplicates: Duplicates = Duplicates()
+    keys: Shard | None = None
 
     @property
     def records(self) -> int:
@@ -168,6 +175,11 @@ class Manifest:
     def shards(self) -> list[Shard]:
         """The shards of all splits, in order."""
         return [shard for split in self.splits.values() for shard in split.shards]
+
+    @property
+    def files(self) -> list[Shard]:
+        """The shards and the file of keys."""
+        return [*self.shards, *([self.keys] if self.keys else [])]
 
     @property
     def image(self) -> Feature:
@@ -245,17 +257,19 @@ def load(directory: Path) -> Manifest:
 
 def _faults(manifest: Manifest) -> Iterator[str]:
     """Yields what cannot be true of any dataset; `dataset verify` looks at what contradicts the shards."""
-    for shard in manifest.shards:
+    for shard in manifest.files:
         if shard.file != Path(shard.file).name or shard.file in ("", "..") or "\0" in shard.file:
             yield f"it names a shard outside the directory: {shard.file!r}"
     numbers = [manifest.records_in, manifest.duplicates.examples, manifest.duplicates.straddling]
     numbers += [*manifest.rejected.values(), *manifest.converted.values()]
     numbers += [count for split in manifest.splits.values() for count in split.class_counts]
-    numbers += [number for shard in manifest.shards for number in (shard.records, shard.bytes)]
+    numbers += [number for shard in manifest.files for number in (shard.records, shard.bytes)]
     if min(numbers) < 0:
         yield f"it has a negative number, {min(numbers):,}"
     if not manifest.class_names or not manifest.splits or not all(s.shards for s in manifest.splits.values()):
         yield "it has no class, no split, or a split without a shard"
+    if manifest.keys and manifest.keys.bytes != KEY_BYTES * manifest.records:
+        yield f"its file of keys has {manifest.keys.bytes:,} bytes for {manifest.records:,} examples"
     if manifest.compression not in COMPRESSIONS:
         yield f"it has an unknown compression {manifest.compression!r}"
     names = [feature.name for feature in manifest.features]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
             damages += checks[shard.file].damages
         damages += _check_classes(name, split, checks, manifest.class_names)
     damages += _check_rejected(directory, manifest)
+    damages += _check_keys(directory, manifest.keys)
     damages += _check_extra_files(directory, manifest)
     return Verification(
         shards=len(checks),
@@ -170,8 +171,37 @@ def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
         yield Damage(REJECTED_FILE, None, what)
 
 
+def _check_keys(directory: Path, keys: Shard | None) -> Iterator[Damage]:
+    """Yields what is wrong with the file of keys, where the manifest names one."""
+    if keys is None:
+        return
+    try:
+        yield from _differences(keys, *_summed(directory / keys.file, lambda: None))
+    except FileNotFoundError:
+        yield Damage(keys.file, None, "is missing")
+    except OSError as error:
+        yield Damage(keys.file, None, f"cannot be read: {error.strerror or error}")
+
+
+def _summed(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
+    """Returns the size of a file and its CRC-32C."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            size, crc = size + len(block), google_crc32c.extend(crc, block)
+            advance()
+    return size, f"{crc:08x}"
+
+
+def _differences(said: Shard, size: int, checksum: str) -> Iterator[Damage]:
+    if size != said.bytes:
+        yield Damage(said.file, None, f"has {size:,} bytes, the manifest says {said.bytes:,}")
+    if checksum != said.crc32c:
+        yield Damage(said.file, None, f"has the CRC-32C {checksum}, the manifest says {said.crc32c}")
+
+
 def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    named = {shard.file for shard in manifest.shards}
+    named = {file.file for file in manifest.files}
     for path in sorted(directory.iterdir()):
         if path.name not in named | {MANIFEST_FILE, REJECTED_FILE}:
             yield Damage(path.name, None, "is not named in the manifest")
@@ -215,22 +245,15 @@ class _Checker:
         return ShardCheck(sum(counts), size, counts, damages)
 
     def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
-        crc = 0
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                crc = google_crc32c.extend(crc, block)
-                self._report(0, 0)  # which ends a worker whose parent is gone
-        checksum = f"{crc:08x}"
+        # The report ends a worker whose parent is gone.
+        _, checksum = _summed(path, lambda: self._report(0, 0))
         if (size, checksum) == (shard.bytes, shard.crc32c):
             return
         other = self._names.get((size, checksum))
         if other:
             yield Damage(shard.file, None, f"holds the bytes of {other}")
             return
-        if size != shard.bytes:
-            yield Damage(shard.file, None, f"has {size:,} bytes, the manifest says {shard.bytes:,}")
-        if checksum != shard.crc32c:
-            yield Damage(shard.file, None, f"has the CRC-32C {checksum}, the manifest says {shard.crc32c}")
+        yield from _differences(shard, size, checksum)
 
     def _check_records(self, path: Path, shard: Shard, counts: list[int]) -> Iterator[Damage]:
         """Yields the damage of single records and counts the labels of the sound ones."""
