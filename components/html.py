@@ -32,6 +32,14 @@ def render(template: Path, **values: Any) -> str:
     return environment.get_template(template.name).render(**values)
 
 
+def page_path(artifact: Any) -> Path:
+    """Gives an HTML artifact a name that a browser knows, and returns its path, whose folder is made."""
+    artifact.uri += ".html"
+    path = Path(artifact.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def fact_rows(values: Mapping[str, Any], prefix: str = "") -> Rows:
     """Flattens nested settings: {"a": {"b": 1}} is one row, "a.b"."""
     rows: Rows = []

@@ -5,6 +5,7 @@ A validation fills one directory:
     OUT/saved_model/      the exported model
     OUT/model.keras       the trained model it was made from, with the settings.json of its training
     OUT/model.tflite      the export converted for LiteRT, and model.onnx for ONNX, where they were asked for
+    OUT/training.keys     what the training examples are known by, 8 bytes each, where the dataset says it
     OUT/export.json       what was exported (`Export`); written when all of these are complete
     OUT/evaluation.json   what was measured
     OUT/report.html       both, for a person
@@ -29,6 +30,7 @@ MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
 TFLITE_FILE = "model.tflite"
 ONNX_FILE = "model.onnx"
+KEYS_FILE = "training.keys"
 EXPORT_FILE = "export.json"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
@@ -39,11 +41,30 @@ BLESSING_FILE = "blessing.json"
 # The verdict goes first. Model and settings are not listed: they may be those that are being validated.
 _EARLIER = (
     *(BLESSING_FILE, REPORT_FILE, CARD_FILE, CARD_TEXT_FILE),
-    *(EVALUATION_FILE, EXPORT_FILE, ONNX_FILE, TFLITE_FILE),
+    *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, ONNX_FILE, TFLITE_FILE),
 )
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What a model was trained on, as far as a fair comparison with a later one needs it.
+
+    Attributes:
+        salt: Salt of the split; None where the dataset does not say it.
+        shares: Shares of the splits.
+        key: What the split follows from: path or content.
+        records: Number of keys in training.keys.
+        keys: Fingerprint of these keys; "" where none are known.
+    """
+
+    salt: int | None = None
+    shares: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+    records: int = 0
+    keys: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +87,7 @@ class Export:
         max_difference: Largest difference of a probability on those examples.
         formats: What the export was converted into, by name.
         golden: Requests with their answers, by which a deployment is recognized as this model.
+        training_data: What the model was trained on; None in exports of earlier releases.
     """
 
     fingerprint: str = ""
@@ -82,10 +104,11 @@ class Export:
     max_difference: float | None = None
     formats: Mapping[str, Any] | None = None
     golden: Mapping[str, Any] | None = None
+    training_data: TrainingData | None = None
 
     def write(self, out: Path) -> None:
         """Writes export.json, which completes the export in `out`."""
-        optional = ("compared_examples", "max_difference", "formats", "golden")
+        optional = ("compared_examples", "max_difference", "formats", "golden", "training_data")
         content = {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
         files.write_json(out / EXPORT_FILE, {"format": "shardline.export", "format_version": 1, **content})
 

@@ -66,6 +66,7 @@ def _settings(data: Mapping[str, Any], processes: int) -> PreprocessSettings:
 
 def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
     """Records what is in a dataset, in its metadata, in the metrics and on its card."""
+    from shardline.components.html import page_path
     from shardline.components.preprocess.inspect.card import render_card
 
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
@@ -73,10 +74,9 @@ def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, ca
     left_out = {"rejected": sum(manifest.rejected.values()), "duplicates": manifest.duplicates.examples}
     for name, value in {**records, **left_out}.items():
         metrics.log_metric(name, value)
-    Path(card.path).parent.mkdir(parents=True, exist_ok=True)
     try:
         page = render_card(Path(dataset.path), manifest)
     except Exception as failure:  # the dataset is there, and its card only shows it
         progress.say(_TOPIC, f"no card of the dataset: {plugins.describe(failure)}")
         page = "<!doctype html><title>No card</title><p>The card could not be drawn; the log says why."
-    files.write_text(Path(card.path), page)
+    files.write_text(page_path(card), page)

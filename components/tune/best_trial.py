@@ -62,7 +62,6 @@ def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str
         page = _page(job, trials, best)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
-    report.parent.mkdir(parents=True, exist_ok=True)
     for path in (report, output / REPORT_FILE):  # the platform shows the one, people open the other
         files.write_text(path, page)
     for line in table(trials, metric["metricId"], best):

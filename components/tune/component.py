@@ -89,11 +89,12 @@ def best_trial(
     """
     from pathlib import Path
 
+    from shardline.components.html import page_path
     from shardline.components.tune.best_trial import finish
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):
-        return finish(gcp_resources, Path(trials.path), Path(report.path), training)
+        return finish(gcp_resources, Path(trials.path), page_path(report), training)
 
 
 def tuning_job(fixed: Mapping[str, Any]) -> Any:

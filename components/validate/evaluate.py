@@ -18,7 +18,14 @@ import tensorflow as tf
 from sklearn.metrics import confusion_matrix
 
 from shardline.components.validate import metrics
-from shardline.components.validate.evaluation import COUNTED, MIN_SLICE, Baseline, Evaluation, Mistake
+from shardline.components.validate.evaluation import (
+    COUNTED,
+    MIN_SLICE,
+    QUALITY,
+    Baseline,
+    Evaluation,
+    Mistake,
+)
 from shardline.components.validate.metrics import Outcomes
 from shardline.components.validate.served import REQUESTS, Predictions, ServedModel, measure_costs
 from shardline.trainer.data.decode import encode_stored
@@ -30,6 +37,9 @@ from shardline.trainer.progress import advance
 MOST_MISTAKES = 24
 
 _SECONDS_BETWEEN_REPORTS = 1.0
+
+# All others are what the model costs, or of the export.
+_FROM_OUTCOMES = {metric.name for metric in QUALITY}
 
 # TensorFlow's type of a stored feature, where it is neither text nor an image.
 _STORED = {"int64": tf.int64, "float32": tf.float32}
@@ -130,15 +140,31 @@ class Examples:
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation, and the single predictions that it is made from."""
+    """An evaluation, the single predictions that it is made from, and the smallest slice that is judged."""
 
     evaluation: Evaluation
     outcomes: Outcomes
+    min_slice: int = MIN_SLICE
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Measured:
+        """Returns the same of some of the examples; what the model costs was measured on all."""
+        outcomes = self.outcomes.only(chosen)
+        fields = _summarize(outcomes, self.min_slice, self.evaluation.metrics)
+        evaluation = replace(self.evaluation, mistakes=(), baseline=None, **fields)
+        return Measured(evaluation, outcomes, self.min_slice).counted()
 
     def with_metrics(self, **measured: float) -> Measured:
         """Returns this with more metrics."""
         metrics_of_all = {**self.evaluation.metrics, **measured}
         return replace(self, evaluation=replace(self.evaluation, metrics=metrics_of_all))
+
+    def counted(self) -> Measured:
+        """Returns this with what is counted of the examples as metrics."""
+        return self.with_metrics(
+            examples=self.evaluation.examples,
+            non_finite=self.evaluation.non_finite,
+            never_predicted=sum(one.decided for one in self.evaluation.never_predicted),
+        )
 
 
 def measure(
@@ -151,6 +177,21 @@ def measure(
     """
     model = ServedModel(saved_model, len(examples.manifest.class_names))
     outcomes, mistakes = gather(model, examples, batch_size)
+    first = next(examples.batches(REQUESTS))
+    costs = measure_costs(model, first.images, first.records)
+    evaluation = Evaluation(
+        fingerprint=examples.manifest.fingerprint,
+        split=examples.name,
+        class_names=outcomes.class_names,
+        mistakes=mistakes,
+        **_summarize(outcomes, min_slice, costs),
+    )
+    baseline = measure_baseline(outcomes, examples.manifest, evaluation.metrics)
+    return Measured(replace(evaluation, baseline=baseline), outcomes, min_slice).counted()
+
+
+def _summarize(outcomes: Outcomes, min_slice: int, others: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the fields of an evaluation that follow from the outcomes; `others` are further metrics."""
     labels, predicted, names = outcomes.labels, outcomes.predicted, outcomes.class_names
     bins = metrics.calibrate(outcomes)
     roc, precision_recall = metrics.draw_curves(outcomes)
@@ -162,34 +203,21 @@ def measure(
     if "top5_accuracy" in measured:
         right = round(measured["top5_accuracy"] * len(labels))
         found["top5_accuracy"] = metrics.share_interval(right, len(labels))
-    first = next(examples.batches(REQUESTS))
-    measured |= measure_costs(model, first.images, first.records)
     confusion = confusion_matrix(labels, predicted, labels=list(range(len(names)))).tolist()
-    evaluation = Evaluation(
-        fingerprint=examples.manifest.fingerprint,
-        split=examples.name,
-        examples=len(labels),
-        accuracy=measured["accuracy"],
-        log_loss=measured.get("log_loss"),
-        non_finite=int((~outcomes.finite).sum()),
-        class_names=names,
-        classes=metrics.score_classes(outcomes),
-        confusion=tuple(map(tuple, confusion)),
-        mistakes=mistakes,
-        metrics=measured,
-        intervals=found,
-        slices=metrics.slice_outcomes(outcomes, min_slice),
-        calibration=bins,
-        roc=metrics.worst(roc),
-        precision_recall=metrics.worst(precision_recall),
-        baseline=measure_baseline(outcomes, examples.manifest, measured),
-    )
-    counts = {
-        "examples": evaluation.examples,
-        "non_finite": evaluation.non_finite,
-        "never_predicted": sum(one.decided for one in evaluation.never_predicted),
+    return {
+        "examples": len(labels),
+        "accuracy": measured["accuracy"],
+        "log_loss": measured.get("log_loss"),
+        "non_finite": int((~outcomes.finite).sum()),
+        "classes": metrics.score_classes(outcomes),
+        "confusion": tuple(map(tuple, confusion)),
+        "metrics": measured | {name: value for name, value in others.items() if name not in _FROM_OUTCOMES},
+        "intervals": found,
+        "slices": metrics.slice_outcomes(outcomes, min_slice),
+        "calibration": bins,
+        "roc": metrics.worst(roc),
+        "precision_recall": metrics.worst(precision_recall),
     }
-    return Measured(evaluation, outcomes).with_metrics(**counts)
 
 
 def measure_baseline(outcomes: Outcomes, manifest: Manifest, ours: Mapping[str, float]) -> Baseline:
@@ -208,14 +236,23 @@ def measure_baseline(outcomes: Outcomes, manifest: Manifest, ours: Mapping[str, 
     )
 
 
-def compare(challenger: Measured, champion: Measured) -> Evaluation:
-    """Returns the challenger's evaluation with that of the champion on the same examples."""
+def compare(
+    challenger: Measured, champion: Measured, trained_on: npt.NDArray[np.bool_] | None = None
+) -> Evaluation:
+    """Returns the challenger's evaluation with that of the champion on the same examples.
+
+    `trained_on` says which of them the champion was trained on: these are left out, for both.
+    """
+    whole = challenger.evaluation
+    if trained_on is not None and trained_on.any():
+        challenger, champion = challenger.only(~trained_on), champion.only(~trained_on)
+        whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
     ours, theirs = challenger.outcomes, champion.outcomes
     metrics_of_theirs = dict(champion.evaluation.metrics)
     # The process has had both models in memory by then.
     del metrics_of_theirs["peak_memory_mb"]
     return replace(
-        challenger.evaluation,
+        whole,
         champion=replace(champion.evaluation, mistakes=(), metrics=metrics_of_theirs),
         leads=metrics.leads(ours.labels, ours.predicted, theirs.predicted, ours.class_names),
     )

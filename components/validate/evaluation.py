@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 #: A value's 95 % interval: its lower and its upper end.
@@ -218,6 +218,8 @@ class Evaluation:
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
         champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
         baseline: The trivial answer on the same examples; None if not measured.
+        left_out: Number of examples that are left out of the comparison, as the champion was trained on them.
+        compared: The model's own evaluation on the others, without mistakes; None where none are left out.
     """
 
     fingerprint: str
@@ -239,6 +241,15 @@ class Evaluation:
     leads: Mapping[str, Lead] = field(default_factory=dict)
     champion: Evaluation | None = None
     baseline: Baseline | None = None
+    left_out: int = 0
+    compared: Evaluation | None = None
+
+    @property
+    def beside_champion(self) -> Evaluation:
+        """The evaluation on the examples on which the champion was measured too, with the champion's."""
+        if self.compared is None:
+            return self
+        return replace(self.compared, champion=self.champion, leads=self.leads)
 
     @property
     def never_predicted(self) -> tuple[Slice, ...]:
@@ -256,5 +267,6 @@ class Evaluation:
         content = asdict(self)
         for mistake in content["mistakes"]:
             del mistake["image"]
-        content["champion"] = self.champion and self.champion.to_json()
+        for name in ("champion", "compared"):
+            content[name] = (other := getattr(self, name)) and other.to_json()
         return content

@@ -21,6 +21,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import signatures
 from shardline.components.validate.conversions import check_formats, convert
+from shardline.components.validate.training_keys import TrainingKeys
 from shardline.trainer import files
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest
@@ -53,6 +54,7 @@ def export_model(
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (),
     head: Head | None = None,
+    training_keys: TrainingKeys | None = None,
 ) -> Export:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
 
@@ -81,6 +83,7 @@ def export_model(
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite".
         head: What the model's outputs are; None to read it off them and the compiled loss.
+        training_keys: Keys of the examples that the model was trained on.
 
     Raises:
         ModelError: When the model does not fit the dataset or cannot be served, and nothing was written then;
@@ -113,6 +116,9 @@ def export_model(
     if formats:
         converted = {name: convert(name, out, manifest, samples) for name in formats}
         export = replace(export, formats=converted)
+    if training_keys:
+        training_keys.write(out)
+        export = replace(export, training_data=training_keys.data)
     if samples:
         export = replace(export, golden=make_golden_set(manifest, loaded, samples))
     export.write(out)

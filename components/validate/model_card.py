@@ -39,6 +39,11 @@ class TrainingRecord:
     history: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
+    def initial_model(self) -> str:
+        """What the training started from, as its option of that name; "" for nothing."""
+        return str(self.settings.get("settings", self.settings).get("initial_model") or "")
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that have a curve, without their `val_` twins."""
         names = [name for name in self.history if name not in _NOT_METRICS]

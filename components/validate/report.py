@@ -55,8 +55,8 @@ def render_report(
         blessing=blessing,
         manifest=manifest,
         export=export,
-        quality=metric_rows(evaluation, QUALITY),
-        serving=metric_rows(evaluation, SERVING),
+        quality=metric_rows(evaluation.beside_champion, QUALITY),
+        serving=metric_rows(evaluation.beside_champion, SERVING),
         show_interval=show_interval,
         # The plots are our own markup; all text in them was escaped when it was drawn.
         learning=[Markup(plots.draw_learning(name, training.history)) for name in training.metrics],
@@ -68,7 +68,7 @@ def render_report(
         roc=_drawn(plots.draw_roc, evaluation.roc),
         precision_recall=_drawn(plots.draw_precision_recall, evaluation.precision_recall),
         classes=_weakest(evaluation.classes),
-        slices=_shown_slices(evaluation),
+        slices=_shown_slices(evaluation.beside_champion),
         mistakes=[_shown_mistake(item) for item in evaluation.mistakes],
         tables=fact_tables(manifest, export, training),
     )

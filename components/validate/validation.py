@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import champions, model_store
+from shardline.components.html import page_path
 from shardline.components.model_store import Export
 from shardline.components.parameters import GateSettings, read
 from shardline.components.validate.evaluate import Examples, Measured, compare, measure
@@ -21,6 +22,7 @@ from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import make_card, read_training
 from shardline.components.validate.report import render_report
+from shardline.components.validate.training_keys import TrainingKeys, describe_overlap, find_trained_on
 from shardline.components.validate.verdict import Absence, Blessing, judge
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
@@ -99,6 +101,7 @@ def validate(
         settings=training.settings,
         formats=formats,
         head=head,
+        training_keys=TrainingKeys.of(dataset, manifest, start=training.initial_model),
     )
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=gate.min_slice)
@@ -114,7 +117,7 @@ def validate(
         gate,
         absence=challenge.absence,
         champion=challenge.champion,
-        warnings=_warnings(manifest, examples.name),
+        warnings=_warnings(manifest, examples.name, challenge.warning),
     )
     verdict = f"{'Blessed' if blessing.blessed else 'Not blessed'}: {blessing.reason}"
     card = make_card(manifest, export, training, evaluation, verdict)
@@ -137,11 +140,13 @@ class Challenge:
         champion: Version of the champion; "" where there is none yet or it cannot be told, None where no
             place for champions was given.
         absence: Why the champion could not be measured; None where it was, or was not asked for.
+        warning: What a person should know of the comparison, in one sentence; "" for nothing.
     """
 
     evaluation: Evaluation
     champion: str | None = None
     absence: Absence | None = None
+    warning: str = ""
 
 
 def challenge_champion(
@@ -160,10 +165,11 @@ def challenge_champion(
             return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
         version = present.version
         saved_model = check_comparable(directory / present.path, version, examples.manifest)
+        trained_on = find_trained_on(directory / present.path, examples)
         champion = measure(saved_model, examples, min_slice=min_slice)
     except (ModelError, DatasetError) as error:
         return Challenge(alone, version, Absence(str(error)))
-    return Challenge(compare(challenger, champion), version)
+    return Challenge(compare(challenger, champion, trained_on), version, warning=describe_overlap(trained_on))
 
 
 def check_comparable(published: Path, version: str, manifest: Manifest) -> Path:
@@ -233,14 +239,13 @@ def validate_artifacts(
     _log(evaluation, metrics, confusion)
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
     sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
-    Path(report.path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(out / model_store.REPORT_FILE, report.path)
+    shutil.copyfile(out / model_store.REPORT_FILE, page_path(report))
     return blessed, evaluation.accuracy
 
 
-def _warnings(manifest: Manifest, split: str) -> tuple[str, ...]:
-    """Returns warnings that decide nothing, a sentence each."""
-    warnings = []
+def _warnings(manifest: Manifest, split: str, *others: str) -> tuple[str, ...]:
+    """Returns warnings that decide nothing, a sentence each; `others` come first, "" is none."""
+    warnings = [other for other in others if other]
     if "train" in manifest.splits:
         trained, tested = (manifest.splits[name].class_counts for name in ("train", split))
         counts = zip(manifest.class_names, trained, tested, strict=True)

@@ -160,6 +160,8 @@ def _warnings(evaluation: Evaluation) -> list[str]:
 
 
 def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
+    if rule.reference == "champion":
+        evaluation = evaluation.beside_champion
     left, note = _measure(rule, evaluation)
     judged = JudgedRule(
         rule=rule.text,

@@ -734,7 +734,7 @@ def test_the_component_fills_its_artifacts(dataset, tmp_path, events):
     rows = [row["row"] for row in given["confusion"].metadata["confusionMatrix"]["rows"]]
     assert sum(map(sum, rows)) == TEST_RECORDS
     assert sum(rows[i][i] for i in range(3)) == round(accuracy * TEST_RECORDS)
-    assert (tmp_path / "out/page/report").read_bytes() == (
+    assert (tmp_path / "out/page/report.html").read_bytes() == (
         tmp_path / "out/exported" / model_store.REPORT_FILE
     ).read_bytes()
     assert given["exported"].metadata["blessed"] is False

@@ -37,6 +37,7 @@ def _check(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
         | records
     )
     assert metrics.metadata == records | {"rejected": 0, "duplicates": 0}
+    assert Path(card.path).name == "card.html"
     assert manifest.fingerprint in Path(card.path).read_text()
 
 

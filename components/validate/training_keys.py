@@ -1,0 +1,156 @@
+"""Training keys: hashes by which a model's training examples are found among those of a later test split.
+
+A model that was trained on some of the examples on which it is measured looks better than it is. So an export
+keeps the keys of its training split, and a later run leaves those of its test examples out of the comparison
+that the champion was trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardline.components import champions
+from shardline.components.model_store import KEYS_FILE, Export, TrainingData
+from shardline.components.validate.evaluate import Examples
+from shardline.trainer import files
+from shardline.trainer.data.manifest import KEY_BYTES, Manifest
+from shardline.trainer.errors import DatasetError, ModelError, ShardlineError
+
+#: Examples on which a model and the champion must at least be compared, where others are left out.
+MIN_COMPARED = 50
+
+Keys = npt.NDArray[np.uint64]
+
+_KEY = np.dtype(">u8")
+
+
+@dataclass(frozen=True)
+class TrainingKeys:
+    """Keys of the examples that a model was trained on, sorted, and the record of them for export.json."""
+
+    data: TrainingData
+    keys: Keys
+
+    @classmethod
+    def of(cls, directory: Path, manifest: Manifest, *, start: str = "") -> TrainingKeys:
+        """Returns those of a dataset's training split, and of the model that the training started from.
+
+        `start` is what the trainer's option `initial_model` takes. Of a model without keys, and of a dataset
+        of an earlier release, none are known. Raises DatasetError when the dataset's are damaged.
+        """
+        settings = manifest.settings
+        salt = settings.get("split_salt", settings.get("seed"))
+        found = read_split(directory, manifest, "train")
+        earlier = _of_start(start, settings.get("key", "")) if start else _NO_KEYS
+        keys = np.unique(np.concatenate([_NO_KEYS if found is None else found, earlier]))
+        data = TrainingData(
+            salt=salt if isinstance(salt, int) else None,
+            shares=dict(settings.get("split") or {}),
+            key=str(settings.get("key", "")),
+            records=len(keys),
+            keys="" if found is None else _digest(keys),
+        )
+        return cls(data, keys)
+
+    def write(self, out: Path) -> None:
+        """Writes the keys into the directory of an export, if any are known."""
+        if self.data.keys:
+            files.write_bytes(out / KEYS_FILE, self.keys.astype(_KEY).tobytes())
+
+
+def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
+    """Returns the keys of a split's examples in the order of its shards; None where the dataset has none.
+
+    Raises DatasetError when their file is missing or damaged.
+    """
+    if manifest.keys is None or split not in manifest.splits:
+        return None
+    path = directory / manifest.keys.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
+    if (len(data), f"{google_crc32c.value(data):08x}") != (manifest.keys.bytes, manifest.keys.crc32c):
+        raise DatasetError(f"{path} is not what the manifest says; preprocess the data again")
+    names = list(manifest.splits)
+    first = sum(manifest.splits[name].records for name in names[: names.index(split)])
+    return _as_keys(data[KEY_BYTES * first :][: KEY_BYTES * manifest.splits[split].records])
+
+
+def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_] | None:
+    """Returns which of some examples the champion in `published` was trained on; None where nobody knows.
+
+    Raises:
+        DatasetError: When the keys of the dataset are damaged.
+        ModelError: When those of the model are, or too few examples remain that it was not trained on.
+    """
+    export, manifest = Export.read(published), examples.manifest
+    data, keys = export.training_data, read_split(examples.directory, manifest, examples.name)
+    if keys is None or data is None or not data.keys or data.key != manifest.settings.get("key", ""):
+        is_same = export.fingerprint == manifest.fingerprint
+        return np.zeros(examples.split.records, np.bool_) if is_same else None
+    trained_on = np.isin(keys, read_published(published, data))
+    if trained_on.any() and (remaining := int((~trained_on).sum())) < MIN_COMPARED:
+        raise ModelError(
+            f"the champion was trained on {trained_on.sum():,} of the {len(keys):,} {examples.name} "
+            f"examples, and the other {remaining:,} are too few to compare on (at least "
+            f"{MIN_COMPARED}); go back to its split_salt ({data.salt}) and split, or publish this model to "
+            "another champion_uri"
+        )
+    return trained_on
+
+
+def describe_overlap(trained_on: npt.NDArray[np.bool_] | None) -> str:
+    """Returns what a person must know of a comparison with the champion; "" for nothing."""
+    if trained_on is None:
+        return (
+            "It is not known which examples the champion was trained on, as it or the dataset is of an "
+            "earlier release: if its split was another one, the comparison flatters it"
+        )
+    if not trained_on.any():
+        return ""
+    return (
+        f"Compared with the champion on {(~trained_on).sum():,} of the {len(trained_on):,} examples: it was "
+        f"trained on the other {trained_on.sum():,}"
+    )
+
+
+def read_published(published: Path, data: TrainingData) -> Keys:
+    """Returns the keys of a published model; raises ModelError when they are missing or damaged."""
+    path = published / KEYS_FILE
+    try:
+        keys = _as_keys(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; publish the model again") from None
+    if (len(keys), _digest(keys)) != (data.records, data.keys):
+        raise ModelError(f"{path} is damaged: it is not what export.json says; publish the model again")
+    return keys
+
+
+def _of_start(uri: str, key: str) -> Keys:
+    """Returns the keys of a published model from which a training started, as far as they are known."""
+    try:
+        path = champions.champion_directory(uri)
+        present = champions.current(path) if path.is_dir() else None
+        published = path / present.path if present else path if path.is_dir() else path.parent
+        data = Export.read(published).training_data
+        return read_published(published, data) if data and data.keys and data.key == key else _NO_KEYS
+    except ShardlineError:
+        return _NO_KEYS
+
+
+def _as_keys(data: bytes) -> Keys:
+    return np.frombuffer(data[: len(data) - len(data) % KEY_BYTES], _KEY).astype(np.uint64)
+
+
+def _digest(keys: Keys) -> str:
+    return "xxh3:" + xxhash.xxh3_128_hexdigest(keys.astype(_KEY).tobytes())
+
+
+_NO_KEYS: Keys = np.zeros(0, np.uint64)

@@ -1,0 +1,234 @@
+"""Fair comparison with the champion: test examples that it was trained on are left out.
+
+The models here learn by heart: each answers as the most similar training image does. On what they were
+trained on they are always right, on the others, which are noise, as often as not.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shardline.components.champions import publish as publish_model
+from shardline.components.model_store import KEYS_FILE, Export
+from shardline.components.preprocess.sources import Example
+from shardline.components.validate import validation
+from shardline.components.validate.evaluate import Examples
+from shardline.components.validate.gate import Gate
+from shardline.components.validate.training_keys import TrainingKeys, describe_overlap, find_trained_on
+from shardline.trainer.errors import DatasetError, ModelError
+from tests.helpers.preprocessing import read, run
+
+EXAMPLES = 600
+
+
+class Noise:
+    """Noise in two classes, without splits of its own."""
+
+    class_names = ("no", "yes")
+    own: int | None = None
+
+    def __iter__(self):
+        rng = np.random.default_rng(0)
+        for index in range(EXAMPLES):
+            pixels = rng.integers(0, 256, (4, 4, 1), dtype=np.uint8)
+            split = None if self.own is None else ("train", "test")[(index + self.own) % 2]
+            yield Example(f"{index:04d}", int(rng.integers(2)), pixels, split)
+
+
+class Even(Noise):
+    """The same, whose own training split are the even ones."""
+
+    own = 0
+
+
+class Odd(Noise):
+    """The same, whose own training split are the odd ones."""
+
+    own = 1
+
+
+def learn_by_heart(dataset: Path, out: Path) -> Path:
+    """Writes a model that gives the label of the nearest training image."""
+    trained = read(dataset, "train")
+    pixels = np.stack([tf.io.decode_image(one["image"]).numpy().ravel() for one in trained]) / 255
+    labels = np.array([one["label"] for one in trained])
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 1), dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(len(pixels), "softmax"),
+            keras.layers.Dense(2, use_bias=False),
+        ]
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
+    sharpness = 1000.0
+    model.layers[-2].set_weights([2 * sharpness * pixels.T, -sharpness * (pixels**2).sum(axis=1)])
+    model.layers[-1].set_weights([np.eye(2)[labels]])
+    out.mkdir()
+    model.save(out / "model.keras")
+    (out / "settings.json").write_text(json.dumps({"model": "mnist_cnn", "head": "probabilities"}))
+    return out / "model.keras"
+
+
+def make_dataset(out: Path, source: str = "Noise", **settings: Any) -> Examples:
+    """Returns the test examples of a dataset of noise."""
+    given = {"split": {"train": 0.5, "test": 0.5}, "shards": 2} | settings
+    return Examples(out, run(f"{__name__}:{source}", out, **given))
+
+
+def publish(examples: Examples, out: Path, **data: Any) -> Path:
+    """Writes what an export says of its training data into a directory, as if it were published there."""
+    keys = TrainingKeys.of(examples.directory, examples.manifest, **data)
+    out.mkdir()
+    keys.write(out)
+    Export(fingerprint=examples.manifest.fingerprint, training_data=keys.data).write(out)
+    return out
+
+
+def keys_of(examples: Examples, split: str) -> list[bytes]:
+    return [one["key"] for one in read(examples.directory, split)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param({}, {"split_salt": 1}, id="another salt"),
+        pytest.param({"seed": 3}, {"split_salt": 1, "shards": 5}, id="another seed too"),
+        pytest.param({"key": "content"}, {"key": "content", "split_salt": 1}, id="by content"),
+        pytest.param({}, {"split": {"train": 0.2, "validation": 0.1, "test": 0.7}}, id="other shares"),
+        pytest.param({}, {"source": "Even"}, id="splits of the source's own"),
+    ],
+)
+def test_examples_that_another_model_was_trained_on_are_found(first, second, tmp_path):
+    earlier, later = make_dataset(tmp_path / "1", **first), make_dataset(tmp_path / "2", **second)
+
+    found = find_trained_on(publish(earlier, tmp_path / "champion"), later)
+
+    trained = set(keys_of(earlier, "train"))
+    assert found is not None
+    assert found.tolist() == [key in trained for key in keys_of(later, "test")]
+    assert 50 < found.sum() < len(found) - 50
+
+
+def test_with_the_same_salt_there_are_none_whatever_the_seed(tmp_path):
+    earlier, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", seed=7, shards=3)
+
+    found = find_trained_on(publish(earlier, tmp_path / "champion"), later)
+
+    assert found is not None
+    assert describe_overlap(found) == ""
+    assert not found.any()
+
+
+def test_the_record_says_how_the_training_split_came_about(tmp_path):
+    data = Export.read(
+        publish(make_dataset(tmp_path / "1", split_salt=5, seed=2), tmp_path / "champion")
+    ).training_data
+    again = Export.read(
+        publish(make_dataset(tmp_path / "2", split_salt=5, shards=4), tmp_path / "again")
+    ).training_data
+
+    assert data == again  # neither seed nor shards are in it
+    assert data is not None
+    assert (data.salt, data.key, data.shares) == (5, "path", {"train": 0.5, "test": 0.5})
+
+
+def test_too_few_that_the_champion_has_not_seen_are_no_comparison(tmp_path):
+    earlier, later = make_dataset(tmp_path / "1", "Even"), make_dataset(tmp_path / "2", "Odd")
+
+    with pytest.raises(
+        ModelError, match="was trained on 300 of the 300 test examples, and the other 0 are too"
+    ):
+        find_trained_on(publish(earlier, tmp_path / "champion"), later)
+
+
+def test_what_was_published_by_an_earlier_release_is_not_known(tmp_path):
+    earlier, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", split_salt=1)
+    champion = publish(earlier, tmp_path / "champion")
+    Export(fingerprint=earlier.manifest.fingerprint).write(champion)
+
+    assert describe_overlap(find_trained_on(champion, later)).startswith("It is not known")
+    # Of the same dataset it is known all the same.
+    assert describe_overlap(find_trained_on(champion, earlier)) == ""
+
+
+def test_keys_of_names_and_of_contents_are_not_compared(tmp_path):
+    earlier, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", key="content")
+
+    assert find_trained_on(publish(earlier, tmp_path / "champion"), later) is None
+
+
+def test_a_dataset_of_an_earlier_release_says_its_salt(tmp_path):
+    examples = make_dataset(tmp_path / "1")
+    settings = {"seed": 4, "key": "path"}
+    manifest = replace(examples.manifest, keys=None, settings=settings)
+
+    data = Export.read(publish(replace(examples, manifest=manifest), tmp_path / "champion")).training_data
+
+    assert data is not None
+    assert (data.salt, data.keys, (tmp_path / "champion" / KEYS_FILE).exists()) == (4, "", False)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-8])])
+def test_damaged_keys_are_refused(damage, tmp_path):
+    examples = make_dataset(tmp_path / "1")
+    champion = publish(examples, tmp_path / "champion")
+    damage(champion / KEYS_FILE)
+    damage(tmp_path / "1" / "examples.keys")
+
+    with pytest.raises(DatasetError, match=r"examples\.keys"):
+        find_trained_on(champion, examples)
+    with pytest.raises(ModelError, match=r"training\.keys"):
+        find_trained_on(champion, make_dataset(tmp_path / "2", split_salt=1))
+
+
+def test_what_a_training_started_from_counts_as_its_training(tmp_path):
+    first, second = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", split_salt=1)
+    start = publish(first, tmp_path / "start")
+
+    champion = publish(second, tmp_path / "champion", start=str(start / "model.keras"))
+
+    trained = {*keys_of(first, "train"), *keys_of(second, "train")}
+    seen = find_trained_on(champion, first)
+    assert seen is not None
+    assert seen.tolist() == [key in trained for key in keys_of(first, "test")]
+    assert seen.any()
+    data = Export.read(champion).training_data
+    assert data is not None
+    assert data.records == len(trained)
+
+
+def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(tmp_path):
+    shelf, warnings = tmp_path / "champions", []
+    for name, salt in (("first", 0), ("second", 1)):
+        make_dataset(tmp_path / name, split_salt=salt)
+        model = learn_by_heart(tmp_path / name, tmp_path / f"{name}-model")
+        out = tmp_path / f"{name}-out"
+        done = validation.validate(model, tmp_path / name, out, gate=Gate(()), champion_uri=str(shelf))
+        publish_model(out, shelf, accuracy=0.5)
+        warnings.append(done.blessing.warnings)
+
+    found = json.loads((out / "evaluation.json").read_text())
+    remaining = found["examples"] - found["left_out"]
+    assert min(found["left_out"], remaining) > 100
+    assert found["compared"]["examples"] == found["champion"]["examples"] == remaining
+    # On what neither was trained on they are alike; on all examples the champion would be far ahead.
+    ours, theirs = found["compared"]["accuracy"], found["champion"]["accuracy"]
+    assert 0.3 < theirs < 0.7
+    assert found["leads"]["accuracy"]["difference"] == pytest.approx(ours - theirs)
+    assert found["leads"]["accuracy"]["interval"][1] > 0
+    assert warnings[1][0] == (
+        f"Compared with the champion on {remaining} of the {found['examples']} examples: it was trained on "
+        f"the other {found['left_out']}"
+    )
+    page = (out / "report.html").read_text()
+    assert f"without the {found['left_out']} that the champion was trained on" in page
