@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from shardline.components.validate import report
-from shardline.components.validate.evaluation import METRICS, QUALITY, SERVING, Lead
+from shardline.components.validate.evaluation import QUALITY, SERVING, Lead
 from tests.helpers.reports import make_evaluation, with_champion
 
 LOG_LOSS = next(one for one in QUALITY if one.name == "log_loss")
@@ -54,7 +54,3 @@ def test_values_carry_their_units():
 def test_intervals():
     assert report.show_interval(None) == ""
     assert report.show_interval((-0.01, 0.02)) == "-0.0100 to 0.0200"
-
-
-def test_every_metric_that_a_rule_may_name_is_shown():
-    assert {one.name for one in QUALITY + SERVING} == set(METRICS)
