@@ -68,6 +68,7 @@ SERVING = (
 CHECKS = (
     Metric("examples", "test examples", _count),
     Metric("non_finite", "examples with non-finite output", _count, rising=False),
+    Metric("leaked", "groups of equal examples across splits, of test examples", _percent, rising=False),
     Metric("never_predicted", "classes that are never predicted", _count, rising=False),
     Metric("golden_difference", "largest difference in a clean process", _tiny, rising=False),
     Metric("drifted", "features whose distribution has moved", _count, rising=False),

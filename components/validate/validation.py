@@ -12,26 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.components import champions, model_store
+from shardline.components import model_store
 from shardline.components.html import page_path
-from shardline.components.model_store import Export
 from shardline.components.parameters import GateSettings, read
-from shardline.components.validate.evaluate import Examples, Measured, compare, measure
+from shardline.components.validate.challenge import Challenge, challenge_champion
+from shardline.components.validate.evaluate import Examples, measure
 from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import make_card, read_training
 from shardline.components.validate.report import render_report
-from shardline.components.validate.training_keys import TrainingKeys, describe_overlap, find_trained_on
-from shardline.components.validate.verdict import Absence, Blessing, judge
+from shardline.components.validate.training_keys import TrainingKeys
+from shardline.components.validate.verdict import Blessing, judge
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.progress import fact, say
 from shardline.trainer.saving import load_model, read_recorded_head
-
-_MOST_NAMES = 5
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
 _LARGEST_MATRIX_BYTES = 64 * 1024
@@ -105,6 +102,7 @@ def validate(
     )
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=gate.min_slice)
+    measured = measured.with_metrics(leaked=manifest.duplicates.straddling / examples.split.records)
     if export.max_difference is not None:
         measured = measured.with_metrics(max_difference=export.max_difference)
     challenge = Challenge(measured.evaluation)
@@ -129,65 +127,6 @@ def validate(
     files.write_json(out / model_store.BLESSING_FILE, blessing.to_json())
     _tell(evaluation, blessing, out)
     return Validation(evaluation, blessing)
-
-
-@dataclass(frozen=True)
-class Challenge:
-    """A challenger beside the champion.
-
-    Attributes:
-        evaluation: The challenger's, with that of the champion where it could be measured.
-        champion: Version of the champion; "" where there is none yet or it cannot be told, None where no
-            place for champions was given.
-        absence: Why the champion could not be measured; None where it was, or was not asked for.
-        warning: What a person should know of the comparison, in one sentence; "" for nothing.
-    """
-
-    evaluation: Evaluation
-    champion: str | None = None
-    absence: Absence | None = None
-    warning: str = ""
-
-
-def challenge_champion(
-    challenger: Measured, champion_uri: str, examples: Examples, *, min_slice: int
-) -> Challenge:
-    """Measures the champion in the same way as the challenger, and puts it beside it.
-
-    Raises:
-        SettingsError: When the place for champions is not there, and it cannot be said whether it has one.
-    """
-    directory = champions.champion_directory(champion_uri)
-    alone, version = challenger.evaluation, ""
-    try:
-        present = champions.current(directory)
-        if present is None:
-            return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
-        version = present.version
-        saved_model = check_comparable(directory / present.path, version, examples.manifest)
-        trained_on = find_trained_on(directory / present.path, examples)
-        champion = measure(saved_model, examples, min_slice=min_slice)
-    except (ModelError, DatasetError) as error:
-        return Challenge(alone, version, Absence(str(error)))
-    return Challenge(compare(challenger, champion, trained_on), version, warning=describe_overlap(trained_on))
-
-
-def check_comparable(published: Path, version: str, manifest: Manifest) -> Path:
-    """Returns the SavedModel of a published version, if it can be measured on a dataset.
-
-    Raises ModelError when it is damaged, or is for other classes or other input.
-    """
-    export = Export.read(published)
-    for kind, found, wanted in (
-        ("classes", export.class_names, manifest.class_names),
-        ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
-    ):
-        if found != wanted:
-            raise ModelError(
-                f"the champion {version} has other {kind} ({_enumerate(found)}) than the dataset "
-                f"({_enumerate(wanted)}); publish this model to another champion_uri"
-            )
-    return published / model_store.SAVED_MODEL
 
 
 def validate_artifacts(
@@ -251,6 +190,11 @@ def _warnings(manifest: Manifest, split: str, *others: str) -> tuple[str, ...]:
         counts = zip(manifest.class_names, trained, tested, strict=True)
         if unseen := [name for name, before, now in counts if now and not before]:
             warnings.append(f"Without examples in training: {', '.join(unseen)}")
+    if leaked := manifest.duplicates.straddling:
+        warnings.append(
+            f"{leaked:,} groups of equal examples lie in more than one split: the model may have seen its "
+            "test; key=content keeps them together"
+        )
     return tuple(warnings)
 
 
@@ -267,10 +211,6 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
         say("validate", f"warning: {warning}")
     fact("report", str(out / model_store.REPORT_FILE))
     fact("exported model", str(out / model_store.SAVED_MODEL))
-
-
-def _enumerate(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def _log(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -12,6 +13,12 @@ from shardline.components.validate.rules import OPERATORS, Rule
 # Changes that should not change a prediction, and the share of images from which on they are worth a warning.
 _HARMLESS = {"jpeg_flips": "Encoding as JPEG", "shift_flips": "A shift by one pixel"}
 _MOST_FLIPS = 0.1
+
+# As much miscalibration, and as many times the champion's costs, are worth a warning too.
+_MOST_ECE = 0.1
+_COSTS = {"latency_p50_ms": "The latency of one example", "size_mb": "The size on disk"}
+_MOST_GROWTH = 2.0
+
 _MOST_NAMES = 5
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
@@ -152,11 +159,21 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     blind = [f"{one.name.removeprefix('class=')} ({one.examples:,})" for one in evaluation.never_predicted]
     more = f" and {len(blind) - _MOST_NAMES:,} more" if len(blind) > _MOST_NAMES else ""
     found = [f"Never predicted, with test examples: {', '.join(blind[:_MOST_NAMES])}{more}"] if blind else []
-    return found + [
+    measured = evaluation.metrics
+    found += [
         f"{change} changes the predicted class of {share:.0%} of the images that were tried"
         for metric, change in _HARMLESS.items()
-        if (share := evaluation.metrics.get(metric, 0.0)) > _MOST_FLIPS
+        if (share := measured.get(metric, 0.0)) > _MOST_FLIPS
     ]
+    if (error := measured.get("ece", 0.0)) > _MOST_ECE:
+        found.append(f"Probabilities are off by {error:.0%} on average (calibration error)")
+    before = evaluation.champion.metrics if evaluation.champion else {}
+    found += [
+        f"{label} has grown to {measured[metric] / before[metric]:.1f} times the champion's"
+        for metric, label in _COSTS.items()
+        if metric in measured and measured[metric] > _MOST_GROWTH * before.get(metric, math.inf)
+    ]
+    return found
 
 
 def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:

@@ -16,11 +16,12 @@ from sklearn import metrics
 
 from shardline.components import model_store
 from shardline.components.champions import publish
+from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.evaluate import Examples, compare, measure
 from shardline.components.validate.export import export_model
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.rules import parse_rules
-from shardline.components.validate.validation import Challenge, challenge_champion, validate
+from shardline.components.validate.validation import validate
 from shardline.components.validate.verdict import judge
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests

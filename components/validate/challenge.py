@@ -1,0 +1,80 @@
+"""Challenge: the champion, measured in the same way and on the same examples as a new model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardline.components import champions, model_store
+from shardline.components.model_store import Export
+from shardline.components.validate.evaluate import Examples, Measured, compare, measure
+from shardline.components.validate.evaluation import Evaluation
+from shardline.components.validate.training_keys import describe_overlap, find_trained_on
+from shardline.components.validate.verdict import Absence
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import DatasetError, ModelError
+
+_MOST_NAMES = 5
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A challenger beside the champion.
+
+    Attributes:
+        evaluation: The challenger's, with that of the champion where it could be measured.
+        champion: Version of the champion; "" where there is none yet or it cannot be told, None where no
+            place for champions was given.
+        absence: Why the champion could not be measured; None where it was, or was not asked for.
+        warning: What a person should know of the comparison, in one sentence; "" for nothing.
+    """
+
+    evaluation: Evaluation
+    champion: str | None = None
+    absence: Absence | None = None
+    warning: str = ""
+
+
+def challenge_champion(
+    challenger: Measured, champion_uri: str, examples: Examples, *, min_slice: int
+) -> Challenge:
+    """Measures the champion in the same way as the challenger, and puts it beside it.
+
+    Raises:
+        SettingsError: When the place for champions is not there, and it cannot be said whether it has one.
+    """
+    directory = champions.champion_directory(champion_uri)
+    alone, version = challenger.evaluation, ""
+    try:
+        present = champions.current(directory)
+        if present is None:
+            return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
+        version = present.version
+        saved_model = check_comparable(directory / present.path, version, examples.manifest)
+        trained_on = find_trained_on(directory / present.path, examples)
+        champion = measure(saved_model, examples, min_slice=min_slice)
+    except (ModelError, DatasetError) as error:
+        return Challenge(alone, version, Absence(str(error)))
+    return Challenge(compare(challenger, champion, trained_on), version, warning=describe_overlap(trained_on))
+
+
+def check_comparable(published: Path, version: str, manifest: Manifest) -> Path:
+    """Returns the SavedModel of a published version, if it can be measured on a dataset.
+
+    Raises ModelError when it is damaged, or is for other classes or other input.
+    """
+    export = Export.read(published)
+    for kind, found, wanted in (
+        ("classes", export.class_names, manifest.class_names),
+        ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
+    ):
+        if found != wanted:
+            raise ModelError(
+                f"the champion {version} has other {kind} ({_enumerate(found)}) than the dataset "
+                f"({_enumerate(wanted)}); publish this model to another champion_uri"
+            )
+    return published / model_store.SAVED_MODEL
+
+
+def _enumerate(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
