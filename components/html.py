@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,14 @@ def page_path(artifact: Any) -> Path:
     path = Path(artifact.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def moved(page: str, old: Path, new: Path) -> str:
+    """Returns a page for another directory: its links to what lies beside it lead there from the new one."""
+    way = os.path.relpath(old, new)
+    return re.sub(
+        r'href="([^":#][^":]*)"', lambda link: f'href="{os.path.normpath(f"{way}/{link[1]}")}"', page
+    )
 
 
 def fact_rows(values: Mapping[str, Any], prefix: str = "") -> Rows:

@@ -141,7 +141,8 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
         """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
         pools = {"worker_pool_specs": worker_pool_specs} if settings.pools_at_run_time else {}
         trained = train_model(dataset=dataset, training=training, **pools)
-        validated = export_validate_op(dataset=dataset, model=trained, gate=gate)
+        job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        validated = export_validate_op(dataset=dataset, model=trained, gate=gate, job_name=job_name)
         # Compared with the champion of today: never cached, nor is what comes after.
         validated.set_caching_options(False)
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition

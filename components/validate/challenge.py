@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from shardline.components import champions, model_store
 from shardline.components.model_store import Export
@@ -27,12 +26,14 @@ class Challenge:
             place for champions was given.
         absence: Why the champion could not be measured; None where it was, or was not asked for.
         warning: What a person should know of the comparison, in one sentence; "" for nothing.
+        export: Description of the champion; None where it was not read.
     """
 
     evaluation: Evaluation
     champion: str | None = None
     absence: Absence | None = None
     warning: str = ""
+    export: Export | None = None
 
 
 def challenge_champion(
@@ -44,26 +45,25 @@ def challenge_champion(
         SettingsError: When the place for champions is not there, and it cannot be said whether it has one.
     """
     directory = champions.champion_directory(champion_uri)
-    alone, version = challenger.evaluation, ""
+    alone, version, export = challenger.evaluation, "", None
     try:
         present = champions.current(directory)
         if present is None:
             return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
         version = present.version
-        saved_model = check_comparable(directory / present.path, version, examples.manifest)
-        trained_on = find_trained_on(directory / present.path, examples)
-        champion = measure(saved_model, examples, min_slice=min_slice)
+        published = directory / present.path
+        export = Export.read(published)
+        check_comparable(export, version, examples.manifest)
+        trained_on = find_trained_on(published, examples)
+        champion = measure(published / model_store.SAVED_MODEL, examples, min_slice=min_slice)
     except (ModelError, DatasetError) as error:
-        return Challenge(alone, version, Absence(str(error)))
-    return Challenge(compare(challenger, champion, trained_on), version, warning=describe_overlap(trained_on))
+        return Challenge(alone, version, Absence(str(error)), export=export)
+    compared = compare(challenger, champion, trained_on)
+    return Challenge(compared, version, warning=describe_overlap(trained_on), export=export)
 
 
-def check_comparable(published: Path, version: str, manifest: Manifest) -> Path:
-    """Returns the SavedModel of a published version, if it can be measured on a dataset.
-
-    Raises ModelError when it is damaged, or is for other classes or other input.
-    """
-    export = Export.read(published)
+def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
+    """Refuses a published version with other classes or inputs than a dataset; raises ModelError."""
     for kind, found, wanted in (
         ("classes", export.class_names, manifest.class_names),
         ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
@@ -73,7 +73,6 @@ def check_comparable(published: Path, version: str, manifest: Manifest) -> Path:
                 f"the champion {version} has other {kind} ({_enumerate(found)}) than the dataset "
                 f"({_enumerate(wanted)}); publish this model to another champion_uri"
             )
-    return published / model_store.SAVED_MODEL
 
 
 def _enumerate(names: tuple[str, ...]) -> str:

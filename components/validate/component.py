@@ -14,6 +14,7 @@ def export_validate(
     sliced: dsl.Output[dsl.SlicedClassificationMetrics],
     report: dsl.Output[dsl.HTML],
     gate: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+    job_name: str = "",
 ) -> NamedTuple("Outputs", [("blessed", bool), ("accuracy", float)]):  # type: ignore[valid-type]
     """Exports a model and judges the export on the test split.
 
@@ -26,6 +27,7 @@ def export_validate(
         sliced: ROC curve of each class against the others, up to twelve classes.
         report: HTML page for a person.
         gate: When the model is good enough: the fields of `shardline.components.parameters.GateSettings`.
+        job_name: Name of the run.
 
     Returns:
         Whether the model is blessed, and its test accuracy.
@@ -36,5 +38,13 @@ def export_validate(
         from shardline.components.validate.validation import validate_artifacts
 
         return validate_artifacts(
-            dataset, model, exported, gate, metrics=metrics, confusion=confusion, sliced=sliced, report=report
+            dataset,
+            model,
+            exported,
+            gate,
+            metrics=metrics,
+            confusion=confusion,
+            sliced=sliced,
+            report=report,
+            run=job_name,
         )

@@ -53,11 +53,12 @@ _STYLE: dict[str, Any] = {
 # Readable on a white page and on a black one: the cell's strength is its opacity.
 _CELL = "#3b6fd4"
 _MOST_NUMBERED_CLASSES = 20
+# Names of classes that stand side by side below a small matrix, in characters.
+_LEVEL_CHARACTERS = 24
 _LABEL_LENGTHS = (14, 20, 28, 36)
 
 # The weakest classes stand out; nobody could tell more than these apart.
 _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
-_LONGEST_NAME = 20
 
 _MOST_MARKED_EPOCHS = 30
 
@@ -67,14 +68,14 @@ def draw_calibration(bins: Sequence[Bin]) -> str:
     total = sum(one.examples for one in bins)
     confidence, accuracy = [one.confidence for one in bins], [one.accuracy for one in bins]
     with _page_style("calibration"):
-        figure = Figure(figsize=(4.0, 4.0), layout="constrained")
+        figure = Figure(figsize=(4.0, 4.9), layout="constrained")
         axes = _share_axes(figure, "confidence", "share")
         axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as sure as right")
         lower, heights = [one.lower for one in bins], [one.examples / total for one in bins]
         widths = [one.upper - one.lower for one in bins]
         axes.bar(lower, heights, widths, align="edge", color=SOFT, alpha=0.25, label="of the examples")
         axes.plot(confidence, accuracy, "-o", color=FIRST, markersize=4, label="right predictions")
-        axes.legend(loc="upper left")
+        _add_legend(figure)
         said = ", ".join(
             f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
         )
@@ -153,7 +154,9 @@ def draw_confusion(confusions: Confusions) -> str:
         axes.imshow(shares, cmap=colours, vmin=0.0, vmax=1.0, interpolation="none")
         axes.set_xlabel("predicted class")
         axes.set_ylabel("true class")
-        axes.set_xticks(range(len(short)), short, rotation=90 if max(map(len, short)) > 3 else 0)
+        longest = max(map(len, short))
+        upright = longest <= 3 or longest * len(short) <= _LEVEL_CHARACTERS
+        axes.set_xticks(range(len(short)), short, rotation=0 if upright else 90)
         axes.set_yticks(range(len(short)), short)
         if len(short) <= _MOST_NUMBERED_CLASSES:
             for row, column in np.argwhere(counts > 0):
@@ -170,12 +173,12 @@ def draw_confusion(confusions: Confusions) -> str:
 
 def draw_roc(curves: Sequence[Curve]) -> str:
     """Draws ROC curves, those with the smallest areas by name."""
-    return _draw_curves(curves, "ROC", "false positive rate", "true positive rate", "lower right")
+    return _draw_curves(curves, "ROC", "false positive rate", "true positive rate")
 
 
 def draw_precision_recall(curves: Sequence[Curve]) -> str:
     """Draws precision over recall, the classes with the smallest areas by name."""
-    return _draw_curves(curves, "Precision over recall", "recall", "precision", "lower left")
+    return _draw_curves(curves, "Precision over recall", "recall", "precision")
 
 
 def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
@@ -196,24 +199,24 @@ def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
             said.append(f"{label} from {values[0]:.4g} to {values[-1]:.4g}")
         axes.set_xlabel("epoch")
         axes.set_ylabel(name)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid()
-        axes.legend()
+        _add_legend(figure, columns=2)
         return _to_svg(figure, f"{name} per epoch: {', '.join(said) or 'no values'}")
 
 
-def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str, legend: str) -> str:
+def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
     weakest = sorted(curves, key=lambda curve: curve.area)
     named = list(zip(weakest, _NAMED_LINES, strict=False))
     with _page_style(title):
-        figure = Figure(figsize=(4.0, 4.0), layout="constrained")
+        figure = Figure(figsize=(4.0, 5.2), layout="constrained")
         axes = _share_axes(figure, x, y)
         for curve in weakest[len(named) :]:
             axes.plot(curve.x, curve.y, color=SOFT, linewidth=0.8, alpha=0.5)
-        for curve, (colour, dashes) in reversed(named):
-            name = curve.name if len(curve.name) <= _LONGEST_NAME else curve.name[: _LONGEST_NAME - 1] + "…"
+        names = _shorten([curve.name for curve, _ in named])
+        for (curve, (colour, dashes)), name in reversed([*zip(named, names, strict=True)]):
             axes.plot(curve.x, curve.y, dashes, color=colour, label=f"{name} {curve.area:.3f}")
-        axes.legend(loc=legend, title="smallest areas" if len(curves) > len(named) else "areas", reverse=True)
+        _add_legend(figure, "smallest areas" if len(curves) > len(named) else "areas", reverse=True)
         smallest = ", ".join(f"{curve.name} {curve.area:.3f}" for curve, _ in named)
         return _to_svg(figure, f"{title} of {len(curves):,} classes; smallest areas: {smallest}.")
 
@@ -223,6 +226,13 @@ def _page_style(name: str) -> Iterator[None]:
     """Draws in the page's style; names inside the element derive from `name`, unique on the page."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         yield
+
+
+def _add_legend(figure: Figure, title: str = "", *, columns: int = 1, reverse: bool = False) -> None:
+    """Names the lines above the axes, where none of them lies below the names."""
+    figure.legend(
+        loc="outside upper left", title=title or None, ncols=columns, reverse=reverse, alignment="left"
+    )
 
 
 def _share_axes(figure: Figure, x: str, y: str) -> Any:

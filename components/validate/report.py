@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,18 +14,20 @@ from markupsafe import Markup
 from shardline.components.html import Rows, fact_rows, make_picture, render
 from shardline.components.model_store import Export
 from shardline.components.validate import plots
+from shardline.components.validate.differences import find_differences
 from shardline.components.validate.evaluation import (
     QUALITY,
     SERVING,
-    ClassScore,
     Evaluation,
     Interval,
     Lead,
     Metric,
     Mistake,
+    Slice,
 )
 from shardline.components.validate.model_card import MOST_COLUMNS, TrainingRecord, describe_tensors, set_rows
-from shardline.components.validate.verdict import Blessing
+from shardline.components.validate.verdict import Blessing, Verdict
+from shardline.trainer import files
 from shardline.trainer.data.manifest import Feature, Manifest
 
 # Of settings.json: shown with the dataset, or in a table of its own.
@@ -33,6 +37,10 @@ _MOST_ROWS = 40
 _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
 _MOST_PAIRS = 10
+_MOST_CHANGES = 8
+
+# What decides comes first.
+_ORDER: tuple[Verdict, ...] = ("failed", "undecided", "open", "skipped", "passed")
 
 #: "unclear": the interval of the difference has 0 in it.
 Change = Literal["better", "worse", "unclear", ""]
@@ -44,8 +52,14 @@ def render_report(
     manifest: Manifest,
     export: Export,
     training: TrainingRecord,
+    *,
+    champion: Export | None = None,
+    origin: Origin | None = None,
 ) -> str:
-    """Returns the report as an HTML page; the same arguments give the same page."""
+    """Returns the report as an HTML page; the same arguments give the same page.
+
+    `champion` describes the champion, with which the model is compared in data, code and parameters.
+    """
     confusions = plots.most_confused(evaluation.confusion, evaluation.class_names, _MOST_DRAWN_CLASSES)
     return render(
         Path(__file__).with_name("report.html.j2"),
@@ -53,6 +67,11 @@ def render_report(
         evaluation=evaluation,
         wrong=evaluation.examples - sum(row[i] for i, row in enumerate(evaluation.confusion)),
         blessing=blessing,
+        rules=sorted(blessing.rules, key=lambda rule: _ORDER.index(rule.verdict)),
+        weakest=_weakest_slice(evaluation),
+        differences=find_differences(champion, export) if champion else None,
+        most_changes=_MOST_CHANGES,
+        origin=origin or Origin(),
         manifest=manifest,
         export=export,
         quality=metric_rows(evaluation.beside_champion, QUALITY),
@@ -67,11 +86,40 @@ def render_report(
         calibration=_drawn(plots.draw_calibration, evaluation.calibration),
         roc=_drawn(plots.draw_roc, evaluation.roc),
         precision_recall=_drawn(plots.draw_precision_recall, evaluation.precision_recall),
-        classes=_weakest(evaluation.classes),
-        slices=_shown_slices(evaluation.beside_champion),
+        classes=sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:_MOST_ROWS],
+        never_predicted=[one.name.removeprefix("class=") for one in evaluation.never_predicted],
+        slices=_shown_slices(evaluation.beside_champion, decided=True),
+        small_slices=_shown_slices(evaluation.beside_champion, decided=False),
         mistakes=[_shown_mistake(item) for item in evaluation.mistakes],
         tables=fact_tables(manifest, export, training),
     )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where and when a model was judged.
+
+    Attributes:
+        created: Time, as a person reads it; "" where it is not known.
+        run: Name of the run; "" outside of one.
+        logs: What TensorBoard's --logdir takes; "" where there are no logs.
+    """
+
+    created: str = ""
+    run: str = ""
+    logs: str = ""
+
+    @classmethod
+    def of(cls, model_file: Path, training: TrainingRecord, run: str) -> Origin:
+        """Returns that of a model which is judged now; its logs lie where training has put them."""
+        named = training.settings.get("settings", {}).get("tensorboard_log_dir")
+        directory = model_file.parent
+        places = [files.local_path(named)] if named else []
+        places += [directory / "logs", directory.parent / "logs"]
+        logs = next((path for path in places if path.is_dir()), None)
+        # A bucket that is mounted here is a URI elsewhere.
+        shown = re.sub("^/gcs/", "gs://", str(logs or ""))
+        return cls(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", run, shown)
 
 
 class MetricRow(NamedTuple):
@@ -170,6 +218,7 @@ def _export_rows(export: Export) -> Rows:
         for name, parts in export.signatures.items()
     ]
     single = {
+        "parameters": export.parameters,
         "softmax added": export.softmax_added,
         "git revision": export.git_revision,
         "compared examples": export.compared_examples,
@@ -182,24 +231,30 @@ def _drawn(draw: Callable[[Any], str], points: Sequence[Any]) -> Markup | None:
     return Markup(draw(points)) if points else None
 
 
-def _weakest(scores: tuple[ClassScore, ...]) -> Sequence[ClassScore]:
-    if len(scores) <= _MOST_ROWS:
-        return scores
-    return sorted(scores, key=lambda score: (score.f1, score.name))[:_MOST_ROWS]
+def _weakest_slices(evaluation: Evaluation, *, decided: bool) -> list[Slice]:
+    """Returns the slices with examples enough for a rule, or too few, the weakest and then largest first."""
+    slices = [one for one in evaluation.slices if one.examples and one.decided == decided]
+    return sorted(slices, key=lambda one: (one.accuracy, -one.examples, one.name))
 
 
-def _shown_slices(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Returns the weakest slices, with the champion's accuracy on the same examples."""
+def _weakest_slice(evaluation: Evaluation) -> Slice | None:
+    return next(iter(_weakest_slices(evaluation, decided=True)), None)
+
+
+def _shown_slices(evaluation: Evaluation, *, decided: bool) -> list[dict[str, Any]]:
+    """Returns the weakest slices, with the champion's accuracy on the same examples.
+
+    Only of a class it is known by which interval the two differ.
+    """
     champion = {one.name: one.accuracy for one in evaluation.champion.slices} if evaluation.champion else {}
-    weakest = sorted(evaluation.slices, key=lambda one: (not one.decided, one.accuracy, one.name))
     rows = []
-    for one in weakest[:_MOST_ROWS]:
-        before = champion.get(one.name)
+    for one in _weakest_slices(evaluation, decided=decided)[:_MOST_ROWS]:
+        before, lead = champion.get(one.name), evaluation.leads.get(f"recall[{one.name}]")
         difference = None if before is None else one.accuracy - before
         row = {**asdict(one), "interval": show_interval(one.interval), "champion": before}
         row["difference"] = "" if difference is None else show_difference(difference)
-        row["change"] = "" if difference is None else _change(difference)
-        rows.append({**row, "difference_interval": ""})
+        row["change"] = "" if difference is None or lead is None else _change(difference, lead)
+        rows.append({**row, "difference_interval": show_interval(lead.interval if lead else None)})
     return rows
 
 

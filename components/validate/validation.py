@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.html import page_path
+from shardline.components.html import moved, page_path
 from shardline.components.parameters import GateSettings, read
 from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.evaluate import Examples, measure
@@ -21,7 +20,7 @@ from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import make_card, read_training
-from shardline.components.validate.report import render_report
+from shardline.components.validate.report import Origin, render_report
 from shardline.components.validate.training_keys import TrainingKeys
 from shardline.components.validate.verdict import Blessing, judge
 from shardline.trainer import files
@@ -58,6 +57,7 @@ def validate(
     champion_uri: str = "",
     formats: Sequence[str] = (),
     model_function: str = "",
+    run: str = "",
 ) -> Validation:
     """Exports a model, measures the export on the test split, and decides whether it may be published.
 
@@ -74,6 +74,7 @@ def validate(
         formats: Formats into which the model is converted as well: "onnx", "tflite".
         model_function: The model function by which the model was built, whose module is imported for the
             classes that it registers; "" imports nothing but Shardline's own.
+        run: Name of the run, for the report; "" outside of one.
 
     Raises:
         SettingsError: When a rule is about a class or feature that the dataset does not have, or about a
@@ -119,7 +120,10 @@ def validate(
     )
     verdict = f"{'Blessed' if blessing.blessed else 'Not blessed'}: {blessing.reason}"
     card = make_card(manifest, export, training, evaluation, verdict)
-    report = render_report(evaluation, blessing, manifest, export, training)
+    origin = Origin.of(model_file, training, run)
+    report = render_report(
+        evaluation, blessing, manifest, export, training, champion=challenge.export, origin=origin
+    )
     files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
     files.write_text(out / model_store.REPORT_FILE, report)
     files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
@@ -139,6 +143,7 @@ def validate_artifacts(
     confusion: Any,
     sliced: Any,
     report: Any,
+    run: str = "",
 ) -> tuple[bool, float]:
     """Validates the model of one task for the next; the artifacts are handed in, kfp is not imported.
 
@@ -152,6 +157,7 @@ def validate_artifacts(
             and of two classes the ROC curve of the second.
         sliced: Output artifact: gets the ROC curve of each class against the others.
         report: Output artifact: gets the HTML page.
+        run: Name of the run.
 
     Returns:
         Whether the model is blessed, and its accuracy.
@@ -169,6 +175,7 @@ def validate_artifacts(
         gate=judge.gate,
         champion_uri=judge.champion_uri,
         model_function=str(model.metadata.get("model_function", "")),
+        run=run,
     )
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
@@ -178,7 +185,8 @@ def validate_artifacts(
     _log(evaluation, metrics, confusion)
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
     sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
-    shutil.copyfile(out / model_store.REPORT_FILE, page_path(report))
+    page = page_path(report)
+    files.write_text(page, moved((out / model_store.REPORT_FILE).read_text(), out, page.parent))
     return blessed, evaluation.accuracy
 
 

@@ -4,12 +4,16 @@ import dataclasses
 import io
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from shardline.components.html import moved
+from shardline.components.model_store import TrainingData
 from shardline.components.validate.evaluation import Curve, Mistake, Slice
 from shardline.components.validate.model_card import TrainingRecord
+from shardline.components.validate.report import Origin
 from shardline.components.validate.verdict import Blessing, JudgedRule
 from shardline.trainer.data.manifest import Feature
 from tests.helpers.reports import (
@@ -57,15 +61,26 @@ class Page(HTMLParser):
 def test_every_rule_is_shown_with_its_sides_and_its_verdict():
     page = Page(make_report(make_evaluation(NAMES)))
 
-    assert page.row("accuracy >= 0.9")[1:] == ["0.9000 0.8500 to 0.9400", ">= 0.9", "✓ passed"]
+    assert page.row("accuracy >= 0.9")[1:] == ["✓ passed", "0.9000 0.8500 to 0.9400", ">= 0.9"]
     compared = page.row("accuracy > champion")
     assert "p = 0.124, must be below 0.05" in compared[0]
     assert "champion 0.88; difference within -0.0100 to 0.0500" in compared[0]
-    assert compared[3] == "✗ failed"
+    assert compared[1] == "✗ failed"
     undecided = page.row("recall[x=1]")
     assert "4 examples, needs 20" in undecided[0]
-    assert undecided[1:] == ["not measured", ">= 0.9", "? undecided"]
-    assert page.row("f1 >= champion")[3].endswith(" skipped")
+    assert undecided[1:] == ["? undecided", "not measured", ">= 0.9"]
+    assert page.row("f1 >= champion")[1].endswith(" skipped")
+
+
+def test_rules_that_decide_come_first_with_their_name_and_what_they_are_for():
+    named = JudgedRule(
+        "never_predicted == 0", "never_predicted", 1, "==", 0, "failed", name="classes", why="Why."
+    )
+    page = Page(make_report(make_evaluation(NAMES), blessing=Blessing(False, (*RULES, named), "it is blind")))
+
+    verdicts = [row[1].split()[-1] for row in page.rows if len(row) == 4 and row[1][1:2] == " "]
+    assert verdicts == ["failed", "failed", "undecided", "skipped", "passed"]
+    assert page.row("classes : Why. never_predicted == 0")[1:] == ["✗ failed", "1", "== 0"]
 
 
 def test_warnings_are_shown():
@@ -95,7 +110,7 @@ def test_the_challenger_stands_beside_the_champion():
         "40",
         "0.8000 0.7000 to 0.9000",
         "0.9000",
-        "-0.1000 worse",
+        "-0.1000",  # of slices that are no class nobody knows by which interval they differ
     ]
 
 
@@ -112,11 +127,74 @@ def test_slices_come_weakest_first_and_the_undecided_last():
     assert [row[0] for row in page.rows if row and row[0].startswith("s=")] == [
         f"s={i:02d}" for i in range(1, 41)
     ]
-    assert "40 of 51, all of them are in evaluation.json" in "".join(page.text)
+    assert "40 of 50, all of them are in evaluation.json" in "".join(page.text)
+    assert page.row("few=1")[1] == "2"
 
-    page = Page(make_report(make_evaluation(NAMES, slices=[Slice("few=1", 2, 0.0, False), *slices[:3]])))
-    assert [row[0] for row in page.rows if row and re.fullmatch("(s|few)=.*", row[0])][-1] == "few=1"
-    assert page.row("few=1")[1] == "2 undecided"
+    few = [Slice("few=1", 2, 0.0, False), Slice("none=1", 0, 0.0, False), Slice("large=1", 90, 0.48, True)]
+    page = Page(make_report(make_evaluation(NAMES, slices=[*few, *slices[:3]])))
+    shown = [row[0] for row in page.rows if row and re.fullmatch("(s|few|none|large)=.*", row[0])]
+    assert shown == ["large=1", "s=48", "s=49", "s=50", "few=1"]
+    assert "weakest slice: large=1" in "".join(page.text)
+
+
+def test_classes_come_weakest_first_and_those_never_predicted_are_marked():
+    evaluation = make_evaluation(NAMES, slices=[Slice("class=middle", 9, 0.0, True)])
+    confusion = tuple(
+        tuple(0 if place == 1 else count for place, count in enumerate(row)) for row in evaluation.confusion
+    )
+    scores = [
+        dataclasses.replace(score, f1=f1)
+        for score, f1 in zip(evaluation.classes, (0.9, 0.0, 0.5), strict=True)
+    ]
+    page = Page(make_report(dataclasses.replace(evaluation, confusion=confusion, classes=tuple(scores))))
+
+    rows = [row[0] for row in page.rows if len(row) == 5 and row[1] == "9"]
+    assert rows == ["middle never predicted", "bottom", "top"]
+
+
+def test_what_has_changed_since_the_champion_is_said_and_nothing_else():
+    settings = {
+        "settings": {"epochs": 3, "dataset": "/here", "hparams": {"width": 8}},
+        "versions": {"keras": "1"},
+    }
+    before = dataclasses.replace(
+        EXPORT, settings=settings, training_data=TrainingData(salt=0, records=10, keys="x")
+    )
+    changed = {
+        "settings": {"epochs": 5, "dataset": "/there", "hparams": {"width": 8}},
+        "versions": {"keras": "2"},
+    }
+    now = dataclasses.replace(
+        before, git_revision="ffffff", settings=changed, fingerprint="sha256:" + "1" * 64
+    )
+
+    page = Page(make_report(make_evaluation(NAMES), export=now, champion=before))
+
+    rows = [row for row in page.rows if len(row) == 4 and row[1] in ("data", "code", "parameters")]
+    assert rows == [
+        ["dataset", "data", "none", "sha256:111111111111"],
+        ["git revision", "code", "4ccda76", "ffffff"],
+        ["keras in training", "code", "1", "2"],
+        ["epochs", "parameters", "3", "5"],
+    ]
+    assert "Nothing: data, code and parameters" in make_report(make_evaluation(NAMES), champion=EXPORT)
+    assert "since the champion" not in make_report(make_evaluation(NAMES))
+
+
+def test_the_verdict_stands_at_the_top_in_words_with_date_run_and_links():
+    blessing = Blessing(
+        False, RULES, "accuracy is low", headline="Worse than the champion by 4.8 points: not registered"
+    )
+    origin = Origin("2026-01-31 09:15 UTC", "retrain-1", "gs://bucket/logs")
+
+    shown = make_report(make_evaluation(NAMES), blessing=blessing, origin=origin)
+
+    page = " ".join("".join(Page(shown).text).split())
+    assert "✗ Worse than the champion by 4.8 points: not registered accuracy is low." in page
+    assert "2026-01-31 09:15 UTC · run retrain-1 · model card" in page
+    assert "tensorboard --logdir gs://bucket/logs" in page
+    assert re.findall('<a href="(.*?)"', shown) == ["model_card.html"]
+    assert 'href="exported/model_card.html"' in moved(shown, Path("out/exported"), Path("out"))
 
 
 def test_a_report_on_a_table_has_columns_and_no_pictures():
