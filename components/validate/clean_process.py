@@ -3,7 +3,7 @@
 Run by path (`python -I -S clean_process.py DIRECTORY...`): it imports TensorFlow from the directories and
 forgets them, so that nothing else can be imported, neither Shardline nor a package of the model's author.
 Each line of standard input is the file of a request, {"saved_model": ..., "instances": [...]}; each line of
-standard output its answer, {"predictions": [...]}, or {"error": ...} in one line.
+standard output its answer, {"request": NAME OF THE FILE, "predictions": [...]}, or "error" with one line.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ def main(directories: Sequence[str]) -> None:
     """Answers the requests until there are no more."""
     with contextlib.suppress(AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Whoever has started it measures how fast the same model answers.
-    os.nice(10)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever TensorFlow prints is no answer
     plain = list(sys.path)
@@ -45,7 +43,7 @@ def main(directories: Sequence[str]) -> None:
                 answer = {"predictions": predict(json.load(file))}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps({"request": os.path.basename(line.strip()), **answer}), file=answers, flush=True)
 
 
 def predict(request: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -153,10 +153,11 @@ class Measured:
         evaluation = replace(self.evaluation, mistakes=(), baseline=None, **fields)
         return Measured(evaluation, outcomes, self.min_slice).counted()
 
-    def with_metrics(self, **measured: float) -> Measured:
-        """Returns this with more metrics."""
+    def with_metrics(self, notes: Mapping[str, str] | None = None, /, **measured: float) -> Measured:
+        """Returns this with more metrics, and with `notes` on them by their names."""
         metrics_of_all = {**self.evaluation.metrics, **measured}
-        return replace(self, evaluation=replace(self.evaluation, metrics=metrics_of_all))
+        notes = {**self.evaluation.notes, **(notes or {})}
+        return replace(self, evaluation=replace(self.evaluation, metrics=metrics_of_all, notes=notes))
 
     def counted(self) -> Measured:
         """Returns this with what is counted of the examples as metrics."""

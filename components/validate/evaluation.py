@@ -218,6 +218,7 @@ class Evaluation:
         precision_recall: The same for precision over recall.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
         champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
+        notes: What else is known of a metric, by its name.
         baseline: The trivial answer on the same examples; None if not measured.
         left_out: Number of examples that are left out of the comparison, as the champion was trained on them.
         compared: The model's own evaluation on the others, without mistakes; None where none are left out.
@@ -241,6 +242,7 @@ class Evaluation:
     precision_recall: tuple[Curve, ...] = ()
     leads: Mapping[str, Lead] = field(default_factory=dict)
     champion: Evaluation | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
     baseline: Baseline | None = None
     left_out: int = 0
     compared: Evaluation | None = None

@@ -34,6 +34,7 @@ DEFAULTS = tuple(
         ("classes: never_predicted == 0", "A class that is never predicted might as well not be there."),
         ("examples: examples >= 50", "On fewer test examples a verdict is chance."),
         ("export: max_difference <= 0.02", "The exported model answers as the trained one does."),
+        ("golden: golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."),
         ("finite: non_finite == 0", "An output that is no number is no answer."),
         ("batch: batch_difference <= 0.02", "What else is in a request does not matter."),
     )

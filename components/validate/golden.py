@@ -41,17 +41,18 @@ class Agreement:
     words: str = ""
 
 
-def ask(process: CleanProcess, exported: Path) -> None:
-    """Sends the golden examples of an exported model to a clean process."""
-    golden = Export.read(exported).golden or {}
+def start() -> CleanProcess:
+    """Starts a clean process, a context manager."""
+    return CleanProcess()
+
+
+def check(process: CleanProcess, exported: Path) -> Agreement:
+    """Asks a clean process for an export's golden answers; one that gives none agrees in nothing."""
+    export = Export.read(exported)
+    golden = export.golden or {}
     request = {name: golden[name] for name in ("signature_name", "instances")}
-    process.ask(exported / model_store.SAVED_MODEL, request)
-
-
-def collect(process: CleanProcess, export: Export) -> Agreement:
-    """Waits for the golden examples' answers, and compares; an export that gives none agrees in nothing."""
     try:
-        return compare(export, process.answer())
+        return compare(export, process.answer(process.ask(exported / model_store.SAVED_MODEL, request)))
     except ModelError as error:
         return Agreement(1.0, str(error))
 
@@ -121,21 +122,29 @@ class CleanProcess:
             cwd=self._directory.name,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
-        self._read, self._numbers = b"", itertools.count()
+        self._read, self._numbers = b"", itertools.count(1)
 
-    def ask(self, saved_model: Path, request: Mapping[str, Any]) -> None:
-        """Sends a request to a SavedModel: `instances`, and the `signature_name` unless it is the default."""
+    def ask(self, saved_model: Path, request: Mapping[str, Any]) -> int:
+        """Sends a request to a SavedModel: `instances`, and the `signature_name` unless it is the default.
+
+        Returns the number by which the answer is asked for.
+        """
+        number = next(self._numbers)
         # A pipe holds little, and nobody reads it while TensorFlow is being imported.
-        file = Path(self._directory.name) / f"request-{next(self._numbers)}.json"
+        file = Path(self._directory.name) / str(number)
         file.write_text(json.dumps({"saved_model": str(saved_model.resolve()), **request}))
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # what has become of it is said instead of an answer
             self._process.stdin.write(f"{file}\n".encode())
-            self._process.stdin.flush()
+        return number
 
-    def answer(self) -> list[dict[str, Any]]:
-        """Waits for the answer to the earliest request that has none; raises ModelError with the cause."""
-        answer = json.loads(self._line())
+    def answer(self, number: int) -> list[dict[str, Any]]:
+        """Waits for the answer to a request, the last one or later than all that were waited for.
+
+        Raises ModelError with the cause where there is none.
+        """
+        while (answer := json.loads(self._line()))["request"] != str(number):
+            pass  # whoever has asked no longer wants to know
         if cause := answer.get("error"):
             raise ModelError(f"the export cannot be used with TensorFlow alone: {cause}")
         return list(answer["predictions"])

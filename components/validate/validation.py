@@ -14,6 +14,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.html import moved, page_path
 from shardline.components.parameters import GateSettings, read
+from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.evaluate import Examples, measure
 from shardline.components.validate.evaluation import Curve, Evaluation
@@ -87,22 +88,27 @@ def validate(
     gate.check(manifest, champion_uri)
     training = read_training(model_file)
     head = read_recorded_head(model_file)
-    # Only of a training that has not written down what the outputs are, the loss has to say it.
-    model = load_model(model_file, function=model_function, compiled=head is None)
-    say("validate", "exporting the model")
-    export = export_model(
-        model,
-        manifest,
-        out,
-        model_file=model_file,
-        samples=take_samples(manifest, dataset),
-        settings=training.settings,
-        formats=formats,
-        head=head,
-        training_keys=TrainingKeys.of(dataset, manifest, start=training.initial_model),
-    )
+    with golden.start() as clean:  # imports TensorFlow while the model is exported here
+        # Only of a training that has not written down what the outputs are, the loss has to say it.
+        model = load_model(model_file, function=model_function, compiled=head is None)
+        say("validate", "exporting the model")
+        export = export_model(
+            model,
+            manifest,
+            out,
+            model_file=model_file,
+            samples=take_samples(manifest, dataset),
+            settings=training.settings,
+            formats=formats,
+            head=head,
+            training_keys=TrainingKeys.of(dataset, manifest, start=training.initial_model),
+        )
+        answers = golden.check(clean, out)
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=gate.min_slice)
+    measured = measured.with_metrics(
+        {"golden_difference": answers.words}, golden_difference=answers.difference
+    )
     measured = measured.with_metrics(leaked=manifest.duplicates.straddling / examples.split.records)
     if export.max_difference is not None:
         measured = measured.with_metrics(max_difference=export.max_difference)

@@ -331,7 +331,7 @@ def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
         return _worst(rule.metric, evaluation)
     if not rule.slice:
         value = evaluation.metrics.get(rule.metric)
-        return value, "" if value is not None else "it was not measured"
+        return value, evaluation.notes.get(rule.metric, "") if value is not None else "it was not measured"
     found = next((item for item in evaluation.slices if item.name == rule.slice), None)
     if found is None or not found.decided:
         return None, f"{found.examples if found else 0:,} examples are too few"

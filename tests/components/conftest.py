@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardline.components.validate import golden
 from shardline.components.validate.golden import CleanProcess
 from shardline.trainer import progress
 from tests.helpers.exports import export_small_model
@@ -52,3 +54,10 @@ def clean_process() -> Iterator[CleanProcess]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export with random weights and its golden examples."""
     return export_small_model(tmp_path_factory.mktemp("exported"))
+
+
+@pytest.fixture(autouse=True)
+def validations_share_a_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validations in a test's own process ask the shared clean one."""
+    shared = contextlib.nullcontext
+    monkeypatch.setattr(golden, "start", lambda: shared(request.getfixturevalue("clean_process")))

@@ -120,9 +120,8 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
         (images, images.content["golden"]),
         (table, table.content["golden"]),
     ]
-    for one, body in asked:
-        clean_process.ask(one.out / model_store.SAVED_MODEL, body)
-    answers = [clean_process.answer() for _ in asked]
+    numbers = [clean_process.ask(one.out / model_store.SAVED_MODEL, body) for one, body in asked]
+    answers = [clean_process.answer(number) for number in numbers]
 
     for (one, _), answer in zip(asked[:5], answers[:5], strict=True):
         expected, _ = one.expected()

@@ -71,8 +71,7 @@ def test_answers_are_compared_with_the_golden_ones(found, difference, words):
 
 
 def asked(process, out):
-    golden.ask(process, out)
-    return golden.collect(process, Export.read(out))
+    return golden.check(process, out)
 
 
 def copied(exported, tmp_path):
@@ -80,6 +79,12 @@ def copied(exported, tmp_path):
 
 
 def test_an_export_gives_its_golden_answers_without_shardline(exported, clean_process):
+    assert asked(clean_process, exported).difference < 1e-6
+
+
+def test_an_answer_that_nobody_has_waited_for_is_no_other_requests(exported, tmp_path, clean_process):
+    clean_process.ask(tmp_path / "missing", {"instances": [1]})
+
     assert asked(clean_process, exported).difference < 1e-6
 
 
@@ -139,9 +144,9 @@ sys.modules.pop("shardline", None)
     monkeypatch.setattr(golden, "_directories", lambda: [str(tmp_path)])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with golden.CleanProcess() as process:
-        process.ask(tmp_path, {"instances": [1]})
+        number = process.ask(tmp_path, {"instances": [1]})
         with pytest.raises(ModelError, match=r"ValueError: \['json'\]$"):
-            process.answer()
+            process.answer(number)
 
 
 def test_a_process_that_dies_is_one_line(exported, clean_process):

@@ -71,8 +71,8 @@ def serve_model(exported: Path, process: CleanProcess) -> Iterator[ModelServer]:
                 found.status = 404
                 return b'{"error": "Malformed request: POST /v1/models/digits"}'
             with lock:
-                process.ask(exported / model_store.SAVED_MODEL, asked)
-                return json.dumps({"predictions": found.change(process.answer())}).encode()
+                number = process.ask(exported / model_store.SAVED_MODEL, asked)
+                return json.dumps({"predictions": found.change(process.answer(number))}).encode()
 
         def log_message(self, *_: object) -> None:
             pass

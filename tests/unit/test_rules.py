@@ -46,6 +46,7 @@ def judge_rule(text, evaluated, **policy):
 def sound(accuracy=0.95, **others):
     """An evaluation that passes all of the gate's own rules, which are judged on what is measured always."""
     measured = {"examples": 180, "non_finite": 0, "never_predicted": 0, "max_difference": 1e-6}
+    measured["golden_difference"] = 1e-7
     plain = evaluation(accuracy, **{**measured, "batch_difference": 1e-7, **others})
     lead = Lead(accuracy - 0.9, (accuracy - 0.93, accuracy - 0.87), 0.001 if accuracy > 0.93 else 0.2)
     baseline = Baseline("healthy", {"accuracy": 0.9}, {"accuracy": lead})
@@ -292,6 +293,11 @@ def test_without_a_rule_written_a_worse_model_is_blocked(evaluated, verdict, hea
         ({"accuracy": 0.91}, "baseline", "Not surely better than always answering 'healthy': not registered"),
         ({"never_predicted": 1}, "classes", "Never predicts"),
         ({"max_difference": 0.3}, "export", "largest difference"),
+        (
+            {"golden_difference": 0.3},
+            "golden",
+            "largest difference in a clean process 0.3000 is not <= 0.001",
+        ),
         ({"non_finite": 2}, "finite", "examples with non-finite output 2 is not == 0: not registered"),
         ({"batch_difference": 0.3}, "batch", "batch_difference"),
     ],
@@ -302,6 +308,15 @@ def test_each_of_the_gates_own_rules_blocks(changes, broken, headline):
     assert [rule.name for rule in blessing.rules if rule.verdict == "failed"] == [broken]
     assert not blessing.blessed
     assert judge(sound(), Gate()).blessed
+
+
+def test_a_model_that_needs_more_than_tensorflow_is_blocked_with_the_cause():
+    cause = "the export cannot be used with TensorFlow alone: NotFoundError: Op type not registered 'Mine'"
+    evaluated = dataclasses.replace(sound(golden_difference=1.0), notes={"golden_difference": cause})
+    blessing = judge(evaluated, Gate())
+
+    assert not blessing.blessed
+    assert cause in blessing.reason
 
 
 @pytest.mark.parametrize("first_run", ["bless", "block"])
