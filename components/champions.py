@@ -1,79 +1,42 @@
 """Champions: where blessed models are published, version by version, and the way back.
 
-A published model is a copy of the directory that a validation fills (`model_store`):
+A version is a copy of the directory that a validation fills (`model_store`):
 
     CHAMPION/versions/<version>/               one version
     CHAMPION/versions/<version>/version.json   its record (`Version`), written last: completes the version
-    CHAMPION/champion.json                     the record of the champion; replacing it is the commit point
+    CHAMPION/champion.json                     the record of the champion, and of the commit that made it so
 
-A reader opens champion.json and then the version that it names, and never lists versions/. So it sees the old
-champion or the new one, whatever happens to the publisher in between. Nothing here renames a directory: on a
-Cloud Storage mount that is not atomic and, by default, not even possible.
+The champion changes by commits, each of which follows the one that was read (`shelf`): what is published
+replaces the version that its model was judged against, or nothing. A reader sees the old champion or the
+new one, whatever happens to the publisher in between. Nothing here renames a directory: on a Cloud Storage
+mount that is not atomic and, by default, not even possible.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.model_store import BLESSING_FILE, Export, Verdict, read_part
-from shardline.trainer import crash, files
-from shardline.trainer.errors import ModelError, RunError, SettingsError
-from shardline.trainer.progress import say
-from shardline.trainer.records import load
-
-VERSIONS = "versions"
-VERSION_FILE = "version.json"
-CHAMPION_FILE = "champion.json"
+from shardline.components.model_store import BLESSING_FILE, EXPORT_FILE, Export, Verdict, read_part
+from shardline.components.shelf import contents
+from shardline.components.shelf.disk import Disk
+from shardline.components.shelf.place import Place
+from shardline.components.shelf.version import CHAMPION_FILE, VERSIONS, Head, Version, is_name
+from shardline.trainer import files
+from shardline.trainer.errors import ModelError, SettingsError
 
 #: How the URI of a place in a bucket begins.
 _MOUNTED = ("gs://", "/gcs/")
 #: Characters of a source in the name of a directory.
 _LONGEST_NAME = 100
-_NAME = re.compile(r"\w[\w-]*")
-_REMEDY = "repair it, or remove it to start anew"
-
-
-@dataclass(frozen=True)
-class Version:
-    """Record of a published version, the content of version.json and champion.json.
-
-    Attributes:
-        version: Time of publication and a short digest, unique; versions sort by time.
-        path: Directory of the version, relative to the champion's.
-        accuracy: Accuracy on the test split, 0..1.
-        fingerprint: Fingerprint of the dataset that it was judged on.
-        created: Time of publication, ISO 8601, UTC.
-        previous: The version that it replaced as champion; "" where there was none.
-        run: Name of the run that has published it; "" where none has.
-    """
-
-    version: str
-    path: str
-    accuracy: float
-    fingerprint: str
-    created: str
-    previous: str = ""
-    run: str = ""
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.version) or self.path != f"{VERSIONS}/{self.version}":
-            raise ValueError(f"{self.path!r} is not the path of a version {self.version!r}")
-        if self.previous and not _NAME.fullmatch(self.previous):
-            raise ValueError(f"previous is {self.previous!r}, not the name of a version")
 
 
 def champion_directory(uri: str) -> Path:
-    """Returns the local path of a champion's URI: a local directory, or gs:// or /gcs/ through the mount.
+    """Returns the local path of a directory's URI: a local directory, or gs:// or /gcs/ through the mount.
 
     Raises:
         SettingsError: When the bucket is not mounted; a directory made in its place would be lost with this
@@ -88,6 +51,22 @@ def champion_directory(uri: str) -> Path:
                 "access to the bucket, elsewhere give a local directory"
             )
     return path
+
+
+def open_shelf(champion: str | os.PathLike[str]) -> Place:
+    """Returns the shelf at a path or URI: a bucket goes through the storage client.
+
+    Where SHARDLINE_GCS_ROOT stands in for the mount, a bucket is a directory there. Raises SettingsError when
+    it lacks the bucket, or a URI names none.
+    """
+    uri = os.fspath(champion)
+    if not uri.startswith(_MOUNTED):
+        return Disk(Path(uri))
+    if os.environ.get(files.GCS_ROOT_VARIABLE):
+        return Disk(champion_directory(uri), mounted=True)
+    from shardline.components.shelf.bucket import Bucket
+
+    return Bucket(uri)
 
 
 def directory_name(source: str) -> str:
@@ -113,196 +92,185 @@ def of_source(champions: Path, source: str) -> Path:
     return own
 
 
-def current(champion: Path) -> Version | None:
+def current(champion: str | os.PathLike[str]) -> Version | None:
     """Returns the present champion, or None where nothing has been published yet.
 
-    Raises ModelError when champion.json is damaged or names a version that is not there.
+    Raises ModelError when champion.json is damaged or names a version that is not there, PlatformError when a
+    bucket cannot be read.
     """
-    path = champion / CHAMPION_FILE
-    if not path.exists():
-        return None
-    found = _read(path, _REMEDY)
-    if not (champion / found.path / VERSION_FILE).is_file():
-        raise ModelError(f"{path} names {found.path!r}, which is no complete version; {_REMEDY}")
-    return found
+    return contents.read_head(open_shelf(champion)).version
 
 
-def require_current(champion: Path) -> Version:
+def require_current(champion: str | os.PathLike[str]) -> Version:
     """Returns the present champion; raises ModelError where there is none, or as `current` does."""
-    if (present := current(champion)) is None:
-        raise ModelError(f"nothing has been published in {champion}; give the directory of a champion")
-    return present
+    return contents.require_head(open_shelf(champion))[1]
 
 
-def complete_versions(champion: Path) -> list[Version]:
-    """Returns the complete versions in a champion's directory, oldest first; raises as `current` does."""
-    records = sorted((champion / VERSIONS).glob(f"*/{VERSION_FILE}"))
-    return [_read(path, f"repair it, or remove {path.parent}") for path in records]
+def require_version(champion: str | os.PathLike[str], version: str) -> Version:
+    """Returns a version's record; raises ModelError where there is none, with those that there are."""
+    return contents.recorded(open_shelf(champion), version)
 
 
-def publish(exported: Path, champion: Path, *, accuracy: float, run: str = "") -> Version:
-    """Makes an exported model the champion; the previous version is kept.
+def complete_versions(champion: str | os.PathLike[str]) -> list[Version]:
+    """Returns the complete versions on a shelf, oldest first; raises as `current` does."""
+    return contents.complete(open_shelf(champion))
 
-    Each file is copied into a new directory and forced to disk. After a crash or an error before
-    champion.json is replaced the previous champion is untouched. Publishing again makes a new version, unless
-    `run`, the name of a run, is given and has published this model already, or begun to.
 
-    Raises:
-        ModelError: When `exported` is not a complete validation, its model is not blessed, or the
-            present champion is damaged.
-        SettingsError: When `champion` cannot be written to.
-        RunError: When writing fails on the way.
-    """
-    verdict = read_part(exported, BLESSING_FILE, Verdict)
-    if not verdict.blessed:
-        raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
-    fingerprint = Export.read(exported).fingerprint
-    with _writing_to(champion):
-        (champion / VERSIONS).mkdir(parents=True, exist_ok=True)
-    created = datetime.now(UTC)
-    mark = _digest(exported, run or created.isoformat(timespec="microseconds"))[: 16 if run else 8]
-    earlier = sorted((champion / VERSIONS).glob(f"*-{mark}")) if run else []
-    name = earlier[0].name if earlier else f"{created:%Y%m%dT%H%M%S}-{mark}"
-    path = f"{VERSIONS}/{name}"
-    if not (champion / path / VERSION_FILE).exists():
-        _copy(exported, champion / path)
-    with _one_at_a_time(champion):
-        replaced = current(champion)
-        if replaced and name in _chain(champion, replaced):
-            return _read(champion / path / VERSION_FILE, _REMEDY)
-        published = Version(
-            version=name,
-            path=path,
-            accuracy=accuracy,
-            fingerprint=fingerprint,
-            created=created.isoformat(timespec="seconds"),
-            previous=replaced.version if replaced else "",
-            run=run,
-        )
-        _write(champion / path / VERSION_FILE, published)
-        _write(champion / CHAMPION_FILE, published)
-    return published
+def published_by(champion: str | os.PathLike[str], run: str) -> Version | None:
+    """Returns the version that a run has made the champion, if it has, also where it is so no longer."""
+    shelf = open_shelf(champion)
+    present = contents.read_head(shelf).version
+    known = [present] if present and present.run == run else reversed(contents.complete(shelf))
+    return next((item for item in known if run and item.run == run and item.commit.serial), None)
+
+
+def where(champion: str | os.PathLike[str], version: str) -> str:
+    """Returns the path or URI of a version's directory."""
+    return open_shelf(champion).where(f"{VERSIONS}/{version}")
+
+
+def fetched(champion: str | os.PathLike[str], version: Version) -> AbstractContextManager[Path]:
+    """Yields a local path of a version's directory; of a bucket without a mount a temporary copy."""
+    return open_shelf(champion).fetched(version.path)
+
+
+def read_export(champion: str | os.PathLike[str], version: Version) -> Export:
+    """Returns what export.json says of a version; raises ModelError when it is missing or damaged."""
+    shelf, name = open_shelf(champion), f"{version.path}/{EXPORT_FILE}"
+    export = shelf.load(Export, name, "publish the model again")
+    if export is None:
+        raise ModelError(f"no {shelf.where(name)}: the version is damaged; publish the model again")
+    return export
 
 
 def check_champion(uri: str) -> None:
     """Checks that a model can be published at a URI, and makes nothing there.
 
-    Raises SettingsError when the place is not mounted or, as far as it is there, cannot be written to,
-    ModelError when the present champion is damaged.
+    Raises SettingsError or PlatformError when the place cannot be reached or, as far as it is there, cannot
+    be written to, ModelError when the present champion is damaged.
     """
-    champion = champion_directory(uri)
-    place = next(path for path in (champion, *champion.parents) if path.exists())
-    # In a bucket an account may be allowed to write below a prefix only, and what is above it says nothing.
-    if place == champion or not place.is_dir() or not uri.startswith(_MOUNTED):
-        with _writing_to(champion), tempfile.TemporaryFile(dir=place):
-            pass
-    current(champion)
+    shelf = open_shelf(uri)
+    shelf.check()
+    contents.read_head(shelf)
 
 
-@contextlib.contextmanager
-def _writing_to(champion: Path) -> Iterator[None]:
-    """Says in one line that a champion's directory cannot be written to."""
-    try:
-        yield
-    except OSError as error:
-        text = f"cannot write to {champion / VERSIONS}: {error.strerror}; choose another champion_uri"
-        raise crash.of_place(error, text) from None
+def check_judged(exported: Path, champion: str, run: str = "") -> None:
+    """Refuses a model that cannot be published, before it is served: its judgement is out of date.
+
+    Raises ModelError as `publish` does; where `champion` is "" nothing is published, and nothing refused.
+    """
+    if not champion:
+        return
+    verdict = read_part(exported, BLESSING_FILE, Verdict)
+    shelf = open_shelf(champion)
+    head = contents.read_head(shelf)
+    if head.name != (verdict.champion or "") and not published_by(champion, run):
+        raise _outdated(verdict, head, shelf, str(exported))
 
 
-def _chain(champion: Path, newest: Version) -> Iterator[str]:
-    """Yields the names of a champion and of those before it, the newest first."""
-    seen: set[str] = set()
-    while newest.version not in seen:
-        seen.add(newest.version)
-        yield newest.version
-        record = champion / VERSIONS / newest.previous / VERSION_FILE
-        if newest.previous and record.is_file():
-            try:
-                newest = _read(record, "repair it")
-            except ModelError as error:
-                say("register", f"warning: {error}; versions before it are not searched")
+def publish(exported: Path, champion: str | os.PathLike[str], *, accuracy: float, run: str = "") -> Version:
+    """Makes an exported model the champion, if the champion is still the one that it was judged against.
+
+    Each file is copied into a new directory and forced to disk. After a crash or an error before the commit
+    the previous champion is untouched. Publishing again makes a new version, unless `run`, the name of a run,
+    is given and has published this model already, or begun to.
+
+    Raises:
+        ModelError: When `exported` is not a complete validation or its model is not blessed, the present
+            champion is damaged, or another one has come since the judgement: the new version stays on the
+            shelf then, and can be promoted.
+        SettingsError: When `champion` cannot be written to.
+        RunError: When writing fails on the way.
+        PlatformError: When the bucket cannot be reached, or refuses.
+    """
+    verdict = read_part(exported, BLESSING_FILE, Verdict)
+    if not verdict.blessed:
+        raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
+    shelf = open_shelf(champion)
+    name = contents.stock(shelf, exported, verdict, accuracy=accuracy, run=run).version
+    while True:
+        head = contents.read_head(shelf)  # before the record, which whoever replaces a champion completes
+        found = contents.recorded(shelf, name)
+        if head.version and head.name == name:
+            contents.settle(shelf, head.version)
+            return head.version
+        if found.commit.serial:  # by an earlier attempt, and replaced since
+            return found
+        if head.name != (verdict.champion or ""):
+            raise _outdated(verdict, head, shelf, name)
+        if done := contents.commit(shelf, head, replace(found, previous=head.name), "published"):
+            return done
 
 
-@contextlib.contextmanager
-def _one_at_a_time(champion: Path) -> Iterator[None]:
-    """Keeps other publishers of this machine waiting, so that each replaces the one before it."""
-    directory = os.open(champion, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # a mount that has no locks
-            fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(directory)
+def _outdated(verdict: Verdict, head: Head, shelf: Place, model: str) -> ModelError:
+    return ModelError(
+        f"the model was judged against {verdict.champion or 'no champion'}, the champion is "
+        f"{head.name or 'none'} since; validate it again, or promote it by hand: shardline champion promote "
+        f"{shelf.where('')} {model}"
+    )
 
 
-def rollback(champion: Path, version: str = "") -> Version:
+def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = "") -> Version:
+    """Makes a version of the shelf, or the model of a validated directory (gs:// too), the champion by hand.
+
+    Args:
+        champion: Directory or URI of the champion.
+        wanted: Name of a version; what has another form, such as a path with a slash, is a directory.
+        override: Reason for which a model is promoted that the gate has blocked; kept in its record.
+
+    Raises:
+        ModelError: When there is no such version or validation, it is blocked and no reason is given, it is
+            the champion already, or the champion has changed meanwhile.
+        SettingsError, RunError, PlatformError: As `publish`.
+    """
+    shelf = open_shelf(champion)
+    head = contents.read_head(shelf)
+    if is_name(wanted):
+        found = contents.recorded(shelf, wanted)
+        _check_blessed(found.blessed, found.verdict, wanted, override)
+    else:
+        with open_shelf(wanted).fetched("") as exported:
+            verdict = read_part(exported, BLESSING_FILE, Verdict)
+            _check_blessed(verdict.blessed, verdict.reason, wanted, override)
+            found = contents.stock(shelf, exported, verdict, source=wanted, override=override)
+    found = replace(found, override="" if found.blessed else override)
+    return contents.commit_by_hand(shelf, head, found, "promoted")
+
+
+def _check_blessed(blessed: bool, reason: str, what: str, override: str) -> None:
+    if not blessed and not override.strip():
+        raise ModelError(
+            f"{what} is not blessed ({reason}); give --override REASON to make it the champion all the same"
+        )
+
+
+def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
     """Makes an earlier version, "" for the one before, the champion again; nothing is removed or copied.
 
     Raises:
-        ModelError: When there is no champion or no such version, or a record is damaged.
-        RunError: When writing fails; the champion is unchanged then.
+        ModelError: When there is no champion or no such version, a record is damaged, or the champion has
+            changed meanwhile.
+        RunError, PlatformError: When writing fails; the champion is unchanged then.
     """
-    require_current(champion)
-    with _one_at_a_time(champion):
-        return _roll_back(champion, require_current(champion), version)
-
-
-def _roll_back(champion: Path, present: Version, version: str) -> Version:
+    shelf = open_shelf(champion)
+    head, present = contents.require_head(shelf)
     wanted = version or present.previous
     if not wanted:
         raise ModelError(
-            f"{present.version} replaced no version; name the one to go to, 'shardline champion show "
-            f"{champion}' lists them"
+            f"{present.version} replaced no version; name the one to go to, 'shardline champion list "
+            f"{shelf.where('')}' lists them"
         )
-    if wanted == present.version:
-        raise ModelError(f"{wanted} is the champion already; name another version")
-    known = {item.version: item for item in complete_versions(champion)}
-    if wanted not in known:
-        raise ModelError(f"no version {wanted} in {champion}; there are {', '.join(known)}")
-    _write(champion / CHAMPION_FILE, known[wanted])
-    return known[wanted]
+    return contents.commit_by_hand(shelf, head, contents.recorded(shelf, wanted), contents.ROLLED_BACK)
 
 
-def _read(path: Path, remedy: str) -> Version:
-    return load(Version, path, ModelError, remedy)
+def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
+    """Removes all versions but the champion, what it replaced, and the `keep` newest others.
 
-
-def _write(path: Path, record: Version) -> None:
-    try:
-        files.write_json(path, asdict(record))
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; the champion is unchanged") from error
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    return (path for path in sorted(directory.rglob("*")) if path.is_file())
-
-
-def _digest(exported: Path, publication: str) -> str:
-    """Returns a digest of the content and the publication, a run or an instant: two never share it."""
-    digest = hashlib.sha256(publication.encode())
-    for path in _files(exported):
-        digest.update(str(path.relative_to(exported)).encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copies all files of a directory into a new one, on disk; a failed or begun copy is removed."""
-    try:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
-        for path in _files(source):
-            _copy_file(path, target / path.relative_to(source))
-        for directory in (target.parent, target, *(path for path in target.rglob("*") if path.is_dir())):
-            files.sync(directory)
-    except OSError as error:
-        shutil.rmtree(target, ignore_errors=True)
-        raise RunError(f"cannot copy to {target}: {error.strerror}; the champion is unchanged") from error
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    files.sync(target)
+    What a call that was killed has begun to remove is removed by the next one, too. Returns the names of what
+    it has removed. Raises ModelError when there is no champion or a record is damaged: nothing is removed
+    then.
+    """
+    shelf = open_shelf(champion)
+    head, _ = contents.require_head(shelf)
+    others = [item for item in contents.complete(shelf) if item.version not in head.kept]
+    return contents.remove_versions(shelf, others[: max(0, len(others) - keep)])

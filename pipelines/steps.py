@@ -170,10 +170,12 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
     """Adds what becomes of a blessed model: the champion, but only once it is uploaded and deployed."""
     component = component_factory(settings)
     exported, accuracy = validated.outputs["exported"], validated.outputs["accuracy"]
+    of_run = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
     before = []
     if settings.model_upload:
         image_uri = settings.model_upload.serving_image_uri
-        ready = component(serving_model)(exported=exported, accuracy=accuracy, image_uri=image_uri)
+        ready = component(serving_model)(exported=exported, accuracy=accuracy, image_uri=image_uri, **of_run)
+        ready.set_caching_options(False)
         uploaded = upload_task(component, settings.model_upload, ready, labels=labels)
         before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
         if settings.deploy:
@@ -181,6 +183,5 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
         if settings.batch_predict:
             name = settings.model_upload.display_name
             batch_prediction_task(settings.batch_predict, name, uploaded, labels)
-    job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
-    registered = component(register)(exported=exported, accuracy=accuracy, gate=gate, job_name=job_name)
+    registered = component(register)(exported=exported, accuracy=accuracy, **of_run)
     registered.set_caching_options(False).after(*before)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components.champions import VERSIONS, champion_directory, check_champion
+from shardline.components.champions import champion_directory, check_champion, where
 from shardline.components.configure import history as last_run
 from shardline.components.configure.fingerprint import (
     DIGEST,
@@ -189,8 +189,8 @@ def _say_unchanged(history: Path, last: Run, content: Fingerprint, job_name: str
         fact("test accuracy", accuracy, f"{accuracy:.4f} (of {last.run})")
     fact("blessed", last.blessed, f"{'yes' if last.blessed else 'no'}: {last.verdict} (of {last.run})")
     if last.champion:
-        published = champion_directory(last.state.settings["champion_uri"]) / VERSIONS / last.champion
-        fact("champion", str(published), f"{published} (of {last.run})")
+        published = where(last.state.settings["champion_uri"], last.champion)
+        fact("champion", published, f"{published} (of {last.run})")
     return reason
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.champions import champion_directory, current
+from shardline.components.champions import champion_directory, published_by
 from shardline.components.model_store import Measured, Verdict, read_part
 from shardline.trainer import crash, files
 from shardline.trainer.errors import ModelError, RunError, SettingsError
@@ -108,7 +108,7 @@ def remember(
         return
     verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
     evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
-    published = current(champion_directory(champion_uri)) if verdict.blessed and champion_uri else None
+    published = published_by(champion_uri, job_name) if verdict.blessed and champion_uri else None
     run = Run(
         run=job_name,
         outcome="trained",

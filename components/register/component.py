@@ -33,24 +33,33 @@ def serving_model(
     serving: dsl.Output[UnmanagedContainerModel],
     accuracy: float,
     image_uri: str,
+    gate: dict,  # type: ignore[type-arg]
+    job_name: str = "",
 ) -> str:
     """Makes a blessed model ready to be uploaded to the Model Registry.
+
+    It is refused here, before anything is served, where the champion is another than it was judged against.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         serving: Base path of the model for TensorFlow Serving, with the container that serves it.
         accuracy: On the test split, 0..1.
         image_uri: TensorFlow Serving.
+        gate: Where it will be published: the fields of `shardline.components.parameters.GateSettings`.
+        job_name: Name of the run.
 
     Returns:
         The model's description.
     """
     from pathlib import Path
 
+    from shardline.components.champions import check_judged
+    from shardline.components.parameters import GateSettings, read
     from shardline.components.register.registry import container_spec, describe, lay_out
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
+        check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
         lay_out(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = container_spec(image_uri)
         return describe(Path(exported.path), accuracy)

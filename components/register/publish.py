@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardline.components.champions import champion_directory, current, publish
+from shardline.components import champions
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer.progress import fact, say
 
@@ -19,24 +19,24 @@ def register_model(exported: Path, accuracy: float, champion_uri: str, run: str 
     Repeated in the same `run`, it publishes once.
 
     Raises:
-        ModelError: When `exported` is incomplete or not blessed, or the present champion is damaged.
-        SettingsError: When the champion's place cannot be reached or written to.
+        ModelError: When `exported` is incomplete or not blessed, the present champion is damaged, or is no
+            longer the one that the model was judged against.
+        SettingsError, PlatformError: When the champion's place cannot be reached or written to.
         RunError: When copying fails.
     """
     if not champion_uri:
         say("register", "champion_uri is empty: the blessed model is not published")
         return
-    directory = champion_directory(champion_uri)
-    previous = current(directory)
-    published = publish(exported, directory, accuracy=accuracy, run=run)
-    if previous is None:
-        how = ""
-    elif previous.version == published.version:
-        how = " since an earlier attempt of this run"
+    published = champions.publish(exported, champion_uri, accuracy=accuracy, run=run)
+    now = champions.require_current(champion_uri).version
+    if now != published.version:
+        how = f"was the champion, {now} is so since"
+    elif published.commit.replaced:
+        how = f"is the champion, replacing {published.commit.replaced}"
     else:
-        how = f", replacing {previous.version} (accuracy {previous.accuracy:.4f})"
-    say("register", f"version {published.version} is the champion{how}")
-    fact("champion", str(directory / published.path))
+        how = "is the champion"
+    say("register", f"version {published.version} {how}")
+    fact("champion", champions.where(champion_uri, published.version))
 
 
 def share_traffic(present: Mapping[str, int], percent: int) -> dict[str, int]:

@@ -42,20 +42,20 @@ def challenge_champion(
     """Measures the champion in the same way as the challenger, and puts it beside it.
 
     Raises:
-        SettingsError: When the place for champions is not there, and it cannot be said whether it has one.
+        SettingsError, PlatformError: When the place for champions cannot be read, so that it cannot be said
+            whether it has one.
     """
-    directory = champions.champion_directory(champion_uri)
     alone, version, export = challenger.evaluation, "", None
     try:
-        present = champions.current(directory)
+        present = champions.current(champion_uri)
         if present is None:
             return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
         version = present.version
-        published = directory / present.path
-        export = Export.read(published)
-        check_comparable(export, version, examples.manifest)
-        trained_on = find_trained_on(published, examples)
-        champion = measure(published / model_store.SAVED_MODEL, examples, min_slice=min_slice)
+        with champions.fetched(champion_uri, present) as published:
+            export = Export.read(published)
+            check_comparable(export, version, examples.manifest)
+            trained_on = find_trained_on(published, examples)
+            champion = measure(published / model_store.SAVED_MODEL, examples, min_slice=min_slice)
     except (ModelError, DatasetError) as error:
         return Challenge(alone, version, Absence(str(error)), export=export)
     compared = compare(challenger, champion, trained_on)

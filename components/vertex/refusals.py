@@ -49,7 +49,7 @@ class Kind(enum.Enum):
     BUSY = "refused for now, without having done anything (429)"
     EXPIRED = "the token was refused (401)"
     MISSING = "there is no such thing (404)"
-    CONFLICT = "it is there already, or was changed meanwhile (409)"
+    CONFLICT = "it is there already, or was changed meanwhile (409, 412)"
     UNREACHED = "the service was never spoken to: the network is not there, or not that far"
     LOST = "done or not done: 5xx, no answer in time, connection lost"
     REFUSED = "refused for good"
@@ -74,6 +74,7 @@ def kind_of(error: BaseException | None) -> Kind:
         api.Unauthorized: Kind.EXPIRED,
         api.NotFound: Kind.MISSING,
         api.Conflict: Kind.CONFLICT,
+        api.PreconditionFailed: Kind.CONFLICT,
     }
     return next((kind for cls, kind in kinds.items() if isinstance(error, cls)), Kind.REFUSED)
 

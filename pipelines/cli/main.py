@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from shardline.pipelines.cli.champions import champion
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
-from shardline.pipelines.cli.models import champion, validate
+from shardline.pipelines.cli.models import validate
 from shardline.pipelines.cli.options import (
     PATH,
     foreground,

@@ -1,20 +1,17 @@
-"""Commands about models: `shardline validate` and `shardline champion show|rollback`."""
+"""Command that judges a model: `shardline validate`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from shardline.components.parameters import FIRST_RUNS
 from shardline.components.validate.gate import Gate, read_gate
-from shardline.pipelines.cli.options import PATH, foreground, json_option, show
-
-if TYPE_CHECKING:
-    from shardline.components.champions import Version
+from shardline.pipelines.cli.options import PATH, foreground
 
 
 @click.command()
@@ -97,68 +94,3 @@ def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, first_
     gate = read_gate(file) if file else Gate()
     gate = gate.with_min_accuracy(min_accuracy).with_rules(texts)
     return replace(gate, first_run=first_run) if first_run else gate
-
-
-@click.group()
-def champion() -> None:
-    """Show the champion, the published model in use, and roll back to an earlier version."""
-
-
-@champion.command("show")
-@click.argument("directory")
-@json_option
-def show_champion(directory: str, as_json: bool) -> None:
-    """Show the champion in DIRECTORY (or gs://) and the versions to which it can be rolled back."""
-    from shardline.components.champions import champion_directory, complete_versions, require_current
-
-    path = champion_directory(directory)
-    present = require_current(path)
-    facts, versions = _facts(path, present), complete_versions(path)[::-1]
-    marks = ("*" if version.version == present.version else " " for version in versions)
-    show(
-        as_json,
-        {"champion": facts, "versions": list(map(asdict, versions))},
-        *(f"{name:<12}{value}" for name, value in facts.items()),
-        "",
-        *(
-            f"{mark} {version.version}  accuracy {version.accuracy:.4f}  {version.created}"
-            for mark, version in zip(marks, versions, strict=True)
-        ),
-    )
-
-
-@champion.command()
-@click.argument("directory")
-@click.option(
-    "--to",
-    "version",
-    default="",
-    metavar="VERSION",
-    help="Version to go back to; default: the one that the champion replaced.",
-)
-@json_option
-def rollback(directory: str, version: str, as_json: bool) -> None:
-    """Roll the champion in DIRECTORY (or gs://) back to the version that it replaced."""
-    from shardline.components import champions
-
-    restored = champions.rollback(champions.champion_directory(directory), version)
-    words = f"version {restored.version} is the champion (accuracy {restored.accuracy:.4f})"
-    show(as_json, asdict(restored), words)
-
-
-def _facts(directory: Path, version: Version) -> dict[str, str]:
-    from shardline.components.model_store import Export
-
-    export = Export.read(directory / version.path)
-    return {
-        "champion": version.version,
-        "path": str(directory / version.path),
-        "accuracy": f"{version.accuracy:.4f}",
-        "dataset": version.fingerprint,
-        "published": version.created,
-        "replaced": version.previous or "nothing",
-        "parameters": f"{export.parameters:,}",
-        "size": f"{export.bytes / 1e6:.1f} MB",
-        "revision": export.git_revision or "unknown",
-        "made with": ", ".join(f"{name} {number}" for name, number in export.versions.items()),
-    }

@@ -4,21 +4,25 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
+from shardline.components import champions
 from shardline.components.champions import (
     complete_versions,
     current,
     directory_name,
     of_source,
-    publish,
+    open_shelf,
     rollback,
 )
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError, SettingsError
-from tests.helpers.exports import write_export
+from tests.helpers.evaluations import EVALUATION
+from tests.helpers.exports import contents, publish_next, write_export
+from tests.helpers.fake_storage import fake_storage
 
 
 @pytest.fixture
@@ -30,9 +34,26 @@ def champion(tmp_path):
 def versions(champion, tmp_path):
     """Three versions, the last of which is the champion."""
     return [
-        publish(write_export(tmp_path / f"model-{index}"), champion, accuracy=accuracy)
+        publish_next(write_export(tmp_path / f"model-{index}"), champion, accuracy=accuracy)
         for index, accuracy in enumerate((0.95, 0.96, 0.97))
     ]
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    """Cloud Storage on this machine, with an empty bucket named bucket."""
+    with fake_storage("bucket", {}) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def shelf(request, tmp_path):
+    """A champion's directory, and one in a bucket that is not mounted."""
+    if request.param == "disk":
+        return str(tmp_path / "shelf")
+    request.getfixturevalue("storage")
+    return "gs://bucket/champions/digits"
 
 
 def invoke(*arguments):
@@ -64,14 +85,14 @@ def test_one_goes_back_step_by_step_and_forward_by_name(champion, versions):
 
 def test_what_is_published_after_a_rollback_goes_back_to_what_it_replaced(champion, versions, tmp_path):
     rollback(champion)
-    fourth = publish(write_export(tmp_path / "fourth"), champion, accuracy=0.98)
+    fourth = publish_next(write_export(tmp_path / "fourth"), champion, accuracy=0.98)
 
     assert fourth.previous == versions[1].version
     assert rollback(champion) == versions[1]
 
 
 def test_the_first_version_has_none_to_go_back_to(champion, tmp_path):
-    first = publish(write_export(tmp_path / "model"), champion, accuracy=0.9)
+    first = publish_next(write_export(tmp_path / "model"), champion, accuracy=0.9)
 
     with pytest.raises(ModelError, match=f"{first.version} replaced no version; name the one to go to"):
         rollback(champion)
@@ -89,10 +110,10 @@ def test_a_version_that_is_not_there_is_refused_with_those_that_are(champion, ve
 
 
 def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, versions, monkeypatch):
-    def full(path, value):
+    def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shardline.components.champions.files.write_json", full)
+    monkeypatch.setattr("shardline.components.shelf.disk.files.sync", full)
     with pytest.raises(RunError, match="No space left on device; the champion is unchanged"):
         rollback(champion)
     assert current(champion) == versions[2]
@@ -122,7 +143,7 @@ EARLIER = "images-data-flowers"
 
 
 def test_a_champion_under_the_name_of_earlier_releases_is_not_passed_over(tmp_path):
-    publish(write_export(tmp_path / "model"), tmp_path / EARLIER, accuracy=0.9)
+    publish_next(write_export(tmp_path / "model"), tmp_path / EARLIER, accuracy=0.9)
     own = tmp_path / directory_name("images:/data/flowers")
 
     with pytest.raises(SettingsError, match=f"an earlier champion is in .*/{EARLIER}, .*: move it to {own}"):
@@ -139,23 +160,13 @@ def test_a_run_beside_an_earlier_champion_begins_nothing(tmp_path):
     (tmp_path / "photos" / "cat" / "1.png").write_bytes(b"1")
     source = f"images:{tmp_path / 'photos'}"
     earlier = tmp_path / "runs" / "champions" / re.sub(r"\W+", "-", source)
-    publish(write_export(tmp_path / "model"), earlier, accuracy=0.9)
+    publish_next(write_export(tmp_path / "model"), earlier, accuracy=0.9)
     given = ["compiled/retrain.yaml", "--runs-dir", tmp_path / "runs", "-p", f"source={source}"]
 
     done = CliRunner().invoke(cli.main, ["run", *map(str, given)])
 
     assert (done.exit_code, "an earlier champion is in" in done.output) == (2, True), done.output
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["champions"]
-
-
-def test_a_damaged_ancestor_does_not_stop_the_next_version(champion, versions, tmp_path, events):
-    (champion / versions[0].path / "version.json").write_text("{")
-
-    fourth = publish(write_export(tmp_path / "fourth"), champion, accuracy=0.98, run="today")
-
-    assert (current(champion), fourth.previous) == (fourth, versions[2].version)
-    assert publish(tmp_path / "fourth", champion, accuracy=0.98, run="today") == fourth
-    assert [event.text.endswith("versions before it are not searched") for event in events] == [True]
 
 
 READER = """
@@ -187,7 +198,7 @@ def test_show_says_what_is_in_use_and_what_one_can_go_back_to(champion, versions
     assert lines[0] == f"champion    {versions[1].version}"
     assert f"path        {champion / versions[1].path}" in lines
     assert f"replaced    {versions[0].version}" in lines
-    marked = {line[2:].split()[0]: line[0] for line in lines if "  accuracy " in line}
+    marked = {line[2:].split()[0]: line[0] for line in lines[lines.index("") + 1 :]}
     assert marked == {version.version: " *"[version == versions[1]] for version in versions}
 
 
@@ -222,15 +233,21 @@ def test_rollback_says_which_version_is_the_champion_now(champion, versions):
     assert (done.exit_code, current(champion)) == (0, versions[2])
 
 
-@pytest.mark.parametrize("command", ["show", "rollback"])
+@pytest.mark.parametrize("command", ["show", "list", "rollback", "prune --keep 0"])
 @pytest.mark.parametrize(
-    ("place", "message"),
-    [("nothing-here", "nothing has been published in"), ("gs://no-such-bucket/x", "is not mounted here")],
+    ("place", "code", "message"),
+    [
+        ("nothing-here", 2, "nothing has been published in"),
+        ("gs://", 2, "'gs://' names no bucket"),
+        ("gs://bucket/nothing-here", 2, "nothing has been published in gs://bucket/nothing-here;"),
+        ("gs://no-such-bucket/x", 3, "cannot list gs://no-such-bucket/x: not found"),
+    ],
 )
-def test_a_place_without_a_champion_is_one_line(command, place, message, tmp_path):
-    done = invoke(command, place if place.startswith("gs:") else tmp_path / place)
+def test_a_place_without_a_champion_is_one_line(command, place, code, message, storage, tmp_path):
+    name, *options = command.split()
+    done = invoke(name, place if place.startswith("gs:") else tmp_path / place, *options)
 
-    assert done.exit_code == 2
+    assert done.exit_code == code
     assert message in done.output
     assert len(done.output.splitlines()) == 1
 
@@ -242,3 +259,123 @@ def test_a_damaged_record_of_a_version_is_said(champion, versions):
 
     assert done.exit_code == 2
     assert "version.json is not JSON" in done.output
+
+
+def answer(*arguments):
+    """Returns what a command prints as JSON, and checks that it has succeeded."""
+    done = invoke(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_shelf_is_listed_with_who_when_from_which_run_and_the_metrics(shelf, tmp_path):
+    exported = write_export(tmp_path / "model")
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    first = publish_next(exported, shelf, accuracy=0.97, run="monday")
+    second = publish_next(write_export(tmp_path / "next"), shelf, accuracy=0.98, run="tuesday")
+    answer("rollback", shelf)
+
+    listed = answer("list", shelf)
+    lines = invoke("list", shelf).output.splitlines()
+
+    assert listed["champion"] == first.version
+    assert [item["run"] for item in listed["versions"]] == ["tuesday", "monday"]
+    assert all(item["by"].count("@") == 1 for item in listed["versions"])
+    assert listed["versions"][1]["metrics"] == EVALUATION["metrics"]
+    commit = listed["versions"][1]["commit"]
+    assert (commit["how"], commit["serial"], commit["replaced"]) == ("rolled back", 3, second.version)
+    assert [line[0] for line in lines] == [" ", " ", "*"]
+    assert all(word in lines[2] for word in (first.version, "0.9700", first.by, "monday"))
+
+    shown = answer("show", shelf, second.version)["version"]
+    assert (shown["champion"], shown["run"], shown["replaced"]) == (second.version, "tuesday", first.version)
+    assert "metrics     accuracy 0.9, log_loss 0.25\n" in invoke("show", shelf).output
+
+
+def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(shelf, tmp_path):
+    first = publish_next(write_export(tmp_path / "first"), shelf)
+    exported = write_export(tmp_path / "unregistered", weights=b"unregistered")
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+
+    promoted = answer("promote", shelf, exported)
+
+    assert current(shelf).version == promoted["version"]
+    assert (promoted["previous"], promoted["source"]) == (first.version, str(exported))
+    assert promoted["accuracy"] == EVALUATION["accuracy"]
+    with champions.fetched(shelf, current(shelf)) as copy:
+        assert contents(copy) == contents(exported)
+    assert "is the champion already; name another" in invoke("promote", shelf, exported).output
+    assert answer("rollback", shelf)["version"] == first.version
+    assert answer("promote", shelf, promoted["version"])["version"] == promoted["version"]
+
+
+def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, tmp_path):
+    exported = write_export(tmp_path / "model")
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    place = open_shelf("gs://bucket/runs/7")
+    place.put(exported, "exported")
+
+    answer("promote", champion, place.where("exported"))
+
+    assert contents(champion / current(champion).path) == contents(exported)
+
+
+def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(shelf, tmp_path):
+    first = publish_next(write_export(tmp_path / "first"), shelf)
+    blocked = write_export(tmp_path / "blocked", blessed=False)
+    (blocked / "evaluation.json").write_text(json.dumps(EVALUATION))
+
+    for override in ([], ["--override", " "]):
+        done = invoke("promote", shelf, blocked, *override)
+        assert done.exit_code == 2
+        assert "is not blessed (accuracy 0.9 is not >= 0.95); give --override REASON" in done.output
+    assert (current(shelf), len(complete_versions(shelf))) == (first, 1)
+
+    promoted = answer("promote", shelf, blocked, "--override", "the labels were wrong")
+
+    assert current(shelf).override == promoted["override"] == "the labels were wrong"
+    assert "the labels were wrong" in invoke("list", shelf).output
+    assert "override    the labels were wrong\n" in invoke("show", shelf).output
+    answer("rollback", shelf)
+    assert "the labels were wrong" in invoke("list", shelf).output
+    assert invoke("promote", shelf, promoted["version"]).exit_code == 2
+
+
+def test_prune_keeps_the_champion_what_it_replaced_and_the_newest(shelf, tmp_path):
+    exported = write_export(tmp_path / "model")
+    names = [publish_next(exported, shelf, run=f"run-{number}").version for number in range(6)]
+    in_order = sorted(names)
+    answer("rollback", shelf, "--to", names[1])  # which replaced names[0], and now names[5]
+
+    others = [name for name in in_order if name not in (names[0], names[1], names[5])]
+    assert answer("prune", shelf, "--keep", 2)["removed"] == others[:1]
+    assert invoke("prune", shelf, "--keep", 1).output == f"removed {others[1]}\n"
+    assert invoke("prune", shelf, "--keep", 1).output == "nothing to remove\n"
+
+    left = {item.version for item in complete_versions(shelf)}
+    assert left == {names[0], names[1], names[5], others[2]}
+    assert current(shelf).version == names[1]
+    assert set(open_shelf(shelf).names("versions")) == left
+    assert answer("rollback", shelf)["version"] == names[0]
+
+
+def test_a_version_that_is_promoted_while_others_are_pruned_stays_whole(shelf, tmp_path, monkeypatch):
+    exported = write_export(tmp_path / "model")
+    names = [publish_next(exported, shelf, run=f"run-{number}").version for number in range(4)]
+    place = type(open_shelf(shelf))
+    commit, promoted = place.commit, []
+
+    def promote_first(self, version, head):
+        if not promoted:
+            promoted.append(names[0])
+            commit(self, replace(oldest, commit=replace(version.commit, replaced=version.version)), head)
+        return commit(self, version, head)
+
+    oldest = complete_versions(shelf)[names.index(min(names))]
+    monkeypatch.setattr(place, "commit", promote_first)
+    champions.prune(shelf, 0)
+
+    assert current(shelf).version == oldest.version
+    with champions.fetched(shelf, oldest) as copy:
+        assert contents(copy).keys() == contents(exported).keys()
+    assert {item.version for item in complete_versions(shelf)} >= {oldest.version, names[-1]}

@@ -15,13 +15,14 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.champions import publish
 from shardline.components.configure.changes import differences, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
 from shardline.components.configure.history import State
 from shardline.trainer import files, progress
 from shardline.trainer.errors import SettingsError
 from tests.helpers.evaluations import EVALUATION
+from tests.helpers.exports import publish_next
+from tests.helpers.fake_storage import fake_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -240,7 +241,7 @@ def start_from_a_file(directory, champion, tmp_path):
 
 
 def start_from_another_champion(directory, champion, tmp_path):
-    publish(export(tmp_path / "better", model=b"better"), champion, accuracy=0.9)
+    publish_next(export(tmp_path / "better", model=b"better"), champion)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_other_weights_to_start_from_train(start, change, photos, history, tmp_p
     champion, models = tmp_path / "champion", tmp_path / "models"
     models.mkdir()
     (models / "model.keras").write_bytes(b"weights")
-    publish(export(tmp_path / "first", model=b"good"), champion, accuracy=0.9)
+    publish_next(export(tmp_path / "first", model=b"good"), champion)
     options = {"train_options": {"initial_model": str(tmp_path / start)}}
     first = train(history, f"images:{photos}", tmp_path, **options)
     assert not look(history, f"images:{photos}", **options).changed
@@ -479,8 +480,9 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(photos, history, 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("gs://no-such-bucket/champions", "/gcs/no-such-bucket is not mounted here"),
-        ("/gcs/no-such-bucket/champions", "/gcs/no-such-bucket is not mounted here"),
+        ("gs://no-such-bucket/champions", "cannot write gs://no-such-bucket/champions/.tmp-check-"),
+        ("/gcs/no-such-bucket/champions", "cannot write gs://no-such-bucket/champions/.tmp-check-"),
+        ("gs://bucket/damaged", "gs://bucket/damaged/champion.json is not JSON"),
         ("file/champions", "Not a directory; choose another champion_uri"),
         ("damaged", "champion.json is not JSON"),
     ],
@@ -493,10 +495,12 @@ def test_a_champion_that_could_not_be_replaced_is_said_before_anything_is_traine
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "champion.json").write_text("{")
 
-    with pytest.raises(SystemExit) as caught:
-        look("", f"images:{photos}", champion_uri=place)
+    with fake_storage("bucket", {"damaged/champion.json": b"{"}) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        with pytest.raises(SystemExit) as caught:
+            look("", f"images:{photos}", champion_uri=place)
 
-    assert caught.value.code == 2
+    assert caught.value.code == (3 if "no-such-bucket" in place else 2)
     assert message in events[-1].text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file", "photos"]
 
@@ -513,10 +517,10 @@ def test_nothing_is_written_to_a_bucket_before_a_first_champion(photos, tmp_path
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket" / "file").touch()
 
-    def denied(dir):
+    def denied(dir, prefix):
         raise PermissionError(errno.EACCES if dir.is_dir() else errno.ENOTDIR, "denied")
 
-    monkeypatch.setattr("shardline.components.champions.tempfile.TemporaryFile", denied)
+    monkeypatch.setattr("shardline.components.shelf.disk.tempfile.NamedTemporaryFile", denied)
     look("", f"images:{photos}", champion_uri="gs://bucket/champions/photos")
     for place in ("gs://bucket/file/photos", "/gcs/bucket/champions"):
         (tmp_path / "bucket" / "champions").mkdir(exist_ok=True)
@@ -538,10 +542,11 @@ def test_a_history_that_cannot_be_written_is_said_at_once(photos, tmp_path, even
 @pytest.mark.parametrize("blessed", [True, False])
 def test_the_champion_that_a_run_made_is_remembered(blessed, photos, history, tmp_path, events):
     champion = tmp_path / "champion"
-    publish(export(tmp_path / "before"), champion, accuracy=0.8)
+    publish_next(export(tmp_path / "before"), champion)
     found = look(history, f"images:{photos}", champion_uri=str(champion))
     exported = export(tmp_path / "now", blessed=blessed)
-    version = publish(exported, champion, accuracy=0.9).version if blessed else ""
+    version = publish_next(exported, champion, run="run-1").version if blessed else ""
+    publish_next(export(tmp_path / "of-another-run"), champion, run="run-2")
 
     record(history, found, exported, champion=champion)
 

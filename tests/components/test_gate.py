@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from sklearn import metrics
 
 from shardline.components import model_store
-from shardline.components.champions import publish
 from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.evaluate import Examples, compare, measure
 from shardline.components.validate.export import export_model
@@ -26,6 +25,7 @@ from shardline.components.validate.verdict import judge
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
 from tests.helpers.datasets import write_dataset, write_table
+from tests.helpers.exports import publish_next
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
@@ -92,7 +92,7 @@ def champion(dataset, tmp_path_factory):
     outcome = validate(
         save(band_model(**PRESENT), work), dataset, work / "out", gate=Gate(parse_rules(["accuracy >= 0.3"]))
     )
-    publish(work / "out", work / "champions", accuracy=outcome.evaluation.accuracy)
+    publish_next(work / "out", work / "champions", accuracy=outcome.evaluation.accuracy)
     return work / "champions"
 
 

@@ -11,13 +11,13 @@ from google.cloud.aiplatform_v1.types import Model
 from google.rpc import code_pb2
 from kfp import dsl
 
-from shardline.components import champions
 from shardline.components.champions import complete_versions, current
 from shardline.components.register.component import model_upload, register, registry_evaluation, serving_model
+from shardline.components.shelf.disk import Disk
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.evaluations import EVALUATION
-from tests.helpers.exports import write_export
+from tests.helpers.exports import judge_again, write_export
 
 PARENT = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/models/7"
 
@@ -31,6 +31,7 @@ class Publication:
         if not Path(self._exported.path).exists():
             write_export(Path(self._exported.path), weights=run.encode())
             (Path(self._exported.path) / "evaluation.json").write_text(json.dumps(EVALUATION))
+            judge_again(Path(self._exported.path), self.champion)
         self._serving = dsl.Artifact(uri=str(directory / "serving" / run))
         self._model = dsl.Artifact()
         self._parent, self._run = parent, run
@@ -38,7 +39,10 @@ class Publication:
     def do(self) -> None:
         """Does all tasks that are still to be done, as an attempt that knows nothing of the one before."""
         common: dict[str, Any] = {"accuracy": 0.97}
-        text = serving_model(exported=self._exported, serving=self._serving, image_uri="s:1", **common)
+        of_run: dict[str, Any] = {"gate": {"champion_uri": str(self.champion)}, "job_name": self._run}
+        text = serving_model(
+            exported=self._exported, serving=self._serving, image_uri="s:1", **common, **of_run
+        )
         upload = {"display_name": "digits", "serving_image_uri": "s:1", "parent_model": self._parent}
         stored = dsl.Artifact(uri=f"gs://{BUCKET}{self._serving.path}", metadata=self._serving.metadata)
         model_upload(
@@ -53,9 +57,7 @@ class Publication:
             location=LOCATION,
         )
         registry_evaluation(exported=self._exported, model=self._model)
-        register(
-            exported=self._exported, gate={"champion_uri": str(self.champion)}, job_name=self._run, **common
-        )
+        register(exported=self._exported, **common, **of_run)
 
 
 #: What fails, and how: a call of the platform, refused or with its answer lost, or a step of the publication.
@@ -66,10 +68,11 @@ FAULTS = [
     ("ListModelEvaluations", {"code": code_pb2.PERMISSION_DENIED}),
     ("ImportModelEvaluation", {"code": code_pb2.PERMISSION_DENIED}),
     ("ImportModelEvaluation", {"drop": "answer"}),
-    ("_copy_file", {}),
-    ("version.json", {}),
-    ("champion.json", {}),
-    ("after champion.json", {}),
+    ("put", {}),
+    ("after put", {}),
+    ("write", {}),
+    ("commit", {}),
+    ("after commit", {}),
 ]
 
 
@@ -78,25 +81,15 @@ def fail_once(where: str, how: dict[str, Any], vertex: FakeVertex, monkeypatch: 
     if how:
         vertex.services.fail(where, **how)
         return
-    left = [where]
-    copy, write = champions._copy_file, champions._write
+    step, method = where.removeprefix("after "), getattr(Disk, where.removeprefix("after "))
 
-    def end_at(step: str) -> None:
-        if left == [step]:
-            left.clear()
-            raise SystemExit(1)
+    def failing(*arguments: Any) -> Any:
+        monkeypatch.setattr(Disk, step, method)
+        if where.startswith("after "):
+            method(*arguments)
+        raise SystemExit(1)
 
-    def failing_copy(source: Path, target: Path) -> None:
-        end_at("_copy_file")
-        copy(source, target)
-
-    def failing_write(path: Path, record: Any) -> None:
-        end_at(path.name)
-        write(path, record)
-        end_at(f"after {path.name}")
-
-    monkeypatch.setattr(champions, "_copy_file", failing_copy)
-    monkeypatch.setattr(champions, "_write", failing_write)
+    monkeypatch.setattr(Disk, step, failing)
 
 
 @pytest.mark.parametrize("parent", ["", PARENT])
@@ -132,8 +125,9 @@ def test_one_upload_and_one_champion_whatever_failed_before(
 
 
 def test_the_next_run_uploads_and_publishes_its_own(vertex_environ: FakeVertex, tmp_path: Path) -> None:
-    first, second = (Publication(tmp_path, run=name) for name in ("retrain-1", "retrain-2"))
+    first = Publication(tmp_path, run="retrain-1")
     first.do()
+    second = Publication(tmp_path, run="retrain-2")
     second.do()
     first.do()  # an old attempt that comes late replaces nothing
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.champions import publish
 from shardline.pipelines.preflight import check_run
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers import programs
+from tests.helpers.exports import publish_next
 from tests.helpers.images import encoded, scene
 from tests.helpers.markdown import ROOT, Command, commands, shown_files
 
@@ -62,7 +62,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root, "validate", "out/model/model.keras", "out/digits", "out/blessed", "--rule", "accuracy >= 0"
     )
     for _ in range(1 + sum("rollback" in command.words for command in TYPED)):
-        publish(root / "out/blessed", root / "runs/champions/digits", accuracy=0.5)
+        publish_next(root / "out/blessed", root / "runs/champions/digits", accuracy=0.5)
     return root
 
 

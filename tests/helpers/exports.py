@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 
 from shardline.components import model_store
-from tests.helpers.datasets import CLASS_NAMES, write_dataset
+from shardline.components.champions import current, publish
+from shardline.components.shelf.version import Version
+from shardline.trainer.files import TEMPORARY
 
 
-def write_export(directory: Path, *, blessed: bool = True, weights: bytes = b"weights") -> Path:
+def write_export(
+    directory: Path, *, blessed: bool = True, weights: bytes = b"weights", judged_against: str = ""
+) -> Path:
     """Writes a validated model as validation leaves it, without a real one in it."""
     saved_model = directory / model_store.SAVED_MODEL
     (saved_model / "variables").mkdir(parents=True)
     (saved_model / "saved_model.pb").write_bytes(b"graph")
     (saved_model / "variables" / "variables.index").write_bytes(weights)
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
-    verdict = {"blessed": blessed, "reason": "accuracy 0.9 is not >= 0.95"}
+    verdict = {"blessed": blessed, "reason": "accuracy 0.9 is not >= 0.95", "champion": judged_against}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
     return directory
 
@@ -26,6 +30,7 @@ def export_small_model(directory: Path) -> Path:
     import keras
 
     from shardline.components.validate.export import export_model, take_samples
+    from tests.helpers.datasets import CLASS_NAMES, write_dataset
 
     shape = (12, 12, 3)
     dataset, out = directory / "dataset", directory / "exported"
@@ -39,10 +44,24 @@ def export_small_model(directory: Path) -> Path:
     return out
 
 
+def judge_again(exported: Path, champion: Path | str) -> Path:
+    """Has a validated model judged against the champion of now."""
+    blessing = exported / model_store.BLESSING_FILE
+    present = current(champion)
+    verdict = {**json.loads(blessing.read_text()), "champion": present.version if present else ""}
+    blessing.write_text(json.dumps(verdict))
+    return exported
+
+
+def publish_next(exported: Path, champion: Path | str, *, accuracy: float = 0.97, run: str = "") -> Version:
+    """Publishes a validated model that was judged against the champion of now."""
+    return publish(judge_again(exported, champion), champion, accuracy=accuracy, run=run)
+
+
 def contents(directory: Path) -> dict[str, bytes]:
-    """Returns the files of a published version, but for what tells when it was published."""
+    """Returns the files of a published version, but for its record and what a killed process has left."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
-        if path.is_file() and path.name != "version.json"
+        if path.is_file() and path.name != "version.json" and not path.name.startswith(TEMPORARY)
     }

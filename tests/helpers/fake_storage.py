@@ -1,48 +1,144 @@
-"""Cloud Storage on a port of this machine: as much of its JSON API as reading takes."""
+"""Cloud Storage on a port of this machine: as much of its JSON API as reading, writing and listing take."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+#: What becomes of the n-th request: "" serves it, "before" refuses it, "after" refuses when it is done.
+Fate = Callable[[int], str]
+
+
+class Objects:
+    """Objects of one bucket, each with the generation that a precondition names."""
+
+    def __init__(self, content: MutableMapping[str, bytes]) -> None:
+        self.content = content
+        self.lock = threading.Lock()
+        self.requests = 0
+        self._generations = dict.fromkeys(content, 1)
+        self._last = 1
+
+    def generation(self, name: str) -> int:
+        """Returns the generation of an object; 0 where there is none."""
+        return self._generations.get(name, 0) if name in self.content else 0
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes an object in a new generation."""
+        self._last += 1
+        self.content[name], self._generations[name] = data, self._last
+
+    def described(self, bucket: str, name: str) -> dict[str, str]:
+        """Returns an object's metadata."""
+        size, generation = str(len(self.content[name])), str(self.generation(name))
+        return {
+            "kind": "storage#object",
+            "bucket": bucket,
+            "name": name,
+            "size": size,
+            "generation": generation,
+        }
+
 
 @contextlib.contextmanager
-def fake_storage(bucket: str, objects: Mapping[str, bytes]) -> Iterator[str]:
+def fake_storage(
+    bucket: str, objects: MutableMapping[str, bytes], fate: Fate = lambda _: ""
+) -> Iterator[str]:
     """Serves the objects of one bucket and gives the server's URL, for STORAGE_EMULATOR_HOST."""
+    stored = Objects(objects)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body of an answer in one packet: a second one would wait for 40 ms
 
         def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            prefix = f"/storage/v1/b/{bucket}/o"
-            _, found, name = url.path.partition(prefix)
-            name = unquote(name.strip("/"))
-            if not found or (name and name not in objects):
-                self._answer(404, json.dumps({"error": {"code": 404, "message": "Not Found"}}).encode())
-            elif not name:
-                self._answer(200, json.dumps(listing(bucket, objects, url.query)).encode())
-            elif "alt=media" in url.query or "/download/" in url.path:
-                self._send(objects[name])
-            else:
-                self._answer(200, json.dumps(described(bucket, name, objects[name])).encode())
+            self._serve(self._get)
 
-        def _send(self, data: bytes) -> None:
-            wanted = self.headers.get("Range")
+        def do_POST(self) -> None:
+            self._serve(self._upload)
+
+        def do_DELETE(self) -> None:
+            self._serve(self._delete)
+
+        def _serve(self, method: Callable[[str, dict[str, str]], None]) -> None:
+            url = urlsplit(self.path)
+            self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            _, found, name = url.path.partition(f"/b/{bucket}/o")
+            query = {key: values[0] for key, values in parse_qs(url.query).items()}
+            with stored.lock:
+                stored.requests += 1
+                self._refused = fate(stored.requests)
+                if self._refused == "before":
+                    self._error(403)
+                elif not found:
+                    self._error(404)
+                else:
+                    method(unquote(name.strip("/")), query)
+
+        def _get(self, name: str, query: dict[str, str]) -> None:
+            if name and name not in objects:
+                self._error(404)
+            elif not name:
+                self._json(listing(bucket, stored, query))
+            elif query.get("alt") == "media" or "/download/" in self.path:
+                self._send(name)
+            else:
+                self._json(stored.described(bucket, name))
+
+        def _upload(self, _: str, query: dict[str, str]) -> None:
+            boundary = self.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
+            _, head, content, _ = self._body.split(b"--" + boundary)
+            name = json.loads(head.partition(b"\r\n\r\n")[2])["name"]
+            data = content.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+            wanted = query.get("ifGenerationMatch")
+            if wanted is not None and int(wanted) != stored.generation(name):
+                self._error(412)
+                return
+            stored.put(name, data)
+            self._json(stored.described(bucket, name))
+
+        def _delete(self, name: str, _: dict[str, str]) -> None:
+            if objects.pop(name, None) is None:
+                self._error(404)
+            else:
+                self._answer(204, b"")
+
+        def _send(self, name: str) -> None:
+            data, wanted = objects[name], self.headers.get("Range")
             if wanted:
                 first, _, last = wanted.removeprefix("bytes=").partition("-")
                 data = data[int(first) : int(last) + 1 if last else None]
-            self._answer(206 if wanted else 200, data, "application/octet-stream")
+            kind = "application/octet-stream"
+            self._answer(206 if wanted else 200, data, kind, {"X-Goog-Generation": stored.generation(name)})
 
-        def _answer(self, status: int, content: bytes, kind: str = "application/json") -> None:
+        def _json(self, content: dict[str, object] | dict[str, str]) -> None:
+            self._answer(200, json.dumps(content).encode())
+
+        def _error(self, status: int) -> None:
+            self._refused = ""
+            message = {404: "Not Found", 412: "conditionNotMet", 403: "refused by the test"}[status]
+            self._answer(status, json.dumps({"error": {"code": status, "message": message}}).encode())
+
+        def _answer(
+            self,
+            status: int,
+            content: bytes,
+            kind: str = "application/json",
+            headers: dict[str, int] | None = None,
+        ) -> None:
+            if self._refused:
+                self._error(403)
+                return
             with contextlib.suppress(ConnectionError):  # a client may have had enough
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
+                for header, value in (headers or {}).items():
+                    self.send_header(header, str(value))
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -61,29 +157,16 @@ def fake_storage(bucket: str, objects: Mapping[str, bytes]) -> Iterator[str]:
         server.server_close()
 
 
-def described(bucket: str, name: str, data: bytes) -> dict[str, str]:
-    """Returns an object's metadata."""
-    return {
-        "kind": "storage#object",
-        "bucket": bucket,
-        "name": name,
-        "size": str(len(data)),
-        "generation": "1",
-    }
-
-
-def listing(bucket: str, objects: Mapping[str, bytes], query: str) -> dict[str, object]:
+def listing(bucket: str, stored: Objects, query: dict[str, str]) -> dict[str, object]:
     """Returns the objects and folders below a prefix."""
-    parameters = parse_qs(query)
-    prefix = parameters.get("prefix", [""])[0]
-    delimiter = parameters.get("delimiter", [""])[0]
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     items, folders = [], set()
-    for name, data in sorted(objects.items()):
+    for name in sorted(stored.content):
         if not name.startswith(prefix):
             continue
         head, more, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
         if more:
             folders.add(prefix + head + delimiter)
         else:
-            items.append(described(bucket, name, data))
+            items.append(stored.described(bucket, name))
     return {"kind": "storage#objects", "items": items, "prefixes": sorted(folders)}
