@@ -16,7 +16,11 @@ _MOST_FLIPS = 0.1
 
 # As much miscalibration, and as many times the champion's costs, are worth a warning too.
 _MOST_ECE = 0.1
-_COSTS = {"latency_p50_ms": "The latency of one example", "size_mb": "The size on disk"}
+_COSTS = {
+    "latency_p50_ms": "The latency of one example",
+    "size_mb": "The size on disk",
+    "log_loss": "The log loss, the price of being sure and wrong,",
+}
 _MOST_GROWTH = 2.0
 
 _MOST_NAMES = 5
@@ -165,9 +169,9 @@ def _warnings(evaluation: Evaluation) -> list[str]:
         for metric, change in _HARMLESS.items()
         if (share := measured.get(metric, 0.0)) > _MOST_FLIPS
     ]
-    if (error := measured.get("ece", 0.0)) > _MOST_ECE:
-        found.append(f"Probabilities are off by {error:.0%} on average (calibration error)")
     before = evaluation.champion.metrics if evaluation.champion else {}
+    if (error := measured.get("ece", 0.0)) > _MOST_ECE:
+        found.append(f"Probabilities are off by {100 * error:.1f} points on average (calibration error)")
     found += [
         f"{label} has grown to {measured[metric] / before[metric]:.1f} times the champion's"
         for metric, label in _COSTS.items()

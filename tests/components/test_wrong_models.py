@@ -1,0 +1,17 @@
+"""What the gate says to twelve wrong models is what its page says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.components import wrong_models
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
+
+
+def test_the_table_of_wrong_models_is_what_the_gate_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+
+    assert wrong_models.table(tmp_path) in page

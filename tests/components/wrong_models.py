@@ -1,0 +1,189 @@
+"""Twelve wrong models, and what the gate says to each: `python -m tests.components.wrong_models`.
+
+All are made for real, of the digits, and judged with no rule written, beside a sound champion.
+Prints the table for docs/gate.md; numbers, which differ a little between machines, are left out of it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from shardline.components.champions import publish
+from shardline.components.preprocess.sources import Example
+from shardline.components.preprocess.sources.digits import Digits
+from shardline.components.validate.gate import Gate
+from shardline.components.validate.validation import validate
+from shardline.components.validate.verdict import Blessing
+from tests.helpers import preprocessing
+
+_EPOCHS = 12
+
+
+class Leaked:
+    """The digits, with a copy of each test example in training."""
+
+    def __init__(self) -> None:
+        self.class_names = Digits().class_names
+
+    def __iter__(self) -> Iterator[Example]:
+        for place, example in enumerate(Digits()):
+            given = {"label": example.label, "image": example.image}
+            split = "train" if place % 10 else "test"
+            yield Example(key=f"{place}", split=split, **given)
+            if split == "test":
+                yield Example(key=f"copy of {place}", split="train", **given)
+
+
+@keras.saving.register_keras_serializable("wrong_models")
+class Slow(keras.layers.Layer):
+    """Takes a while, and changes nothing."""
+
+    def call(self, inputs: Any) -> Any:
+        matrix = tf.random.uniform((500, 500))
+        for _ in range(6):
+            matrix = tf.matmul(matrix, matrix) / 1e4
+        return inputs + 0.0 * tf.reduce_sum(tf.clip_by_value(matrix, 0.0, 1.0))
+
+
+@keras.saving.register_keras_serializable("wrong_models")
+class Large(keras.layers.Layer):
+    """Has weights that do nothing."""
+
+    def build(self, shape: Any) -> None:
+        self.ballast = self.add_weight(shape=(300, 1000), initializer="zeros")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.ballast[0, 0]
+
+
+def build(*layers: keras.layers.Layer, seed: int = 0) -> keras.Model:
+    """Returns a small compiled model; `layers` come before its last."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1), dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(32, "relu"),
+            *layers,
+            keras.layers.Dense(10, "softmax", name="last"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def load(dataset: Path, *splits: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Returns images and labels of some splits."""
+    found = [example for split in splits for example in preprocessing.read(dataset, split)]
+    images = np.stack([tf.io.decode_image(example["image"]).numpy() for example in found])
+    return images, np.array([example["label"] for example in found])
+
+
+def trained(dataset: Path, *splits: str, epochs: int = _EPOCHS, shuffled: bool = False) -> keras.Model:
+    images, labels = load(dataset, *(splits or ("train",)))
+    if shuffled:
+        labels = np.random.default_rng(0).permutation(labels)
+    model = build()
+    model.fit(images, labels, batch_size=32, epochs=epochs, verbose=0)
+    return model
+
+
+def changed(model: keras.Model, change: Callable[[Any, Any], tuple[Any, Any]], *layers: Any) -> keras.Model:
+    """Returns a copy of a model with other weights in its last layer, and more layers before it."""
+    copy = build(*layers)
+    copy.get_layer(index=2).set_weights(model.get_layer(index=2).get_weights())
+    copy.get_layer("last").set_weights(list(change(*model.get_layer("last").get_weights())))
+    return copy
+
+
+@dataclass(frozen=True)
+class Case:
+    """A wrong model or a fault of the data: what is shown of it, on which dataset, and how it is made."""
+
+    shown: str
+    make: Callable[[keras.Model, Path], keras.Model]
+    data: str = "digits"
+
+
+def _same(kernel: Any, bias: Any) -> tuple[Any, Any]:
+    return kernel, bias
+
+
+CASES = (
+    Case("worse: trained for one epoch", lambda _, data: trained(data, epochs=1)),
+    Case("equal: the champion once more", lambda good, _: changed(good, _same)),
+    Case(
+        "blind: never says 8",
+        lambda good, _: changed(good, lambda k, b: (k, b - 100.0 * (np.arange(10) == 8))),
+    ),
+    Case("trained on shuffled labels", lambda _, data: trained(data, shuffled=True)),
+    Case("leaked: a copy of each test example is in training", lambda _, data: trained(data), "leaked"),
+    Case("NaN in a weight", lambda good, _: changed(good, lambda k, b: (k, b * np.nan))),
+    Case("too slow", lambda good, _: changed(good, _same, Slow())),
+    Case("too large", lambda good, _: changed(good, _same, Large())),
+    Case("overconfident: logits times 20", lambda good, _: changed(good, lambda k, b: (20 * k, 20 * b))),
+    Case("other order of the labels", lambda good, _: changed(good, lambda k, b: (k[:, ::-1], b[::-1]))),
+    Case("trained on the test split", lambda _, data: trained(data, "train", "test", epochs=5 * _EPOCHS)),
+    Case("tiny test split: 15 examples", lambda good, _: changed(good, _same), "tiny"),
+)
+
+
+def judged(work: Path) -> Iterator[tuple[Case, Blessing]]:
+    """Yields each case with the verdict on it; all is written to `work`."""
+    datasets = {name: work / name for name in ("digits", "leaked", "tiny")}
+    preprocessing.run("digits", datasets["digits"])
+    preprocessing.run("digits", datasets["tiny"], split={"train": 0.89, "validation": 0.1, "test": 0.01})
+    preprocessing.run("tests.components.wrong_models:Leaked", datasets["leaked"])
+    good, shelf = trained(datasets["digits"]), work / "champions"
+    shelf.mkdir()
+    champion = validate(save(good, work), datasets["digits"], work / "champion", gate=Gate())
+    publish(work / "champion", shelf, accuracy=champion.evaluation.accuracy)
+    for place, case in enumerate(CASES):
+        model_file = save(case.make(good, datasets[case.data]), work)
+        outcome = validate(
+            model_file, datasets[case.data], work / f"{place}", gate=Gate(), champion_uri=str(shelf)
+        )
+        yield case, outcome.blessing
+
+
+def save(model: keras.Model, work: Path) -> Path:
+    model.save(work / "model.keras")
+    return work / "model.keras"
+
+
+def row(case: Case, blessing: Blessing) -> str:
+    """Returns a row of the table."""
+    broken = [f"`{rule.name}` {rule.verdict}" for rule in blessing.rules if rule.verdict != "passed"]
+    words, _, _ = blessing.headline.rpartition(": ")
+    said = "; ".join([words, *(text for text in blessing.warnings if "shift by one pixel" not in text)])
+    verdict = "blessed" if blessing.blessed else "**blocked**"
+    return f"| {case.shown} | {verdict} | {', '.join(broken)} | {without_numbers(said)} |"
+
+
+def without_numbers(text: str) -> str:
+    text = re.sub(r"(?<![\w'])[\d.,]*\d(?!')", "…", text)
+    return re.sub(r"… \(…\)(, … \(…\))*( and … more)?", "…", text)
+
+
+def table(work: Path) -> str:
+    """Returns the table for docs/gate.md."""
+    rows = [row(case, blessing) for case, blessing in judged(work)]
+    head = ["| model or data | verdict | rules that did not pass | what it says |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        sys.stdout.write(table(Path(directory)))
