@@ -124,8 +124,7 @@ def validate(
         champion=challenge.champion,
         warnings=_warnings(manifest, examples.name, challenge.warning),
     )
-    verdict = f"{'Blessed' if blessing.blessed else 'Not blessed'}: {blessing.reason}"
-    card = make_card(manifest, export, training, evaluation, verdict)
+    card = make_card(manifest, export, training, evaluation, blessing.headline)
     origin = Origin.of(model_file, training, run)
     report = render_report(
         evaluation, blessing, manifest, export, training, champion=challenge.export, origin=origin

@@ -316,7 +316,8 @@ def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
 
 def _beside_champion(rule: JudgedRule) -> str:
     if rule.left is None or rule.right is None:
-        return f"Not compared with the champion: {rule.note}"
+        # What follows says what to do, which has no place in a headline.
+        return f"Not compared with the champion: {rule.note.partition('; ')[0]}"
     difference = rule.left - rule.right
     if not difference:
         return "As good as the champion"
