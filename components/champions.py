@@ -143,14 +143,28 @@ def read_export(champion: str | os.PathLike[str], version: Version) -> Export:
     return export
 
 
+def require_shelf(uri: str) -> None:
+    """Refuses a local directory that is not there: a disk that is not mounted would look like an empty shelf.
+
+    A prefix in a bucket is there as soon as the bucket is. Raises SettingsError.
+    """
+    shelf = open_shelf(uri)
+    if isinstance(shelf, Disk) and not shelf.mounted and not shelf.path.is_dir():
+        raise SettingsError(
+            f"there is no directory {shelf.path} for champions: mount the disk that it is on, or begin anew "
+            f"with mkdir -p {shelf.path}"
+        )
+
+
 def check_champion(uri: str) -> None:
     """Checks that a model can be published at a URI, and makes nothing there.
 
-    Raises SettingsError or PlatformError when the place cannot be reached or, as far as it is there, cannot
-    be written to, ModelError when the present champion is damaged.
+    Raises SettingsError or PlatformError when the place is not there, cannot be reached or cannot be written
+    to, ModelError when the present champion is damaged.
     """
     shelf = open_shelf(uri)
     shelf.check()
+    require_shelf(uri)
     contents.read_head(shelf)
 
 

@@ -27,13 +27,21 @@ ROLLED_BACK = "rolled back"
 
 
 def read_head(shelf: Place) -> Head:
-    """Returns the present champion; raises ModelError where its record or its version is damaged."""
+    """Returns the present champion; raises ModelError where its record or its version is damaged or lost."""
     head = shelf.head()
     while head.version and not _is_whole(shelf, head.name):
         before, head = head, shelf.head()
         if head == before:
             raise ModelError(
                 f"{shelf.where(CHAMPION_FILE)} names {before.name!r}, which is no complete version; {REMEDY}"
+            )
+    if head.version is None and (lost := [item for item in complete(shelf) if item.commit.serial]):
+        head = shelf.head()  # the first one may have come meanwhile
+        if head.version is None:
+            record = shelf.where(f"{lost[-1].path}/{VERSION_FILE}")
+            raise ModelError(
+                f"{shelf.where(CHAMPION_FILE)} is missing, though there has been a champion; copy {record} "
+                "there"
             )
     return head
 

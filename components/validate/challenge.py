@@ -42,10 +42,11 @@ def challenge_champion(
     """Measures the champion in the same way as the challenger, and puts it beside it.
 
     Raises:
-        SettingsError, PlatformError: When the place for champions cannot be read, so that it cannot be said
-            whether it has one.
+        SettingsError, PlatformError: When the place for champions is not there or cannot be read, so that
+            it cannot be said whether it has one.
     """
     alone, version, export = challenger.evaluation, "", None
+    champions.require_shelf(champion_uri)
     try:
         present = champions.current(champion_uri)
         if present is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.components import model_store
+from shardline.components import champions, model_store
 from shardline.components.html import moved, page_path
 from shardline.components.parameters import GateSettings, read
 from shardline.components.validate import golden
@@ -86,6 +86,8 @@ def validate(
     manifest = manifests.load(dataset)
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri)
+    if champion_uri:
+        champions.require_shelf(champion_uri)
     training = read_training(model_file)
     head = read_recorded_head(model_file)
     with golden.start() as clean:  # imports TensorFlow while the model is exported here

@@ -201,6 +201,7 @@ def test_other_settings_train_on_the_dataset_as_it_is(
     settings, reason, photos, history, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
     first = train(history, f"images:{photos}", tmp_path)
 
     found = look(history, f"images:{photos}", **settings)
@@ -505,9 +506,11 @@ def test_a_champion_that_could_not_be_replaced_is_said_before_anything_is_traine
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file", "photos"]
 
 
-def test_a_champion_that_may_come_to_be_is_not_begun(photos, tmp_path):
-    look("", f"images:{photos}", champion_uri=str(tmp_path / "new" / "champion"))
+def test_a_directory_for_champions_that_is_not_there_is_refused_and_not_made(photos, tmp_path, events):
+    with pytest.raises(SystemExit):
+        look("", f"images:{photos}", champion_uri=str(tmp_path / "new" / "champion"))
 
+    assert "mount the disk that it is on, or begin anew with mkdir -p" in events[-1].text
     assert not (tmp_path / "new").exists()
 
 

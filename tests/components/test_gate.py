@@ -24,6 +24,7 @@ from shardline.components.validate.validation import validate
 from shardline.components.validate.verdict import judge
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import SettingsError
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 
@@ -329,6 +330,23 @@ def test_an_empty_place_for_champions_is_a_first_run(dataset, tmp_path, measured
     assert (beside.champion, beside.absence.first, beside.evaluation.champion) == ("", True, None)
 
 
+def test_a_place_for_champions_that_is_not_there_is_no_first_run(dataset, tmp_path, measured):
+    with pytest.raises(SettingsError, match=r"there is no directory .*mount the disk .*or begin"):
+        challenge_champion(measured, str(tmp_path / "mnt"), examples(dataset), min_slice=10)
+
+
+def test_a_champion_whose_record_is_gone_is_no_first_run(dataset, champion, tmp_path, measured):
+    place = tmp_path / "champions"
+    shutil.copytree(champion, place)
+    (place / "champion.json").unlink()
+    shutil.rmtree(place / "commits")
+
+    beside = challenge_champion(measured, str(place), examples(dataset), min_slice=10)
+
+    assert not beside.absence.first
+    assert "champion.json is missing, though there has been a champion; copy" in beside.absence.text
+
+
 def test_the_version_that_was_judged_against_is_kept(dataset, champion, tmp_path, measured):
     beside = challenge_champion(measured, str(champion), examples(dataset), min_slice=10)
 
@@ -346,6 +364,7 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
     train = dataclasses.replace(manifest.splits["train"], class_counts=(6, 6, 0))
     manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "train": train}), copy)
 
+    (tmp_path / "champions").mkdir()
     blessing = validate(
         save(band_model(), tmp_path),
         copy,
