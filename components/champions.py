@@ -238,7 +238,7 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
         SettingsError, RunError, PlatformError: As `publish`.
     """
     shelf = open_shelf(champion)
-    head = contents.read_head(shelf)
+    head = contents.read_head(shelf, by_hand=True)
     if is_name(wanted):
         found = contents.recorded(shelf, wanted)
         _check_blessed(found.blessed, found.verdict, wanted, override)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from shardline.components.model_store import EVALUATION_FILE, Export, Measured, Verdict, read_part
-from shardline.components.shelf.place import REMEDY, Place, as_text, files_below
+from shardline.components.shelf.place import Place, as_text, files_below
 from shardline.components.shelf.version import (
     CHAMPION_FILE,
     VERSION_FILE,
@@ -26,22 +26,30 @@ REMOVED = "removed"
 ROLLED_BACK = "rolled back"
 
 
-def read_head(shelf: Place) -> Head:
-    """Returns the present champion; raises ModelError where its record or its version is damaged or lost."""
+def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
+    """Returns the present champion.
+
+    Raises ModelError where its record is damaged, or its version is, or its record is gone: that is no empty
+    shelf. Of the last two may go on who says `by_hand` what the champion is to be.
+    """
     head = shelf.head()
+    if by_hand:
+        return head
+    record, promote = shelf.where(CHAMPION_FILE), f"shardline champion promote {shelf.where('')}"
     while head.version and not _is_whole(shelf, head.name):
         before, head = head, shelf.head()
         if head == before:
             raise ModelError(
-                f"{shelf.where(CHAMPION_FILE)} names {before.name!r}, which is no complete version; {REMEDY}"
+                f"{record} names {head.name}, which is no complete version; restore it, or name another one: "
+                f"{promote} VERSION"
             )
-    if head.version is None and (lost := [item for item in complete(shelf) if item.commit.serial]):
-        head = shelf.head()  # the first one may have come meanwhile
+    known = complete(shelf) if head.version is None else []
+    last = max(known, key=lambda item: item.commit.serial, default=None)
+    if last and last.commit.serial:
+        head, name = shelf.head(), last.version  # the first one may have come meanwhile
         if head.version is None:
-            record = shelf.where(f"{lost[-1].path}/{VERSION_FILE}")
             raise ModelError(
-                f"{shelf.where(CHAMPION_FILE)} is missing, though there has been a champion; copy {record} "
-                "there"
+                f"{record} is gone, but {name} has been the champion; say which is: {promote} {name}"
             )
     return head
 
@@ -163,7 +171,7 @@ def settle(shelf: Place, version: Version) -> None:
     if not version.commit.serial:  # of an earlier release
         return
     found = shelf.load(Version, name, "repair it")
-    if found is None or not found.commit.serial:
+    if found and not found.commit.serial:
         shelf.write(name, as_text(version))
 
 
@@ -177,10 +185,10 @@ def commit_by_hand(shelf: Place, head: Head, version: Version, how: str) -> Vers
         raise ModelError(f"{seen} is the champion already; name another version")
     while head.name == seen:
         recorded(shelf, version.version)  # it may have been pruned
-        previous = version.previous if how == ROLLED_BACK else seen
+        previous = version.previous if how == ROLLED_BACK else seen or version.previous
         if done := commit(shelf, head, replace(version, previous=previous), how):
             return done
-        head = read_head(shelf)
+        head = read_head(shelf, by_hand=True)
     raise ModelError(f"the champion was {seen or 'none'} and is {head.name} since; look at it and try again")
 
 

@@ -27,6 +27,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import SettingsError
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
+from tests.helpers.fake_storage import fake_storage
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
@@ -344,7 +345,22 @@ def test_a_champion_whose_record_is_gone_is_no_first_run(dataset, champion, tmp_
     beside = challenge_champion(measured, str(place), examples(dataset), min_slice=10)
 
     assert not beside.absence.first
-    assert "champion.json is missing, though there has been a champion; copy" in beside.absence.text
+    assert "champion.json is gone, but" in beside.absence.text
+
+
+def test_a_champion_in_a_bucket_that_is_not_mounted_is_measured(dataset, champion, measured, monkeypatch):
+    objects = {
+        f"digits/{path.relative_to(champion)}": path.read_bytes()
+        for path in champion.rglob("*")
+        if path.is_file()
+    }
+    here = challenge_champion(measured, str(champion), examples(dataset), min_slice=10)
+    with fake_storage("bucket", objects) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        there = challenge_champion(measured, "gs://bucket/digits", examples(dataset), min_slice=10)
+
+    assert (there.champion, there.absence) == (here.champion, None)
+    assert there.evaluation.champion.confusion == here.evaluation.champion.confusion
 
 
 def test_the_version_that_was_judged_against_is_kept(dataset, champion, tmp_path, measured):

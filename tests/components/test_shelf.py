@@ -10,16 +10,20 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardline.components import champions
 from shardline.components.champions import complete_versions, current, promote, prune, publish, rollback
+from shardline.components.shelf import contents as contents_of_shelf
+from shardline.components.shelf.bucket import Bucket
 from shardline.trainer.errors import ModelError, PlatformError, SettingsError
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
@@ -82,6 +86,83 @@ def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(shelf: 
     assert current(shelf) == first
     assert champions.published_by(shelf, "today") == second
     assert champions.published_by(shelf, "tomorrow") is None
+
+
+def test_a_record_that_is_gone_is_no_first_run(shelf: str, tmp_path: Path) -> None:
+    first = publish_next(write_export(tmp_path / "first"), shelf)
+    second = publish_next(write_export(tmp_path / "second"), shelf)
+    champions.open_shelf(shelf).remove("champion.json")
+
+    if shelf.startswith("gs://"):
+        for use in (current, lambda shelf: publish(tmp_path / "first", shelf, accuracy=0.97)):
+            with pytest.raises(ModelError, match=f"champion.json is gone, but {second.version} has been the"):
+                use(shelf)
+        assert promote(shelf, second.version).version == second.version
+    assert current(shelf) == second
+    assert rollback(shelf) == first
+
+
+def test_another_version_is_promoted_in_the_place_of_one_that_is_damaged(shelf: str, tmp_path: Path) -> None:
+    names = [publish_next(write_export(tmp_path / name), shelf).version for name in ("first", "second")]
+    champions.open_shelf(shelf).remove(f"versions/{names[1]}")
+
+    with pytest.raises(
+        ModelError, match=f"names {names[1]}, which is no complete version; .* promote {shelf} V"
+    ):
+        current(shelf)
+    assert promote(shelf, names[0]).version == names[0]
+    assert chain(shelf) == [names[0]]
+
+
+def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
+    shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [publish_next(write_export(tmp_path / name), shelf).version for name in ("a", "b", "c")]
+    commit = contents_of_shelf.commit
+
+    def prune_first(*arguments: Any) -> Any:
+        monkeypatch.setattr(contents_of_shelf, "commit", commit)
+        assert prune(shelf, 0) == [names[0]]
+        return commit(*arguments)
+
+    monkeypatch.setattr(contents_of_shelf, "commit", prune_first)
+    with pytest.raises(ModelError, match=f"no version {names[0]} in"):
+        promote(shelf, names[0])
+    assert [item.version for item in complete_versions(shelf)] == sorted(names[1:])
+    assert chain(shelf) == [names[2], names[1]]
+
+
+def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported, losing = write_export(tmp_path / "model"), False
+
+    def fate(_: int) -> str:
+        nonlocal losing
+        lost, losing = losing, False
+        return "lost" if lost else ""
+
+    upload = Bucket._upload
+
+    def lose_the_answer(self: Bucket, name: str, text: str, **conditions: int) -> None:
+        nonlocal losing
+        losing = name == "champion.json"
+        upload(self, name, text, **conditions)
+
+    monkeypatch.setattr(Bucket, "_upload", lose_the_answer)
+    with fake_storage("bucket", {}, fate) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        for _ in range(2):
+            published = publish_next(exported, "gs://bucket/champion")
+            assert current("gs://bucket/champion") == published
+    assert published.commit.serial == 2
+
+
+def test_a_version_says_which_service_account_has_published_it() -> None:
+    account = "training@project.iam.gserviceaccount.com"
+    shelf = Bucket("gs://bucket/champion")
+    for email, expected in ((account, account), ("default", f"@{socket.gethostname()}")):
+        credentials = SimpleNamespace(service_account_email=email)
+        shelf.__dict__["_client"] = SimpleNamespace(_credentials=credentials)
+        assert shelf.who().endswith(expected)
 
 
 PUBLISHER = """

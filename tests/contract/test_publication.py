@@ -135,3 +135,14 @@ def test_the_next_run_uploads_and_publishes_its_own(vertex_environ: FakeVertex, 
     found = current(second.champion)
     assert found is not None
     assert (found.run, len(complete_versions(second.champion))) == ("retrain-2", 2)
+
+
+def test_the_loser_is_not_uploaded(vertex_environ: FakeVertex, tmp_path: Path) -> None:
+    late, fast = (Publication(tmp_path, run=name) for name in ("retrain-1", "retrain-2"))
+    fast.do()
+    with pytest.raises(SystemExit) as ended:
+        late.do()
+
+    assert ended.value.code == 2
+    assert len(vertex_environ.services.models) == 1
+    assert [item.run for item in complete_versions(fast.champion)] == ["retrain-2"]

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator, MutableMapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-#: What becomes of the n-th request: "" serves it, "before" refuses it, "after" refuses when it is done.
+#: What becomes of the n-th request: "" serves it, "before" refuses it, "after" refuses it when it is done,
+#: "lost" does it and answers as a service that has failed.
 Fate = Callable[[int], str]
+
+_WORDS = {403: "refused by the test", 404: "Not Found", 412: "conditionNotMet", 503: "not available"}
 
 
 class Objects:
@@ -71,8 +74,8 @@ def fake_storage(
             query = {key: values[0] for key, values in parse_qs(url.query).items()}
             with stored.lock:
                 stored.requests += 1
-                self._refused = fate(stored.requests)
-                if self._refused == "before":
+                self._fate = fate(stored.requests)
+                if self._fate == "before":
                     self._error(403)
                 elif not found:
                     self._error(404)
@@ -119,9 +122,8 @@ def fake_storage(
             self._answer(200, json.dumps(content).encode())
 
         def _error(self, status: int) -> None:
-            self._refused = ""
-            message = {404: "Not Found", 412: "conditionNotMet", 403: "refused by the test"}[status]
-            self._answer(status, json.dumps({"error": {"code": status, "message": message}}).encode())
+            self._fate = ""
+            self._answer(status, json.dumps({"error": {"code": status, "message": _WORDS[status]}}).encode())
 
         def _answer(
             self,
@@ -130,8 +132,8 @@ def fake_storage(
             kind: str = "application/json",
             headers: dict[str, int] | None = None,
         ) -> None:
-            if self._refused:
-                self._error(403)
+            if self._fate:
+                self._error(503 if self._fate == "lost" else 403)
                 return
             with contextlib.suppress(ConnectionError):  # a client may have had enough
                 self.send_response(status)
