@@ -63,6 +63,17 @@ class TrainingKeys:
         if self.data.keys:
             files.write_bytes(out / KEYS_FILE, self.keys.astype(_KEY).tobytes())
 
+    def describe_leak(self, examples: Examples) -> str:
+        """Returns what a person must know where the model was trained on what it is measured on, or ""."""
+        tested = read_split(examples.directory, examples.manifest, examples.name)
+        seen = 0 if tested is None else int(np.isin(tested, self.keys).sum())
+        if tested is None or not seen:
+            return ""
+        return (
+            f"Trained on {seen:,} of the {len(tested):,} {examples.name} examples, through the model that it "
+            "started from or equal examples in both splits: its figures are too good"
+        )
+
 
 def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
     """Returns the keys of a split's examples in the order of its shards; None where the dataset has none.

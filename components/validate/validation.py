@@ -90,6 +90,7 @@ def validate(
         champions.require_shelf(champion_uri)
     training = read_training(model_file)
     head = read_recorded_head(model_file)
+    training_keys = TrainingKeys.of(dataset, manifest, start=training.initial_model)
     with golden.start() as clean:  # imports TensorFlow while the model is exported here
         # Only of a training that has not written down what the outputs are, the loss has to say it.
         model = load_model(model_file, function=model_function, compiled=head is None)
@@ -103,7 +104,7 @@ def validate(
             settings=training.settings,
             formats=formats,
             head=head,
-            training_keys=TrainingKeys.of(dataset, manifest, start=training.initial_model),
+            training_keys=training_keys,
         )
         answers = golden.check(clean, out)
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
@@ -124,7 +125,7 @@ def validate(
         gate,
         absence=challenge.absence,
         champion=challenge.champion,
-        warnings=_warnings(manifest, examples.name, challenge.warning),
+        warnings=_warnings(manifest, examples.name, training_keys.describe_leak(examples), challenge.warning),
     )
     card = make_card(manifest, export, training, evaluation, blessing.headline)
     origin = Origin.of(model_file, training, run)

@@ -10,8 +10,11 @@ import subprocess
 import pytest
 from PIL import Image
 
+from shardline.components.model_store import Export
 from shardline.components.validate.evaluation import Mistake
 from shardline.components.validate.model_card import make_card
+from shardline.components.validate.report import Origin
+from shardline.trainer.data.manifest import Feature
 from tests.helpers.reports import EXPORT, TRAINING, make_evaluation, make_manifest, make_report, with_champion
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -110,16 +113,36 @@ def test_the_console_would_tell_of_what_is_missing(report, tmp_path):
     assert any("nothing is not defined" in line for line in console)
 
 
-@pytest.mark.parametrize("width", [390, 1100])
+@pytest.mark.parametrize("kind", ["two classes", "a table"])
+def test_reports_of_all_kinds_fit_a_phone_folded_or_not(kind, tmp_path):
+    names = ("no", "yes")
+    columns = (Feature("age", "float32"), Feature("city" * 20, "string"), Feature("label", "int64"))
+    manifest = make_manifest(names, columns) if kind == "a table" else make_manifest(names)
+    page = make_report(
+        make_evaluation(names), manifest=manifest, champion=Export(), origin=Origin("now", "r" * 99)
+    )
+
+    found = measure_framed(page.replace("<details>", "<details open>"), 390, tmp_path)
+
+    assert "<details>" in page
+    assert found["needs"] <= found["width"] <= 390
+    assert found["flat"] == 0
+
+
+def measure_framed(page, width, directory, *options):
+    """Opens a page in a frame of a width and returns what was measured of it there."""
+    frame = FRAME.replace("WIDTH", str(width)).replace("PAGE", html.escape(page))
+    (directory / "frame.html").write_text(frame, encoding="utf-8")
+    content, console = browse(directory / "frame.html", directory, *options)
+    assert console == []
+    return json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", content, re.DOTALL)[1]))
+
+
+@pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("options", [(), (DARK,)], ids=["light", "dark"])
 def test_framed_it_fits_a_phone_and_a_desk_in_light_and_dark(width, options, report, tmp_path):
-    frame = FRAME.replace("WIDTH", str(width)).replace("PAGE", html.escape(report))
-    (tmp_path / "frame.html").write_text(frame, encoding="utf-8")
+    found = measure_framed(report, width, tmp_path, *options)
 
-    content, console = browse(tmp_path / "frame.html", tmp_path, *options)
-
-    assert console == []
-    found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", content, re.DOTALL)[1]))
     assert found["needs"] <= found["width"] <= width
     assert (found["pictures"], found["broken"], found["flat"]) == (2, 0, 0)
     assert found["label"] == found["ink"]

@@ -205,6 +205,12 @@ def test_what_a_training_started_from_counts_as_its_training(tmp_path):
     data = Export.read(champion).training_data
     assert data is not None
     assert data.records == len(trained)
+    own = TrainingKeys.of(second.directory, second.manifest, start=str(start))
+    leaked = sum(key in set(keys_of(first, "train")) for key in keys_of(second, "test"))
+    assert own.describe_leak(second).startswith(
+        f"Trained on {leaked} of the {second.split.records} test examples"
+    )
+    assert TrainingKeys.of(second.directory, second.manifest).describe_leak(second) == ""
 
 
 def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(tmp_path):
