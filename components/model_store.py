@@ -4,8 +4,10 @@ A validation fills one directory:
 
     OUT/saved_model/      the exported model
     OUT/model.keras       the trained model it was made from, with the settings.json of its training
-    OUT/model.tflite      the export converted for LiteRT, and model.onnx for ONNX, where they were asked for
     OUT/training.keys     what the training examples are known by, 8 bytes each, where the dataset says it
+    OUT/model.tflite      the export converted for LiteRT, where it was asked for; model.int8.tflite, the same
+                          with whole numbers of 8 bits inside, and model.onnx for ONNX
+    OUT/profile.json      how the training data were distributed (`shardline.components.validate.drift`)
     OUT/export.json       what was exported (`Export`); written when all of these are complete
     OUT/evaluation.json   what was measured
     OUT/report.html       both, for a person
@@ -29,8 +31,10 @@ SAVED_MODEL = "saved_model"
 MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
 TFLITE_FILE = "model.tflite"
+INT8_FILE = "model.int8.tflite"
 ONNX_FILE = "model.onnx"
 KEYS_FILE = "training.keys"
+PROFILE_FILE = "profile.json"
 EXPORT_FILE = "export.json"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
@@ -41,7 +45,7 @@ BLESSING_FILE = "blessing.json"
 # The verdict goes first. Model and settings are not listed: they may be those that are being validated.
 _EARLIER = (
     *(BLESSING_FILE, REPORT_FILE, CARD_FILE, CARD_TEXT_FILE),
-    *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, ONNX_FILE, TFLITE_FILE),
+    *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, PROFILE_FILE, ONNX_FILE, INT8_FILE, TFLITE_FILE),
 )
 
 

@@ -208,19 +208,22 @@ class GateSettings:
         first_run: What becomes of a model where there is no champion yet, or too few test examples: bless or
             block.
         champion_uri: Where a blessed model is published; empty publishes nothing.
+        formats: What the exported model is converted into, and measured as: ["onnx", "tflite", "int8"].
 
     Raises:
-        SettingsError: A value is of the wrong type or out of range, or a rule cannot be read.
+        SettingsError: A value is of the wrong type or out of range, a rule cannot be read, or one is about a
+            format that is not among these.
     """
 
     min_accuracy: float = 0.0
     rules: tuple[str, ...] = ()
     first_run: str = FIRST_RUN
     champion_uri: str = ""
+    formats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
-        _ = self.gate
+        self.gate.check_formats(self.formats)
 
     @property
     def gate(self) -> Gate:

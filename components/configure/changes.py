@@ -24,6 +24,7 @@ from shardline.components.configure.fingerprint import (
 from shardline.components.configure.history import Run, State
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.validate.formats import check_installed
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
 
@@ -138,9 +139,11 @@ def look(
     objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in kinds.items()}
     data = read(PreprocessSettings, objects["data"], "data")
     training = read(TrainingSettings, objects["training"], "training")
-    if champion_uri := read(GateSettings, objects["gate"], "gate").champion_uri:
-        # Training takes hours: what would refuse its model then does so now.
-        check_champion(champion_uri)
+    gate = read(GateSettings, objects["gate"], "gate")
+    # Training takes hours: what would refuse its model then does so now.
+    check_installed(gate.formats)
+    if gate.champion_uri:
+        check_champion(gate.champion_uri)
 
     def found(changed: bool, fingerprint: str, reason: str, state: str = "", blessed: bool = False) -> Found:
         return Found(changed, source, fingerprint, reason, state, blessed, **objects)

@@ -40,6 +40,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     rules: list,  # type: ignore[type-arg]
     first_run: str,
     champion_uri: str,
+    formats: list,  # type: ignore[type-arg]
     worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Outputs",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shardline.components import champions, model_store
 from shardline.components.model_store import Export
+from shardline.components.validate.drift import Before, read_profile
 from shardline.components.validate.evaluate import Examples, Measured, compare, measure
 from shardline.components.validate.evaluation import Evaluation
 from shardline.components.validate.training_keys import describe_overlap, find_trained_on
@@ -27,6 +28,7 @@ class Challenge:
         absence: Why the champion could not be measured; None where it was, or was not asked for.
         warning: What a person should know of the comparison, in one sentence; "" for nothing.
         export: Description of the champion; None where it was not read.
+        profile: Profile of its training data, or why there is none.
     """
 
     evaluation: Evaluation
@@ -34,6 +36,7 @@ class Challenge:
     absence: Absence | None = None
     warning: str = ""
     export: Export | None = None
+    profile: Before = "there is no champion to compare with"
 
 
 def challenge_champion(
@@ -45,7 +48,7 @@ def challenge_champion(
         SettingsError, PlatformError: When the place for champions is not there or cannot be read, so that
             it cannot be said whether it has one.
     """
-    alone, version, export = challenger.evaluation, "", None
+    alone, version, export, profile = challenger.evaluation, "", None, Challenge.profile
     champions.require_shelf(champion_uri)
     try:
         present = champions.current(champion_uri)
@@ -53,14 +56,15 @@ def challenge_champion(
             return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
         version = present.version
         with champions.fetched(champion_uri, present) as published:
+            profile = read_profile(published, version)
             export = Export.read(published)
             check_comparable(export, version, examples.manifest)
             trained_on = find_trained_on(published, examples)
             champion = measure(published / model_store.SAVED_MODEL, examples, min_slice=min_slice)
     except (ModelError, DatasetError) as error:
-        return Challenge(alone, version, Absence(str(error)), export=export)
+        return Challenge(alone, version, Absence(str(error)), export=export, profile=profile)
     compared = compare(challenger, champion, trained_on)
-    return Challenge(compared, version, warning=describe_overlap(trained_on), export=export)
+    return Challenge(compared, version, warning=describe_overlap(trained_on), export=export, profile=profile)
 
 
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:

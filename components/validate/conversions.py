@@ -1,11 +1,14 @@
-"""Conversions of an export for devices and servers without TensorFlow: LiteRT (TFLite) and ONNX."""
+"""Conversions of an export for devices and servers without TensorFlow: LiteRT (TFLite) and ONNX.
+
+Each is measured as the export is: on every example of the split, from its pixels.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import metadata, util
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +17,29 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.components import model_store
+from shardline.components.validate.evaluate import Examples, Measured
+from shardline.components.validate.evaluation import Converted
+from shardline.components.validate.formats import FORMATS, check_installed
+from shardline.components.validate.metrics import share_interval
+from shardline.components.validate.served import REQUESTS, time_calls
 from shardline.components.validate.signatures import PIXELS, TENSOR, largest_gap, read_batches
 from shardline.trainer import files
+from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.errors import ModelError
+from shardline.trainer.progress import say
 
 # Both converters know all operations of Keras' layers at this level, and all present runtimes have it.
 _ONNX_OPSET = 17
 
+_MB = 1e6
+
 #: Pixels, uint8 [n, height, width, channels], to probabilities, float32 [n, classes].
-Predict = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.float32]]
+Pixels = npt.NDArray[np.uint8]
+Predict = Callable[[Pixels], npt.NDArray[np.float32]]
 
-
-@dataclass(frozen=True)
-class Format:
-    """A format into which an export can be converted.
-
-    Attributes:
-        file: Name of the file in the output directory.
-        extra: Shardline's extra that installs `modules`.
-        package: Package whose release is recorded.
-        convert: Makes the content of the file from the directory of a SavedModel.
-        load: Makes a predicting function from that content.
-    """
-
-    file: str
-    extra: str
-    modules: tuple[str, ...]
-    package: str
-    convert: Callable[[Path], bytes]
-    load: Callable[[bytes], Predict]
+#: Examples by which the ranges of numbers are found that an int8 model has to hold.
+REPRESENTATIVE = 256
 
 
 def check_formats(names: Sequence[str], manifest: Manifest) -> None:
@@ -51,14 +47,7 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
 
     Raises SettingsError when one is unknown or its modules are missing, ModelError when the data are a table.
     """
-    for name in names:
-        if name not in FORMATS:
-            raise SettingsError(f"no format {name!r}; there are {', '.join(FORMATS)}")
-        if missing := [module for module in FORMATS[name].modules if util.find_spec(module) is None]:
-            raise SettingsError(
-                f"the format {name} needs {', '.join(missing)}, which is not installed; "
-                f"pip install 'shardline[{FORMATS[name].extra}]'"
-            )
+    check_installed(names)
     if names and "image" not in manifest.inputs:
         raise ModelError(
             f"only models of images can be converted to {', '.join(names)}, and the dataset is a table; "
@@ -66,17 +55,28 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
         )
 
 
-def convert(name: str, out: Path, manifest: Manifest, samples: Sequence[bytes]) -> dict[str, Any]:
+def convert(
+    name: str, out: Path, manifest: Manifest, samples: Sequence[bytes], representative: Sequence[bytes]
+) -> dict[str, Any]:
     """Converts the SavedModel in `out`, compares the result with it, and returns what export.json says of it.
 
-    "max_difference" is the largest absolute difference of a probability over the samples, serialized
-    tf.train.Example; None without samples. Raises ModelError when a part of the model cannot be converted.
+    Args:
+        name: Name of the format.
+        out: Directory with the SavedModel, which gets the file.
+        manifest: Manifest of the dataset.
+        samples: Serialized tf.train.Example; "max_difference" is the largest absolute difference of a
+            probability over them, None without any.
+        representative: The same, of the training split: int8 finds the ranges of numbers in them.
+
+    Raises:
+        ModelError: When a part of the model cannot be converted.
     """
     to, saved_model = FORMATS[name], out / model_store.SAVED_MODEL
+    pixels = (batch.numpy() for _, batch in read_batches(manifest, representative))
     try:
-        content = to.convert(saved_model)
+        content = _WAYS[name][0](saved_model, pixels)
         # tf2onnx writes operations that it does not know as they are: only loading tells.
-        predict = to.load(content)
+        predict = load(name, content)
     except Exception as error:  # The converters raise many kinds, with long texts.
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
@@ -92,6 +92,45 @@ def convert(name: str, out: Path, manifest: Manifest, samples: Sequence[bytes]) 
     }
 
 
+def load(name: str, content: bytes) -> Predict:
+    """Returns the predicting function of a converted model."""
+    return _WAYS[name][1](content)
+
+
+def measure_formats(
+    out: Path, formats: Sequence[str], examples: Examples, exported: Measured
+) -> tuple[Converted, ...]:
+    """Measures the formats in `out` on the examples on which the export itself was measured."""
+    found = []
+    for name in formats:
+        say("validate", f"evaluating {FORMATS[name].file} on the same examples")
+        found.append(_measure(name, out, examples, exported))
+    return tuple(found)
+
+
+def _measure(name: str, out: Path, examples: Examples, exported: Measured) -> Converted:
+    content = (out / FORMATS[name].file).read_bytes()
+    predict = load(name, content)
+    seconds = time_calls(lambda some: predict(some.numpy()), next(_pixels(examples)), 1)
+    probabilities = np.concatenate([predict(some.numpy()) for some in _pixels(examples)])
+    right = int((probabilities.argmax(axis=1) == exported.outcomes.labels).sum())
+    p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
+    return Converted(
+        name=name,
+        accuracy=right / len(probabilities),
+        interval=share_interval(right, len(probabilities)),
+        size_mb=len(content) / _MB,
+        latency_p50_ms=p50,
+        latency_p95_ms=p95,
+        max_difference=largest_gap(exported.outcomes.probabilities, probabilities),
+    )
+
+
+def _pixels(examples: Examples) -> Iterator[tf.Tensor]:
+    for batch in examples.batches(REQUESTS):
+        yield parse_batch(batch.records, examples.manifest.inputs)[0]
+
+
 def _compare(predict: Predict, saved_model: Path, manifest: Manifest, samples: Sequence[bytes]) -> float:
     loaded = tf.saved_model.load(str(saved_model))
     serve = loaded.signatures[TENSOR]
@@ -101,9 +140,24 @@ def _compare(predict: Predict, saved_model: Path, manifest: Manifest, samples: S
     )
 
 
-def _to_tflite(saved_model: Path) -> bytes:
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=[TENSOR])
-    return bytes(converter.convert())
+def _to_tflite(saved_model: Path, _: Iterator[Pixels]) -> bytes:
+    return bytes(_tflite_converter(saved_model).convert())
+
+
+def _to_int8(saved_model: Path, pixels: Iterator[Pixels]) -> bytes:
+    """Quantizes weights and activations; what has no operation on whole numbers stays as it is."""
+    converter = _tflite_converter(saved_model)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: (
+        (TENSOR, {PIXELS: image[np.newaxis]}) for batch in pixels for image in batch
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow's own interpreter, which counts them, is deprecated
+        return bytes(converter.convert())
+
+
+def _tflite_converter(saved_model: Path) -> Any:
+    return tf.lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=[TENSOR])
 
 
 def _load_tflite(content: bytes) -> Predict:
@@ -112,7 +166,7 @@ def _load_tflite(content: bytes) -> Predict:
     return lambda pixels: np.asarray(runner(**{PIXELS: pixels})["probabilities"])
 
 
-def _to_onnx(saved_model: Path) -> bytes:
+def _to_onnx(saved_model: Path, _: Iterator[Pixels]) -> bytes:
     loaded = tf.saved_model.load(str(saved_model))
     serve = loaded.signatures[TENSOR]
     spec = [serve.structured_input_signature[1][PIXELS]]
@@ -132,12 +186,8 @@ def _load_onnx(content: bytes) -> Predict:
     return lambda pixels: np.asarray(session.run(["probabilities"], {PIXELS: pixels})[0])
 
 
-#: Formats by the name that a user gives.
-FORMATS = {
-    "tflite": Format(
-        model_store.TFLITE_FILE, "litert", ("ai_edge_litert",), "tensorflow", _to_tflite, _load_tflite
-    ),
-    "onnx": Format(
-        model_store.ONNX_FILE, "onnx", ("tf2onnx", "onnx", "onnxruntime"), "tf2onnx", _to_onnx, _load_onnx
-    ),
+_WAYS: dict[str, tuple[Callable[[Path, Iterator[Pixels]], bytes], Callable[[bytes], Predict]]] = {
+    "tflite": (_to_tflite, _load_tflite),
+    "int8": (_to_int8, _load_tflite),
+    "onnx": (_to_onnx, _load_onnx),
 }

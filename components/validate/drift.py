@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components import text
+from shardline.components import model_store, text
 from shardline.components.preprocess.inspect.profile import Categories, Numbers, Profile, make_profile
+from shardline.components.validate.evaluation import Drift, Evaluation
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import printable
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import ModelError, printable
 
 #: Probability that any of the features of equal data is said to have moved.
 FALSE_ALARMS = 0.01
+
+#: Profile of the champion's training data, or why there is none.
+Before = Profile | str
 
 #: Smaller distances never count, however many examples there are.
 LEAST_DISTANCE = 0.05
@@ -30,32 +35,7 @@ _DRAWS = 1_000
 # Categories with fewer examples in both together are one.
 _RARE = 10
 _LONGEST_NAME = 40
-
-
-@dataclass(frozen=True)
-class Drift:
-    """How far the values of one feature have moved from one set of examples to another.
-
-    Attributes:
-        feature: Name in a profile: a column, "label", "image brightness", "text length".
-        distance: Largest difference of the shares below a number (Kolmogorov-Smirnov), or half the sum of the
-            differences of the shares of each category (total variation); 0..1.
-        threshold: Distance above which it has moved.
-        moved: Whether it has.
-        before: Values of the first set in a few words.
-        after: Those of the second.
-    """
-
-    feature: str
-    distance: float
-    threshold: float
-    moved: bool
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        by = f"distance {self.distance:.3f}, threshold {self.threshold:.3f}"
-        return f"{self.feature}: {self.before} -> {self.after} ({by})"
+_MOST_NAMED = 5
 
 
 def between(before: Path, after: Path, splits: tuple[str, str] = ("train", "train")) -> tuple[Drift, ...]:
@@ -71,9 +51,58 @@ def compare(before: Profile, after: Profile) -> tuple[Drift, ...]:
     """
     names = [*after.categories, *after.numbers]
     names += [name for name in (*before.categories, *before.numbers) if name not in names]
-    chance = FALSE_ALARMS / len(names)
+    chance = FALSE_ALARMS / max(1, len(names))
     found = [drift for name in names if (drift := _compare(name, before, after, chance))]
     return tuple(sorted(found, key=lambda item: item.threshold - item.distance))
+
+
+def read_profile(version: Path, name: str) -> Before:
+    """Returns the profile in the directory of a published version, or why there is none."""
+    if not (version / model_store.PROFILE_FILE).is_file():
+        return f"the champion {name} has no {model_store.PROFILE_FILE}"
+    try:
+        return model_store.read_part(version, model_store.PROFILE_FILE, Profile)
+    except ModelError as error:
+        return str(error)
+
+
+def add_drift(
+    evaluation: Evaluation, directory: Path, manifest: Manifest, out: Path, before: Before
+) -> Evaluation:
+    """Writes the profile of the training split, and adds to an evaluation how its features have moved.
+
+    Args:
+        evaluation: Of a model that was trained on the dataset.
+        directory: Dataset directory.
+        manifest: Its manifest.
+        out: Output directory of the validation, which gets profile.json.
+        before: What it is compared with.
+    """
+    if "train" not in manifest.splits:
+        return replace(evaluation, no_drift="the dataset has no training split")
+    profile = make_profile(directory, manifest)
+    profile.write(out / model_store.PROFILE_FILE)
+    skew = compare(profile, make_profile(directory, manifest, evaluation.split))
+    if isinstance(before, str):
+        return replace(evaluation, skew=skew, no_drift=before)
+    drift = compare(before, profile)
+    metrics = {**evaluation.metrics, "drifted": float(sum(item.moved for item in drift))}
+    return replace(evaluation, skew=skew, drift=drift, metrics=metrics)
+
+
+def warnings(evaluation: Evaluation) -> list[str]:
+    """Returns what has moved, a sentence for each of the two comparisons."""
+    found = {
+        "Moved since the champion was trained": evaluation.drift,
+        f"Different in the {evaluation.split} split": evaluation.skew,
+    }
+    moved = {words: [item for item in drift if item.moved] for words, drift in found.items()}
+    return [
+        f"{words}: {'; '.join(map(str, some[:_MOST_NAMED]))}"
+        + (f" and {len(some) - _MOST_NAMED:,} more" if len(some) > _MOST_NAMED else "")
+        for words, some in moved.items()
+        if some
+    ]
 
 
 def render(found: Sequence[Drift]) -> str:

@@ -80,6 +80,9 @@ METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
 #: Metrics that are counted from right and wrong predictions: they have intervals, and leads.
 COUNTED = ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1")
 
+#: Metrics of a converted model, as in `accuracy[format=int8]`.
+FORMAT_METRICS = ("accuracy", "size_mb", "latency_p50_ms", "latency_p95_ms", "max_difference")
+
 
 @dataclass(frozen=True)
 class ClassScore:
@@ -199,6 +202,54 @@ class Mistake:
 
 
 @dataclass(frozen=True)
+class Drift:
+    """How far the values of one feature have moved from one set of examples to another.
+
+    Attributes:
+        feature: Name in a profile: a column, "label", "image brightness", "text length".
+        distance: Largest difference of the shares below a number (Kolmogorov-Smirnov), or half the sum of the
+            differences of the shares of each category (total variation); 0..1.
+        threshold: Distance above which it has moved.
+        moved: Whether it has.
+        before: Values of the first set in a few words.
+        after: Those of the second.
+    """
+
+    feature: str
+    distance: float
+    threshold: float
+    moved: bool
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        by = f"distance {self.distance:.3f}, threshold {self.threshold:.3f}"
+        return f"{self.feature}: {self.before} -> {self.after} ({by})"
+
+
+@dataclass(frozen=True)
+class Converted:
+    """An export in another format, measured on the same examples from their pixels.
+
+    Attributes:
+        name: Name of the format.
+        accuracy: Share of right predictions, 0..1, with its 95 % interval.
+        size_mb: Size of the file.
+        latency_p50_ms: Time of one example, median.
+        latency_p95_ms: Time of one example, 95th percentile.
+        max_difference: Largest absolute difference of a probability from the SavedModel's.
+    """
+
+    name: str
+    accuracy: float
+    interval: Interval
+    size_mb: float
+    latency_p50_ms: float
+    latency_p95_ms: float
+    max_difference: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Everything measured of an exported model, with every example of a split used once.
 
@@ -222,6 +273,10 @@ class Evaluation:
         baseline: The trivial answer on the same examples; None if not measured.
         left_out: Number of examples that are left out of the comparison, as the champion was trained on them.
         compared: The model's own evaluation on the others, without mistakes; None where none are left out.
+        formats: The formats into which the export was converted as well.
+        drift: Features of the training data beside those of the champion's.
+        no_drift: Why they were not compared, or "".
+        skew: Features of the examples beside those of the training data.
     """
 
     fingerprint: str
@@ -246,6 +301,10 @@ class Evaluation:
     baseline: Baseline | None = None
     left_out: int = 0
     compared: Evaluation | None = None
+    formats: tuple[Converted, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    no_drift: str = ""
+    skew: tuple[Drift, ...] = ()
 
     @property
     def beside_champion(self) -> Evaluation:
@@ -264,6 +323,16 @@ class Evaluation:
         }
         by_class = {f"class={name}" for name in self.class_names if name not in said}
         return tuple(one for one in self.slices if one.name in by_class and one.examples)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Values of converted models and distances of features, by the left side of a rule about them."""
+        of_formats = {
+            f"{metric}[format={one.name}]": float(getattr(one, metric))
+            for one in self.formats
+            for metric in FORMAT_METRICS
+        }
+        return of_formats | {f"drift[{one.feature}]": one.distance for one in self.drift}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of evaluation.json: everything but the images."""

@@ -53,6 +53,7 @@ def export_model(
     samples: Sequence[bytes] = (),
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (),
+    representative: Sequence[bytes] = (),
     head: Head | None = None,
     training_keys: TrainingKeys | None = None,
 ) -> Export:
@@ -81,7 +82,8 @@ def export_model(
         samples: Serialized tf.train.Example on which the export, loaded again, is compared with the model,
             and from which the golden set is taken.
         settings: Settings of the training, for export.json.
-        formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite".
+        formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite", "int8".
+        representative: Serialized tf.train.Example of the training split, which int8 needs.
         head: What the model's outputs are; None to read it off them and the compiled loss.
         training_keys: Keys of the examples that the model was trained on.
 
@@ -114,7 +116,7 @@ def export_model(
         difference = largest_difference(model, head, manifest, loaded, samples)
         export = replace(export, compared_examples=len(samples), max_difference=difference)
     if formats:
-        converted = {name: convert(name, out, manifest, samples) for name in formats}
+        converted = {name: convert(name, out, manifest, samples, representative) for name in formats}
         export = replace(export, formats=converted)
     if training_keys:
         training_keys.write(out)
@@ -125,13 +127,15 @@ def export_model(
     return export
 
 
-def take_samples(manifest: Manifest, directory: Path, count: int = SAMPLES) -> tuple[bytes, ...]:
-    """Returns the first serialized tf.train.Example of the test split, then of the others, at most `count`.
+def take_samples(
+    manifest: Manifest, directory: Path, count: int = SAMPLES, splits: Sequence[str] = _SPLITS
+) -> tuple[bytes, ...]:
+    """Returns the first serialized tf.train.Example of the splits, one after the other, at most `count`.
 
     Raises DatasetError when a shard cannot be read.
     """
-    splits = [manifest.splits[name] for name in _SPLITS if name in manifest.splits]
-    paths = [str(directory / shard.file) for split in splits for shard in split.shards]
+    there = [manifest.splits[name] for name in splits if name in manifest.splits]
+    paths = [str(directory / shard.file) for split in there for shard in split.shards]
     records = tf.data.TFRecordDataset(paths, compression_type=manifest.compression.upper())
     try:
         return tuple(records.take(count).as_numpy_iterator())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from shardline.components.parameters import FIRST_RUN, FIRST_RUNS
 from shardline.components.validate.evaluation import MIN_SLICE
-from shardline.components.validate.rules import OFF, Rule, parse_rule, parse_rules
+from shardline.components.validate.formats import check_names
+from shardline.components.validate.rules import DRIFT, OFF, Rule, parse_rule, parse_rules
 from shardline.trainer import files
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError
@@ -88,12 +89,14 @@ class Gate:
             raise SettingsError(f"min_accuracy must be within 0..1, got {least}; 0.95 means 95 %")
         return self.with_rules([f"accuracy >= {least!r}"]) if least else self
 
-    def check(self, manifest: Manifest, champion_uri: str) -> None:
+    def check(self, manifest: Manifest, champion_uri: str, formats: Sequence[str] = ()) -> None:
         """Checks that the rules fit the dataset, before any work is done for them.
 
-        Raises SettingsError when a rule is about a class or a feature that the dataset does not have, or
-        one of the user's about a champion where `champion_uri` is "".
+        Raises SettingsError when a rule is about a class or a feature that the dataset does not have, about
+        a format that is not among `formats`, or one of the user's about a champion where `champion_uri` is
+        "".
         """
+        self.check_formats(formats)
         known = ["class"]
         known += [item.name for item in manifest.features if item.name not in _NO_SLICES and not item.shape]
         for rule in self.rules:
@@ -101,6 +104,11 @@ class Gate:
                 raise SettingsError(
                     f"the rule {rule.text!r} compares with the champion; say where champions are published"
                 )
+            if rule.format:
+                continue
+            if rule.metric == DRIFT:
+                _check_drift(rule, manifest)
+                continue
             feature, _, value = rule.slice.partition("=")
             if feature == "class" and value not in manifest.class_names:
                 raise SettingsError(
@@ -112,6 +120,29 @@ class Gate:
                     f"the rule {rule.text!r} is about feature {feature!r}; the dataset can be sliced by "
                     f"{_enumerate(known)}"
                 )
+
+    def check_formats(self, formats: Sequence[str]) -> None:
+        """Raises SettingsError when one of them is unknown, or a rule is about another one."""
+        check_names(formats)
+        for rule in self.rules:
+            if rule.format and rule.format not in formats:
+                raise SettingsError(
+                    f"the rule {rule.text!r} is about the format {rule.format}, into which the model is not "
+                    "converted; add it to formats, or to --also"
+                )
+
+
+def _check_drift(rule: Rule, manifest: Manifest) -> None:
+    names = ["label"]
+    for feature in manifest.features:
+        if feature.encoding:
+            names += [f"{feature.name} {what}" for what in ("brightness", "height", "width")]
+        elif feature.name not in _NO_SLICES and not feature.shape:
+            names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
+    if rule.slice not in names:
+        raise SettingsError(
+            f"the rule {rule.text!r} is about feature {rule.slice!r}; what may drift is {_enumerate(names)}"
+        )
 
 
 def read_gate(path: Path) -> Gate:

@@ -77,6 +77,7 @@ def render_report(
         quality=metric_rows(evaluation.beside_champion, QUALITY),
         serving=metric_rows(evaluation.beside_champion, SERVING),
         show_interval=show_interval,
+        most_rows=_MOST_ROWS,
         # The plots are our own markup; all text in them was escaped when it was drawn.
         learning=[Markup(plots.draw_learning(name, training.history)) for name in training.metrics],
         left_out=confusions.left_out,

@@ -4,7 +4,7 @@ A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion
 of the gate's own rules before it, it takes the place of that rule; "off" leaves that rule out.
 
     rule    = [name ":"] (value operator limit [tail] | "off")
-    value   = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")"
+    value   = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")" | "drift[" feature "]"
     limit   = number | ("champion" | "baseline") [("+" | "-") number]
     tail    = "(p <" number ")" | "(within" number ["%"] ")"
 
@@ -21,7 +21,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from shardline.components.validate.evaluation import COUNTED, METRICS
+from shardline.components.validate.evaluation import COUNTED, FORMAT_METRICS, METRICS
+from shardline.components.validate.formats import FORMATS
 from shardline.trainer.errors import SettingsError
 
 #: Metrics of one class, as in `recall[class=healthy]`; any other slice has only the accuracy.
@@ -36,6 +37,9 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
+#: Of one feature: how far its values have moved since the champion was trained.
+DRIFT = "drift"
+
 #: In the place of a comparison: the rule of this name is left out.
 OFF = "off"
 
@@ -44,6 +48,7 @@ _RULE = re.compile(
     rf"""\s*(?:(?P<name>[a-z]+)\s*:\s*)?
      (?:(?P<off>{OFF})
       |(?:worst_slice\(\s*(?P<worst>\w+)\s*\)
+         |{DRIFT}\s*\[(?P<drift>.+)\]
          |(?P<metric>\w+)\s*(?:\[(?P<slice>[^=]+=.*)\])?)
        \s*(?P<operator>>=|<=|==|>|<)
        \s*(?:(?P<limit>{_NUMBER})
@@ -62,7 +67,8 @@ class Rule:
         metric: Name of the metric: one of METRICS, or of CLASS_METRICS for a slice.
         operator: One of OPERATORS; OFF for a rule that is left out.
         limit: The number to compare with, or what is added to the reference's value.
-        slice: Name of the slice, "class=healthy"; "" for all examples.
+        slice: Name of the slice, "class=healthy", or of a converted model, "format=int8", or of the feature
+            that may drift; "" for all examples.
         worst: Whether the worst slice is meant.
         reference: Whose value the limit is relative to: "champion", "baseline", or "" for a plain number.
         p: The lead over the reference must have a smaller p; None where it is not asked for.
@@ -92,6 +98,17 @@ class Rule:
             return f"worst_slice({self.metric})"
         return f"{self.metric}[{self.slice}]" if self.slice else self.metric
 
+    @property
+    def format(self) -> str:
+        """Name of the format whose converted model is meant, or ""."""
+        feature, _, value = self.slice.partition("=")
+        return value if feature == "format" and value in FORMATS else ""
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether it is about the training data beside those of the champion."""
+        return self.metric in (DRIFT, "drifted")
+
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     """Reads some rules; raises SettingsError as `parse_rule` does."""
@@ -115,12 +132,13 @@ def parse_rule(text: str) -> Rule:
         return Rule(OFF, "", OFF, 0.0, name=part["name"])
     offset = float(part["offset"] or 0) * (-1 if part["sign"] == "-" else 1)
     feature, _, value = (part["slice"] or "").partition("=")
+    of_slice = f"{feature.strip()}={value.strip()}" if part["slice"] else ""
     rule = Rule(
         text=written,
-        metric=part["worst"] or part["metric"],
+        metric=DRIFT if part["drift"] else part["worst"] or part["metric"],
         operator=part["operator"],
         limit=offset if part["reference"] else float(part["limit"]),
-        slice=f"{feature.strip()}={value.strip()}" if part["slice"] else "",
+        slice=part["drift"].strip() if part["drift"] else of_slice,
         worst=bool(part["worst"]),
         reference=part["reference"] or "",
         p=float(part["p"]) if part["p"] else None,
@@ -137,7 +155,11 @@ def parse_rule(text: str) -> Rule:
 
 def _check_metric(rule: Rule) -> None:
     known = METRICS
-    if rule.worst or rule.slice.startswith("class="):
+    if rule.metric == DRIFT and rule.slice:
+        known = (DRIFT,)
+    elif rule.format:
+        known = FORMAT_METRICS
+    elif rule.worst or rule.slice.startswith("class="):
         known = CLASS_METRICS
     elif rule.slice:
         known = ("accuracy",)
@@ -150,6 +172,8 @@ def _check_metric(rule: Rule) -> None:
             f"there is no metric {rule.metric!r}{where} (in the rule {rule.text!r}); "
             f"there are: {', '.join(known)}"
         )
+    if rule.reference and (rule.format or rule.is_drift):
+        raise SettingsError(f"{rule.left} is compared with a number (in the rule {rule.text!r})")
     if rule.reference == "baseline" and (rule.slice or rule.worst):
         raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
 

@@ -113,7 +113,7 @@ def measure_latency(serve: Serve, requests: tf.Tensor) -> dict[str, float]:
     `requests`, at least one, [n], are used in turn, and again when they are not enough. Throughput is in
     examples per second, in batches of 32.
     """
-    single, batched = _time(serve, requests, 1), _time(serve, requests, _BATCH)
+    single, batched = time_calls(serve, requests, 1), time_calls(serve, requests, _BATCH)
     return {
         **{f"latency_p{p}_ms": float(np.percentile(single, p)) * 1e3 for p in (50, 95)},
         **{f"latency_batch32_p{p}_ms": float(np.percentile(batched, p)) * 1e3 for p in (50, 95)},
@@ -153,8 +153,8 @@ def flips(serve: Serve, images: tf.Tensor) -> dict[str, float]:
     }
 
 
-def _time(serve: Serve, requests: tf.Tensor, size: int) -> list[float]:
-    """Returns the seconds of each call with `size` examples."""
+def time_calls(serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: int) -> list[float]:
+    """Returns the seconds of each call with `size` examples, after a warm-up, for a second at most."""
     count = int(requests.shape[0])
     batches = [tf.gather(requests, np.arange(start, start + size) % count) for start in range(min(count, 32))]
     for call in range(_WARM_UP):

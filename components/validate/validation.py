@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardline.components import champions, model_store
 from shardline.components.html import moved, page_path
+from shardline.components.model_store import Export
 from shardline.components.parameters import GateSettings, read
 from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, challenge_champion
-from shardline.components.validate.evaluate import Examples, measure
+from shardline.components.validate.conversions import REPRESENTATIVE, measure_formats
+from shardline.components.validate.drift import add_drift
+from shardline.components.validate.drift import warnings as drift_warnings
+from shardline.components.validate.evaluate import Examples, Measured, measure
 from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
@@ -72,7 +76,7 @@ def validate(
         gate: Rules that the model must pass.
         champion_uri: Where champions are published, a directory or gs://, for rules that compare with the
             champion; "" where there are none.
-        formats: Formats into which the model is converted as well: "onnx", "tflite".
+        formats: Formats into which the model is converted as well, and measured: "onnx", "tflite", "int8".
         model_function: The model function by which the model was built, whose module is imported for the
             classes that it registers; "" imports nothing but Shardline's own.
         run: Name of the run, for the report; "" outside of one.
@@ -85,7 +89,7 @@ def validate(
     """
     manifest = manifests.load(dataset)
     examples = Examples(dataset, manifest)
-    gate.check(manifest, champion_uri)
+    gate.check(manifest, champion_uri, formats)
     if champion_uri:
         champions.require_shelf(champion_uri)
     training = read_training(model_file)
@@ -103,39 +107,58 @@ def validate(
             samples=take_samples(manifest, dataset),
             settings=training.settings,
             formats=formats,
+            representative=take_samples(manifest, dataset, REPRESENTATIVE, ["train"]) if formats else (),
             head=head,
             training_keys=training_keys,
         )
         answers = golden.check(clean, out)
-    say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
-    measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=gate.min_slice)
-    measured = measured.with_metrics(
-        {"golden_difference": answers.words}, golden_difference=answers.difference
-    )
-    measured = measured.with_metrics(leaked=manifest.duplicates.straddling / examples.split.records)
-    if export.max_difference is not None:
-        measured = measured.with_metrics(max_difference=export.max_difference)
+    measured = _measure(out, export, answers, examples, gate.min_slice)
     challenge = Challenge(measured.evaluation)
     if champion_uri:
         say("validate", f"measuring the champion in {champion_uri} on the same examples")
         challenge = challenge_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
-    evaluation = challenge.evaluation
+    evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile)
     blessing = judge(
         evaluation,
         gate,
         absence=challenge.absence,
         champion=challenge.champion,
-        warnings=_warnings(manifest, examples.name, training_keys.describe_leak(examples), challenge.warning),
+        warnings=(
+            *_warnings(manifest, examples.name, training_keys.describe_leak(examples), challenge.warning),
+            *drift_warnings(evaluation),
+        ),
     )
     card = make_card(manifest, export, training, evaluation, blessing.headline)
     origin = Origin.of(model_file, training, run)
     report = render_report(
         evaluation, blessing, manifest, export, training, champion=challenge.export, origin=origin
     )
-    files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
     files.write_text(out / model_store.REPORT_FILE, report)
     files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
     files.write_text(out / model_store.CARD_FILE, card.to_html())
+    return _conclude(evaluation, blessing, out)
+
+
+def _measure(
+    out: Path, export: Export, answers: golden.Agreement, examples: Examples, min_slice: int
+) -> Measured:
+    """Measures an export and what it was converted into."""
+    say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
+    measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=min_slice)
+    found = {
+        "golden_difference": answers.difference,
+        "leaked": examples.manifest.duplicates.straddling / examples.split.records,
+    }
+    if export.max_difference is not None:
+        found["max_difference"] = export.max_difference
+    measured = measured.with_metrics({"golden_difference": answers.words}, **found)
+    formats = measure_formats(out, tuple(export.formats or ()), examples, measured)
+    return replace(measured, evaluation=replace(measured.evaluation, formats=formats))
+
+
+def _conclude(evaluation: Evaluation, blessing: Blessing, out: Path) -> Validation:
+    """Writes what was measured and, last, the verdict."""
+    files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
     files.write_json(out / model_store.BLESSING_FILE, blessing.to_json())
     _tell(evaluation, blessing, out)
     return Validation(evaluation, blessing)
@@ -182,6 +205,7 @@ def validate_artifacts(
         out,
         gate=judge.gate,
         champion_uri=judge.champion_uri,
+        formats=judge.formats,
         model_function=str(model.metadata.get("model_function", "")),
         run=run,
     )

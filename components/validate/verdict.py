@@ -199,6 +199,10 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
     if rule.reference == "champion" and evaluation.champion is None:
         # A policy of its own: allow_undecided is about slices and metrics.
         return replace(judged, right=None, **_without_champion(gate, absence))
+    if rule.is_drift and not evaluation.drift:
+        if absence is not None or evaluation.champion is None:
+            return replace(judged, **_without_champion(gate, absence))
+        return replace(judged, note=evaluation.no_drift)
     lead = None
     if rule.reference:
         judged, lead = _beside(rule, judged, evaluation)
@@ -334,8 +338,8 @@ def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
     """Returns the value of a rule's left side, None where it is unknown, and a note."""
     if rule.worst:
         return _worst(rule.metric, evaluation)
-    if not rule.slice:
-        value = evaluation.metrics.get(rule.metric)
+    if not rule.slice or rule.format or rule.is_drift:
+        value = {**evaluation.metrics, **evaluation.parts}.get(rule.left)
         return value, evaluation.notes.get(rule.metric, "") if value is not None else "it was not measured"
     found = next((item for item in evaluation.slices if item.name == rule.slice), None)
     if found is None or not found.decided:
@@ -363,6 +367,8 @@ def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
 
 
 def _interval(rule: Rule, evaluation: Evaluation) -> Interval | None:
+    if rule.format and rule.metric == "accuracy":
+        return next((item.interval for item in evaluation.formats if item.name == rule.format), None)
     if rule.slice and rule.metric == "accuracy":
         return next((item.interval for item in evaluation.slices if item.name == rule.slice), None)
     return evaluation.intervals.get(rule.left)

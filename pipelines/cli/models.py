@@ -40,7 +40,11 @@ from shardline.pipelines.cli.options import PATH, foreground
     help="By which MODEL was built: its module is imported for the classes that it registers.",
 )
 @click.option(
-    "--also", "formats", multiple=True, metavar="FORMAT", help="Convert to this format, too: onnx, tflite."
+    "--also",
+    "formats",
+    multiple=True,
+    metavar="FORMAT",
+    help="Convert to this format, too, and measure it: onnx, tflite, int8.",
 )
 def validate(
     model: Path,

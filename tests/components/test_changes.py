@@ -18,6 +18,7 @@ from shardline.components import model_store
 from shardline.components.configure.changes import differences, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
 from shardline.components.configure.history import State
+from shardline.components.validate import formats
 from shardline.trainer import files, progress
 from shardline.trainer.errors import SettingsError
 from tests.helpers.evaluations import EVALUATION
@@ -53,6 +54,7 @@ SETTINGS = {
     "min_accuracy": 0.95,
     "rules": [],
     "first_run": "bless",
+    "formats": [],
     "champion_uri": "",
 }
 A_DAY = 86_400 * 10**9
@@ -504,6 +506,16 @@ def test_a_champion_that_could_not_be_replaced_is_said_before_anything_is_traine
     assert caught.value.code == (3 if "no-such-bucket" in place else 2)
     assert message in events[-1].text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file", "photos"]
+
+
+def test_a_format_without_its_converter_is_said_before_anything_is_trained(photos, monkeypatch, events):
+    monkeypatch.setattr(formats.util, "find_spec", lambda name: None)
+
+    with pytest.raises(SystemExit):
+        look("", f"images:{photos}", formats=["int8"])
+
+    assert "int8 needs ai_edge_litert, " in events[-1].text
+    assert "pip install 'shardline[litert]'" in events[-1].text
 
 
 def test_a_directory_for_champions_that_is_not_there_is_refused_and_not_made(photos, tmp_path, events):

@@ -1,6 +1,7 @@
 """The export for LiteRT and ONNX, where what they need is installed."""
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -8,8 +9,12 @@ import pytest
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate import conversions
+from shardline.components.validate import conversions, formats
 from shardline.components.validate.export import export_model, take_samples
+from shardline.components.validate.gate import Gate
+from shardline.components.validate.rules import parse_rules
+from shardline.components.validate.validation import validate
+from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from tests.helpers.datasets import write_dataset, write_table
@@ -18,7 +23,7 @@ SHAPE = (24, 24, 3)
 
 
 def require(name):
-    for module in conversions.FORMATS[name].modules:
+    for module in formats.FORMATS[name].modules:
         pytest.importorskip(module)
 
 
@@ -36,13 +41,75 @@ def test_a_converted_model_says_what_the_export_says(name, tmp_path):
     file = tmp_path / "out" / found["file"]
     assert found["bytes"] == file.stat().st_size > 1000
     assert 0.0 <= found["max_difference"] <= 1e-5
-    predict = conversions.FORMATS[name].load(file.read_bytes())
+    predict = conversions.load(name, file.read_bytes())
     for count in (1, 3):
         pixels = np.random.default_rng(count).integers(0, 256, (count, *SHAPE), np.uint8)
         np.testing.assert_allclose(predict(pixels), model(pixels, training=False), rtol=0, atol=1e-5)
 
     export_model(model, manifest, tmp_path / "out")
     assert not file.exists()
+
+
+RULES = ["accuracy[format=int8] >= 0.5", "size_mb[format=onnx] <= 0.001"]
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory):
+    """Directory of a validation in all formats, and its outcome."""
+    for name in formats.FORMATS:
+        require(name)
+    data, work = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("work")
+    manifest = write_dataset(data, shape=SHAPE, records={"train": 90, "test": 70})
+    model = build("mnist_cnn", manifest.info(), {"learning_rate": 0.003})
+    train(model, data, manifest)
+    model.save(work / "model.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        gate = Gate(parse_rules(RULES))
+        outcome = validate(work / "model.keras", data, work / "out", gate=gate, formats=list(formats.FORMATS))
+    return work / "out", outcome
+
+
+def test_converted_models_have_rules_and_a_table_in_the_report(validated):
+    out, outcome = validated
+    accuracy, size = outcome.blessing.rules
+
+    (int8,) = (one for one in outcome.evaluation.formats if one.name == "int8")
+    assert (accuracy.verdict, accuracy.left, accuracy.interval) == ("passed", int8.accuracy, int8.interval)
+    assert (size.verdict, size.metric) == ("failed", "size_mb[format=onnx]")
+    page = (out / model_store.REPORT_FILE).read_text()
+    assert "<h2>Converted models</h2>" in page
+    for name in ("SavedModel", *formats.FORMATS):
+        assert page.count(f'<th scope="row">{name}</th>') == 1
+    assert (out / model_store.PROFILE_FILE).is_file()
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_a_converted_model_is_measured_on_the_examples_of_the_export(name, validated):
+    out, exported = validated[0], validated[1].evaluation
+    (found,) = (one for one in exported.formats if one.name == name)
+
+    assert found.size_mb == (out / formats.FORMATS[name].file).stat().st_size / 1e6
+    assert 0 < found.latency_p50_ms <= found.latency_p95_ms
+    assert found.interval[0] <= found.accuracy <= found.interval[1]
+    assert found.accuracy == pytest.approx(exported.accuracy, abs=0.02)
+    assert found.max_difference < (0.1 if name == "int8" else 1e-5)
+
+
+def test_int8_is_smaller_and_answers_in_floats(validated):
+    out, found = validated[0], {one.name: one for one in validated[1].evaluation.formats}
+    answer = conversions.load("int8", (out / model_store.INT8_FILE).read_bytes())
+
+    assert found["int8"].size_mb < 0.4 * found["tflite"].size_mb
+    assert found["int8"].max_difference > 1e-5
+    assert answer(np.zeros((1, *SHAPE), np.uint8)).dtype == np.float32
+
+
+def train(model, data, manifest):
+    """Trains for a moment, so that the probabilities are not all about the same."""
+    paths = [str(data / shard.file) for shard in manifest.splits["train"].shards]
+    for records in tf.data.TFRecordDataset(paths).batch(16).repeat(4):
+        model.train_on_batch(*parse_batch(records, manifest.inputs))
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -70,13 +137,13 @@ def test_a_model_that_a_converter_does_not_know_is_refused(name, tmp_path):
 def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path):
     manifest = write_dataset(tmp_path / "data", records={"test": 3})
 
-    with pytest.raises(SettingsError, match=r"no format 'coreml'; there are tflite, onnx"):
+    with pytest.raises(SettingsError, match=r"no format 'coreml'; there are tflite, int8, onnx"):
         conversions.check_formats(["coreml"], manifest)
 
 
 def test_a_missing_converter_is_named_with_its_extra(tmp_path, monkeypatch):
     manifest = write_dataset(tmp_path / "data", records={"test": 3})
-    monkeypatch.setattr(conversions.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats.util, "find_spec", lambda name: None)
 
     with pytest.raises(SettingsError, match=r"needs ai_edge_litert, .*pip install 'shardline\[litert\]'"):
         conversions.check_formats(["tflite"], manifest)
@@ -84,7 +151,7 @@ def test_a_missing_converter_is_named_with_its_extra(tmp_path, monkeypatch):
 
 def test_tables_are_not_converted(tmp_path, monkeypatch):
     manifest = write_table(tmp_path / "data", records={"test": 3})
-    monkeypatch.setattr(conversions.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(formats.util, "find_spec", lambda name: object())
 
     with pytest.raises(ModelError, match="only models of images can be converted to onnx"):
         conversions.check_formats(["onnx"], manifest)

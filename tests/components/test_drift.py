@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,14 +12,22 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.drift import Examples, doubled, profile, read, resample, scaled, share_moved
+from shardline.components.model_store import PROFILE_FILE
 from shardline.components.preprocess.inspect.profile import Profile, make_profile, summarize
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.validate.drift import compare
+from shardline.components.validate.challenge import Challenge
+from shardline.components.validate.drift import add_drift, compare, read_profile, warnings
+from shardline.components.validate.gate import Gate
+from shardline.components.validate.rules import parse_rules
+from shardline.components.validate.verdict import Absence, judge
 from shardline.pipelines.cli.main import main
-from shardline.trainer.errors import DatasetError
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import DatasetError, SettingsError
 from shardline.trainer.records import load
 from tests.helpers.data import real_data
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
+from tests.helpers.reports import make_evaluation, make_report, with_champion
 
 WHOLE = {"split": {"train": 1.0}}
 
@@ -156,6 +165,138 @@ def test_photos_that_are_brighter(tmp_path: Path) -> None:
     assert [item.feature for item in compare(profile(drawn), profile(brighter)) if item.moved] == [
         "image brightness"
     ]
+
+
+def test_a_record_that_is_not_as_the_manifest_says_is_refused(tmp_path: Path) -> None:
+    manifest = write_table(tmp_path, records={"train": 30})
+    other = dataclasses.replace(manifest, features=(*manifest.features, Feature("extra", "float32")))
+
+    with pytest.raises(DatasetError, match="has not one float32 as 'extra'; 'shardline dataset verify'"):
+        make_profile(tmp_path, other)
+
+
+# Beside the champion
+
+
+@pytest.fixture
+def trained_on(tmp_path: Path) -> Path:
+    """A dataset directory of a table: 60 training and 30 test examples."""
+    write_table(tmp_path / "data", records={"train": 60, "test": 30})
+    return tmp_path / "data"
+
+
+def beside(data: Path, out: Path, champion: Path | None):
+    """Returns an evaluation of a model that was trained on a dataset, beside a champion's profile."""
+    out.mkdir()
+    profile = read_profile(champion, champion.name) if champion else Challenge.profile
+    return add_drift(make_evaluation(CLASS_NAMES), data, manifests.load(data), out, profile)
+
+
+def moved_profile(out: Path, data: Path) -> Path:
+    """Writes the profile of a champion that was trained on other incomes."""
+    profile = make_profile(data, manifests.load(data))
+    incomes = dataclasses.replace(profile.numbers["income"], values=(1.0,) * 60)
+    out.mkdir()
+    dataclasses.replace(profile, numbers={**profile.numbers, "income": incomes}).write(out / PROFILE_FILE)
+    return out
+
+
+def test_a_run_is_compared_with_the_profile_of_the_champion(trained_on: Path, tmp_path: Path) -> None:
+    first = beside(trained_on, tmp_path / "first", None)
+    assert (first.drift, first.no_drift) == ((), "there is no champion to compare with")
+    assert "drifted" not in first.metrics
+
+    same = beside(trained_on, tmp_path / "same", tmp_path / "first")
+    assert same.metrics["drifted"] == 0
+    assert warnings(same) == []
+
+    other = beside(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
+    assert [item.feature for item in other.drift if item.moved] == ["income"]
+    assert other.metrics["drifted"] == 1
+    (warning,) = warnings(other)
+    assert warning.startswith("Moved since the champion was trained: income: always 1 -> median 5e+06 (")
+
+
+def test_the_test_split_is_compared_with_the_training_split(trained_on: Path, tmp_path: Path) -> None:
+    found = beside(trained_on, tmp_path / "out", None)
+    assert {item.feature: item.moved for item in found.skew} == dict.fromkeys(
+        ["label", "city", "city length", "year", "income"], False
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "the champion old has no profile.json"),
+        ("{", "profile.json is not JSON"),
+        (
+            '{"fingerprint": "", "split": "", "numbers": {"x": {"examples": 3, "values": []}},'
+            '"categories": {}}',
+            "0 values of 3 examples",
+        ),
+    ],
+)
+def test_a_champion_without_a_sound_profile(content, words: str, trained_on: Path, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    if content:
+        (tmp_path / "old" / PROFILE_FILE).write_text(content)
+
+    found = beside(trained_on, tmp_path / "out", tmp_path / "old")
+    assert found.drift == ()
+    assert words in found.no_drift
+
+
+def test_without_a_training_split_nothing_is_compared(tmp_path: Path) -> None:
+    write_table(tmp_path / "data", records={"test": 30})
+    found = beside(tmp_path / "data", tmp_path / "out", tmp_path / "champion")
+    assert (found.no_drift, found.skew) == ("the dataset has no training split", ())
+
+
+def test_the_report_says_what_moved(trained_on: Path, tmp_path: Path) -> None:
+    other = beside(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
+    page = make_report(other)
+    assert "1 of 5 features have moved" in page
+    assert "Between training and test split none of 5 features differs." in page
+    first = make_report(beside(trained_on, tmp_path / "out", None))
+    assert "Not compared with the champion's training data: there is no champion to compare with." in first
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        ("drifted == 0", "failed"),
+        ("drifted <= 1", "passed"),
+        ("drift[income] <= 0.1", "failed"),
+        ("drift[label]<=0.1", "passed"),
+    ],
+)
+def test_a_rule_may_block(rule: str, verdict: str, trained_on: Path, tmp_path: Path) -> None:
+    gate = Gate(parse_rules([rule]))
+    gate.check(manifests.load(trained_on), "champions")
+    other = beside(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
+    assert judge(other, gate, champion="v1").rules[0].verdict == verdict
+
+
+@pytest.mark.parametrize("rule", ["drifted == 0", "drift[label] <= 0.1"])
+def test_a_rule_without_a_champion_is_left_to_the_first_run(rule: str) -> None:
+    found, first = make_evaluation(CLASS_NAMES), Absence("there is none yet", first=True)
+    gate = Gate(parse_rules([rule]))
+    assert judge(found, gate, absence=first, champion="").rules[0].verdict == "skipped"
+    block = dataclasses.replace(gate, first_run="block")
+    assert judge(found, block, absence=first, champion="").rules[0].verdict == "failed"
+    assert judge(found, gate).rules[0].verdict == "skipped"
+    without = dataclasses.replace(with_champion(found), no_drift="the champion v1 has no profile.json")
+    (judged,) = judge(without, gate, champion="v1").rules
+    assert (judged.verdict, judged.note) == ("undecided", "the champion v1 has no profile.json")
+
+
+def test_a_rule_about_a_feature_that_is_not_there_is_refused(trained_on: Path, tmp_path: Path) -> None:
+    gate = Gate(parse_rules(["drift[incme] <= 0.1"]))
+    with pytest.raises(SettingsError, match=r"is label, year, income, city, city length$"):
+        gate.check(manifests.load(trained_on), "champions")
+    images = write_dataset(tmp_path / "images", records={"train": 3})
+    with pytest.raises(SettingsError, match=r"is label, image brightness, image height, image width$"):
+        gate.check(images, "champions")
 
 
 # shardline drift

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from shardline.components.validate.evaluation import Baseline, ClassScore, Evaluation, Lead, Slice
+from shardline.components.validate.evaluation import Baseline, ClassScore, Converted, Evaluation, Lead, Slice
 from shardline.components.validate.gate import DEFAULTS, Gate, read_gate
 from shardline.components.validate.rules import parse_rule, parse_rules
 from shardline.components.validate.verdict import Absence, judge
@@ -450,3 +450,44 @@ def test_every_rule_is_listed_with_both_sides_and_verdict():
 def test_a_verdict_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         judge(sound(), Gate()).blessed = True
+
+
+# Converted models
+
+
+def test_a_converted_model_is_judged_by_its_own_values():
+    int8 = Converted("int8", 0.93, (0.91, 0.95), 0.3, 1.5, 2.5, 0.04)
+    evaluated = dataclasses.replace(evaluation(), formats=(int8,))
+
+    for text, verdict in (
+        ("accuracy[format=int8] >= 0.9", "passed"),
+        ("accuracy[format=int8] >= 0.94", "failed"),
+        ("size_mb[ format = int8 ] <= 1", "passed"),
+        ("latency_p95_ms[format=int8] < 2", "failed"),
+        ("max_difference[format=int8] <= 0.05", "passed"),
+    ):
+        assert judge_rule(text, evaluated)[0] == verdict
+    assert judge_rule("accuracy[format=int8] >= 0.9", evaluated)[1].rules[0].interval == (0.91, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("macro_f1[format=int8] >= 0.9", "there is no metric 'macro_f1' of the slice 'format=int8'"),
+        ("accuracy[format=int8] >= champion", r"accuracy\[format=int8\] is compared with a number"),
+        ("drifted <= champion", "drifted is compared with a number"),
+        ("drift <= 0.1", "there is no metric 'drift'"),
+    ],
+)
+def test_what_cannot_be_said_of_a_converted_model_or_of_drift(text, message):
+    with pytest.raises(SettingsError, match=message):
+        parse_rule(text)
+
+
+def test_a_rule_about_a_format_that_is_not_made_is_refused():
+    gate = Gate(parse_rules(["size_mb[format=int8] <= 1"]))
+
+    with pytest.raises(SettingsError, match=r"is not converted; add it to formats, or to --also$"):
+        gate.check_formats(["onnx"])
+    with pytest.raises(SettingsError, match="no format 'coreml'; there are tflite, int8, onnx"):
+        gate.check_formats(["coreml"])

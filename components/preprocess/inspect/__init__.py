@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Progress is reported once for so many records.
 _TICK = 256
 
+#: How values are stored, by the type of their feature.
+KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
+
 #: The features of an example by name: the kind ("bytes", "int64", "float") and the values.
 Values = Mapping[str, tuple[str, Sequence[Any]]]
 

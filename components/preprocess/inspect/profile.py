@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardline.components.preprocess.inspect import Values, first_records, opened_image
+from shardline.components.preprocess.inspect import KINDS, Values, first_records, opened_image
 from shardline.components.preprocess.inspect.stats import header
 from shardline.trainer import files
 from shardline.trainer.data.manifest import Feature, Manifest
@@ -28,6 +28,7 @@ RECORDS, _BYTES, _SHARDS = 2_000, 256 << 20, 128
 _QUANTILES = 500
 _LONGEST_VALUE = 100
 _SIDE = 64
+_MOST = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Numbers:
     examples: int
     values: tuple[float | None, ...]
 
+    def __post_init__(self) -> None:
+        if not 0 < len(self.values) <= self.examples <= _MOST:
+            raise ValueError(f"{len(self.values):,} values of {self.examples:,} examples")
+
 
 @dataclass(frozen=True)
 class Categories:
@@ -44,6 +49,10 @@ class Categories:
 
     examples: int
     counts: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if not 0 < sum(self.counts.values()) == self.examples <= _MOST or min(self.counts.values()) < 0:
+            raise ValueError(f"counts that are not of {self.examples:,} examples")
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,11 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
         raise DatasetError(
             f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
         )
+    if len(found.class_counts) != len(manifest.class_names):
+        raise DatasetError(
+            f"the manifest of {directory} counts {len(found.class_counts):,} classes in {split} and names "
+            f"{len(manifest.class_names):,}; preprocess the data again"
+        )
     shards = found.shards[:: -(-len(found.shards) // _SHARDS)]
     records = first_records(directory, manifest, shards, records=RECORDS, room=_BYTES)
     labels = dict(zip(manifest.class_names, found.class_counts, strict=True))
@@ -84,12 +98,21 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
 
 
 def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
-    """Returns the features of one example that a profile is made of, but for its label."""
+    """Returns the features of one example that a profile is made of, but for its label.
+
+    Raises DatasetError when it is not as the manifest says.
+    """
     measured: dict[str, float | str] = {}
     for feature in manifest.features:
         if feature.name in ("label", "key") or (feature.shape and not feature.encoding):
             continue
-        value = values[feature.name][1][0]
+        kind, found = values.get(feature.name, ("", ()))
+        if kind != KINDS[feature.dtype] or len(found) != 1:
+            raise DatasetError(
+                f"a record has not one {feature.dtype} as {feature.name!r}; 'shardline dataset verify' lists "
+                "all damage"
+            )
+        value = found[0]
         if feature.encoding:
             with contextlib.suppress(SourceError):  # `dataset verify` names what cannot be decoded
                 measured |= _of_image(value, feature)
@@ -113,7 +136,7 @@ def summarize(
         for name, value in example.items():
             columns[name].append(value)
     texts = {name: Counter(values) for name, values in columns.items() if isinstance(values[0], str)}
-    categories = {"label": Categories(sum(labels.values()), dict(labels))}
+    categories = {"label": Categories(sum(labels.values()), dict(labels))} if any(labels.values()) else {}
     for name, counts in texts.items():
         if len(counts) <= counts.total() / 2:
             categories[name] = Categories(counts.total(), dict(counts.most_common()))

@@ -12,7 +12,7 @@ import google_crc32c
 
 from shardline.components.preprocess.images.check import find_fault
 from shardline.components.preprocess.images.header import read_header
-from shardline.components.preprocess.inspect import Values, each_shard, read_values
+from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
@@ -24,8 +24,6 @@ _BLOCK = 1 << 20
 
 #: Damaged records of one shard that are listed one by one.
 MOST_LISTED = 10
-
-_KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
 
 
 @dataclass(frozen=True)
@@ -285,7 +283,7 @@ class _Checker:
             kind, found = values.get(feature.name, ("", ()))
             if not kind:
                 return f"has no feature {feature.name!r}"
-            if kind != _KINDS[feature.dtype] or len(found) != 1:
+            if kind != KINDS[feature.dtype] or len(found) != 1:
                 what = f"{len(found)} values of {kind}, not one of {feature.dtype}"
                 return f"feature {feature.name!r} holds {what}"
         extra = values.keys() - {feature.name for feature in self._features}
