@@ -115,7 +115,7 @@ class Origin:
         """Returns that of a model which is judged now; its logs lie where training has put them."""
         named = training.settings.get("settings", {}).get("tensorboard_log_dir")
         directory = model_file.parent
-        places = [files.local_path(named)] if named else []
+        places = [files.local_path(named)] if named and isinstance(named, str) else []
         places += [directory / "logs", directory.parent / "logs"]
         logs = next((path for path in places if path.is_dir()), None)
         # A bucket that is mounted here is a URI elsewhere.

@@ -7,6 +7,7 @@ that the champion was trained on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,13 +46,13 @@ class TrainingKeys:
         of an earlier release, none are known. Raises DatasetError when the dataset's are damaged.
         """
         settings = manifest.settings
-        salt = settings.get("split_salt", settings.get("seed"))
+        salt, shares = settings.get("split_salt", settings.get("seed")), settings.get("split")
         found = read_split(directory, manifest, "train")
         earlier = _of_start(start, settings.get("key", "")) if start else _NO_KEYS
         keys = np.unique(np.concatenate([_NO_KEYS if found is None else found, earlier]))
         data = TrainingData(
             salt=salt if isinstance(salt, int) else None,
-            shares=dict(settings.get("split") or {}),
+            shares=dict(shares) if isinstance(shares, Mapping) else {},
             key=str(settings.get("key", "")),
             records=len(keys),
             keys="" if found is None else _digest(keys),
@@ -152,7 +153,7 @@ def _of_start(uri: str, key: str) -> Keys:
         published = path / present.path if present else path if path.is_dir() else path.parent
         data = Export.read(published).training_data
         return read_published(published, data) if data and data.keys and data.key == key else _NO_KEYS
-    except ShardlineError:
+    except (ShardlineError, OSError):
         return _NO_KEYS
 
 
