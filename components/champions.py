@@ -108,7 +108,8 @@ def require_current(champion: str | os.PathLike[str]) -> Version:
 
 def require_version(champion: str | os.PathLike[str], version: str) -> Version:
     """Returns a version's record; raises ModelError where there is none, with those that there are."""
-    return contents.recorded(open_shelf(champion), version)
+    shelf = open_shelf(champion)
+    return contents.recorded(shelf, version, shelf.head())
 
 
 def complete_versions(champion: str | os.PathLike[str]) -> list[Version]:
@@ -204,7 +205,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, accuracy: float
     name = contents.stock(shelf, exported, verdict, accuracy=accuracy, run=run).version
     while True:
         head = contents.read_head(shelf)  # before the record, which whoever replaces a champion completes
-        found = contents.recorded(shelf, name)
+        found = contents.recorded(shelf, name, head)
         if head.version and head.name == name:
             contents.settle(shelf, head.version)
             return head.version
@@ -240,7 +241,7 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     shelf = open_shelf(champion)
     head = contents.read_head(shelf, by_hand=True)
     if is_name(wanted):
-        found = contents.recorded(shelf, wanted)
+        found = contents.recorded(shelf, wanted, head)
         _check_blessed(found.blessed, found.verdict, wanted, override)
     else:
         with open_shelf(wanted).fetched("") as exported:
@@ -274,7 +275,7 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
             f"{present.version} replaced no version; name the one to go to, 'shardline champion list "
             f"{shelf.where('')}' lists them"
         )
-    return contents.commit_by_hand(shelf, head, contents.recorded(shelf, wanted), contents.ROLLED_BACK)
+    return contents.commit_by_hand(shelf, head, contents.recorded(shelf, wanted, head), contents.ROLLED_BACK)
 
 
 def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
@@ -284,7 +285,4 @@ def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
     it has removed. Raises ModelError when there is no champion or a record is damaged: nothing is removed
     then.
     """
-    shelf = open_shelf(champion)
-    head, _ = contents.require_head(shelf)
-    others = [item for item in contents.complete(shelf) if item.version not in head.kept]
-    return contents.remove_versions(shelf, others[: max(0, len(others) - keep)])
+    return contents.remove_versions(open_shelf(champion), keep)

@@ -56,14 +56,8 @@ class Bucket(Place):
     def commit(self, version: Version, head: Head) -> bool:
         """Replaces champion.json in the generation that was read, and in no other."""
         text = as_text(version)
-        try:
-            self._upload(CHAMPION_FILE, text, if_generation_match=head.token)
-        except PlatformError as error:
-            if kind_of(error.__cause__) is not Kind.CONFLICT:
-                raise
-            # After an attempt whose answer was lost, the next one finds its own.
-            return self.read(CHAMPION_FILE) == text
-        return True
+        # After an attempt whose answer was lost, the next one finds its own.
+        return self._upload_over(CHAMPION_FILE, text, head.token) or self.read(CHAMPION_FILE) == text
 
     def read(self, name: str) -> str | None:
         """Returns the content of an object as text, and keeps its generation."""
@@ -82,6 +76,11 @@ class Bucket(Place):
     def write(self, name: str, text: str) -> None:
         """Writes an object, which is there whole or not at all."""
         self._upload(name, text)
+
+    def replace(self, name: str, text: str) -> None:
+        """Writes an object in the place of the one that is there."""
+        if self.read(name) is not None:
+            self._upload_over(name, text, self._generation)
 
     def names(self, directory: str) -> list[str]:
         """Returns the names between a prefix and the next slash, sorted."""
@@ -151,6 +150,16 @@ class Bucket(Place):
         blob.cache_control = "no-store"  # a public object would be shown from a cache for an hour
         doing = f"write {self.where(name)}"
         self._ask(doing, blob.upload_from_string, text, content_type=_JSON, **conditions)
+
+    def _upload_over(self, name: str, text: str, generation: int) -> bool:
+        """Writes an object if it still has a generation, 0 for one that is not there; says whether it did."""
+        try:
+            self._upload(name, text, if_generation_match=generation)
+        except PlatformError as error:
+            if kind_of(error.__cause__) is not Kind.CONFLICT:
+                raise
+            return False
+        return True
 
     def _download(self, prefix: str, target: Path) -> None:
         found, _ = self._list(prefix)

@@ -21,8 +21,6 @@ from shardline.components.shelf.version import (
 )
 from shardline.trainer.errors import ModelError, ShardlineError
 
-#: Where prune keeps the record of a version while its files are being removed.
-REMOVED = "removed"
 ROLLED_BACK = "rolled back"
 
 
@@ -36,7 +34,7 @@ def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
     if by_hand:
         return head
     record, promote = shelf.where(CHAMPION_FILE), f"shardline champion promote {shelf.where('')}"
-    while head.version and not _is_whole(shelf, head.name):
+    while head.version and shelf.read(f"{head.version.path}/{VERSION_FILE}") is None:
         before, head = head, shelf.head()
         if head == before:
             raise ModelError(
@@ -52,12 +50,6 @@ def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
                 f"{record} is gone, but {name} has been the champion; say which is: {promote} {name}"
             )
     return head
-
-
-def _is_whole(shelf: Place, champion: str) -> bool:
-    """Whether the champion has a record, if only in what prune has begun and will take back."""
-    places = (VERSIONS, REMOVED)
-    return any(shelf.read(f"{place}/{champion}/{VERSION_FILE}") is not None for place in places)
 
 
 def require_head(shelf: Place) -> tuple[Head, Version]:
@@ -78,9 +70,14 @@ def complete(shelf: Place) -> list[Version]:
     return found
 
 
-def recorded(shelf: Place, name: str) -> Version:
-    """Returns a version's record; raises ModelError where there is no complete version of that name."""
-    if is_name(name) and (found := shelf.load(Version, f"{VERSIONS}/{name}/{VERSION_FILE}", "repair it")):
+def recorded(shelf: Place, name: str, head: Head) -> Version:
+    """Returns a version's record; raises ModelError where there is no complete version of that name.
+
+    One that is being removed is none: no commit that follows `head` can make it the champion.
+    """
+    record = f"{VERSIONS}/{name}/{VERSION_FILE}"
+    is_there = is_name(name) and name not in head.removing
+    if is_there and (found := shelf.load(Version, record, "repair it")):
         return found
     known = ", ".join(item.version for item in complete(shelf)) or "none"
     raise ModelError(f"no version {name} in {shelf.where('')}; there are {known}")
@@ -108,7 +105,7 @@ def stock(
     name, is_there = _name(shelf, exported, created, run or source)
     path = f"{VERSIONS}/{name}"
     if is_there:
-        return recorded(shelf, name)
+        return recorded(shelf, name, shelf.head())
     shelf.put(exported, path)
     version = Version(
         version=name,
@@ -133,7 +130,7 @@ def _name(shelf: Place, exported: Path, created: datetime, publication: str) -> 
     mark = _digest(exported, publication or created.isoformat(timespec="microseconds"))
     mark = mark[: 16 if publication else 8]
     if publication:
-        removed = shelf.names(REMOVED)
+        removed = shelf.head().removing
         for name in shelf.names(VERSIONS):
             if name.endswith(f"-{mark}") and name not in removed:
                 return name, shelf.read(f"{VERSIONS}/{name}/{VERSION_FILE}") is not None
@@ -156,7 +153,7 @@ def commit(shelf: Place, head: Head, version: Version, how: str) -> Version | No
         settle(shelf, head.version)
     serial = head.version.commit.serial if head.version else head.token
     at = datetime.now(UTC).isoformat(timespec="microseconds")
-    stamp = Commit(serial=serial + 1, how=how, replaced=head.name, by=shelf.who(), at=at)
+    stamp = Commit(serial + 1, how, replaced=head.name, by=shelf.who(), at=at, removing=_left(shelf, head))
     done = replace(version, commit=stamp)
     if not shelf.commit(done, head):
         return None
@@ -172,7 +169,12 @@ def settle(shelf: Place, version: Version) -> None:
         return
     found = shelf.load(Version, name, "repair it")
     if found and not found.commit.serial:
-        shelf.write(name, as_text(version))
+        shelf.replace(name, as_text(version))
+
+
+def _left(shelf: Place, head: Head) -> tuple[str, ...]:
+    """Returns the versions that are being removed and are there still, if only in part."""
+    return tuple(set(head.removing).intersection(shelf.names(VERSIONS))) if head.removing else ()
 
 
 def commit_by_hand(shelf: Place, head: Head, version: Version, how: str) -> Version:
@@ -184,7 +186,7 @@ def commit_by_hand(shelf: Place, head: Head, version: Version, how: str) -> Vers
     if version.version == seen:
         raise ModelError(f"{seen} is the champion already; name another version")
     while head.name == seen:
-        recorded(shelf, version.version)  # it may have been pruned
+        recorded(shelf, version.version, head)  # it may have been pruned
         previous = version.previous if how == ROLLED_BACK else seen or version.previous
         if done := commit(shelf, head, replace(version, previous=previous), how):
             return done
@@ -192,34 +194,26 @@ def commit_by_hand(shelf: Place, head: Head, version: Version, how: str) -> Vers
     raise ModelError(f"the champion was {seen or 'none'} and is {head.name} since; look at it and try again")
 
 
-def remove_versions(shelf: Place, versions: list[Version]) -> list[str]:
-    """Removes versions and what an earlier call has begun to remove; returns their names.
+def remove_versions(shelf: Place, keep: int) -> list[str]:
+    """Removes all versions but those that are in use and the `keep` newest others; returns their names.
 
-    The records go first: a version that is half removed is none. Then a commit that changes nothing makes
-    void what others have read before, so that none of the removed can become the champion any more.
+    First a commit says which, and changes no champion: from then on they cannot become it. Then the records
+    go, so that a version that is half removed is none. The next call finishes what was killed on the way.
     """
-    for item in versions:
-        shelf.write(f"{REMOVED}/{item.version}/{VERSION_FILE}", as_text(item))
-    while going := shelf.names(REMOVED):
+    while True:
         head, present = require_head(shelf)
-        for name in going:
-            if name in head.kept:  # it was made the champion meanwhile
-                _put_back(shelf, name)
-            else:
-                shelf.remove(f"{VERSIONS}/{name}/{VERSION_FILE}")
+        others = [
+            item.version for item in complete(shelf) if item.version not in {*head.kept, *head.removing}
+        ]
+        going = (*_left(shelf, head), *others[: max(0, len(others) - keep)])
+        if not going:
+            return []
         settle(shelf, present)
-        stamp = replace(present.commit, serial=present.commit.serial + 1)
+        stamp = replace(present.commit, serial=present.commit.serial + 1, removing=going)
         if shelf.commit(replace(present, commit=stamp), head):
             break
-    gone = shelf.names(REMOVED)
-    for name in gone:
+    for name in going:
+        shelf.remove(f"{VERSIONS}/{name}/{VERSION_FILE}")
+    for name in going:
         shelf.remove(f"{VERSIONS}/{name}")
-        shelf.remove(f"{REMOVED}/{name}")
-    return gone
-
-
-def _put_back(shelf: Place, name: str) -> None:
-    record = shelf.read(f"{REMOVED}/{name}/{VERSION_FILE}")
-    if record and shelf.read(f"{VERSIONS}/{name}/{VERSION_FILE}") is None:
-        shelf.write(f"{VERSIONS}/{name}/{VERSION_FILE}", record)
-    shelf.remove(f"{REMOVED}/{name}")
+    return sorted(going)

@@ -90,12 +90,15 @@ class Disk(Place):
 
     def write(self, name: str, text: str) -> None:
         """Replaces a text file in one step."""
-        path = self.path / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_text(path, text)
+            files.write_text(self.path / name, text)
         except OSError as error:
-            raise _unwritten(path, error) from error
+            raise _unwritten(self.path / name, error) from error
+
+    def replace(self, name: str, text: str) -> None:
+        """Replaces a text file that is there; where its directory goes meanwhile, it goes too."""
+        if (self.path / name).exists():
+            self.write(name, text)
 
     def names(self, directory: str) -> list[str]:
         """Returns the names of the directories in a directory, sorted."""
@@ -125,10 +128,13 @@ class Disk(Place):
     def remove(self, name: str) -> None:
         """Removes a file or a directory."""
         path = self.path / name
-        try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        except OSError as error:
-            raise crash.of_place(error, f"cannot remove {path}: {error.strerror}") from error
+        while path.exists():
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENOTEMPTY):  # another process is at it, too
+                    continue
+                raise crash.of_place(error, f"cannot remove {path}: {error.strerror}") from error
 
     @contextlib.contextmanager
     def fetched(self, directory: str) -> Iterator[Path]:

@@ -51,6 +51,10 @@ class Place(ABC):
         """Writes a whole text file or nothing."""
 
     @abstractmethod
+    def replace(self, name: str, text: str) -> None:
+        """Writes a text file anew, if it is there; makes none in what somebody else removes."""
+
+    @abstractmethod
     def names(self, directory: str) -> list[str]:
         """Returns the names of the directories in a directory, sorted."""
 

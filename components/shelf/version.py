@@ -24,10 +24,11 @@ class Commit:
 
     Attributes:
         serial: Its number on the shelf, from 1; 0 where there has been none.
-        how: "published", "promoted" or "rolled back"; "pruned" changes no champion.
+        how: "published", "promoted" or "rolled back".
         replaced: The version that was the champion before; "" where there was none.
         by: Who did it: user@host, or the service account.
         at: When, ISO 8601, UTC.
+        removing: Versions that are being removed, and cannot become the champion any more.
     """
 
     serial: int = 0
@@ -35,6 +36,7 @@ class Commit:
     replaced: str = ""
     by: str = ""
     at: str = ""
+    removing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class Version:
     def __post_init__(self) -> None:
         if not is_name(self.version) or self.path != f"{VERSIONS}/{self.version}":
             raise ValueError(f"{self.path!r} is not the path of a version {self.version!r}")
-        for what, name in (("previous", self.previous), ("commit.replaced", self.commit.replaced)):
+        for name in (self.previous, self.commit.replaced, *self.commit.removing):
             if name and not is_name(name):
-                raise ValueError(f"{what} is {name!r}, not the name of a version")
+                raise ValueError(f"{name!r} is not the name of a version")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Head:
     def name(self) -> str:
         """Name of the present champion; "" where there is none."""
         return self.version.version if self.version else ""
+
+    @property
+    def removing(self) -> tuple[str, ...]:
+        """Versions that are being removed."""
+        return self.version.commit.removing if self.version else ()
 
     @property
     def kept(self) -> set[str]:

@@ -50,10 +50,10 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
 
     present = require_current(directory)
     if version:
-        facts = _facts(directory, require_version(directory, version))
-        show(as_json, {"version": facts}, *_lines(facts))
+        facts = {"version": version, **_facts(directory, require_version(directory, version))}
+        show(as_json, facts, *_lines(facts))
         return
-    facts = _facts(directory, present)
+    facts = {"champion": present.version, **_facts(directory, present)}
     versions = _with_champion(present, complete_versions(directory))
     show(
         as_json,
@@ -151,7 +151,6 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
 
     export, commit = read_export(directory, version), version.commit
     known = {
-        "champion": version.version,
         "path": where(directory, version.version),
         "accuracy": f"{version.accuracy:.4f}",
         "metrics": _metrics(version),
@@ -172,7 +171,9 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
 
 
 def _metrics(version: Version) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in version.metrics.items() if value is not None)
+    """Returns the first of the metrics, which are those of quality; `list --json` has all."""
+    known = [f"{name} {value:.4g}" for name, value in version.metrics.items() if value is not None]
+    return ", ".join(known[:8])
 
 
 def _lines(facts: dict[str, str]) -> list[str]:

@@ -18,6 +18,7 @@ from shardline.components.champions import (
     open_shelf,
     rollback,
 )
+from shardline.components.shelf.version import Commit
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
@@ -287,8 +288,8 @@ def test_a_shelf_is_listed_with_who_when_from_which_run_and_the_metrics(shelf, t
     assert [line[0] for line in lines] == [" ", " ", "*"]
     assert all(word in lines[2] for word in (first.version, "0.9700", first.by, "monday"))
 
-    shown = answer("show", shelf, second.version)["version"]
-    assert (shown["champion"], shown["run"], shown["replaced"]) == (second.version, "tuesday", first.version)
+    shown = answer("show", shelf, second.version)
+    assert (shown["version"], shown["run"], shown["replaced"]) == (second.version, "tuesday", first.version)
     assert "metrics     accuracy 0.9, log_loss 0.25\n" in invoke("show", shelf).output
 
 
@@ -367,8 +368,9 @@ def test_a_version_that_is_promoted_while_others_are_pruned_stays_whole(shelf, t
 
     def promote_first(self, version, head):
         if not promoted:
-            promoted.append(names[0])
-            commit(self, replace(oldest, commit=replace(version.commit, replaced=version.version)), head)
+            promoted.append(oldest.version)
+            serial = version.commit.serial
+            commit(self, replace(oldest, commit=Commit(serial, "promoted", names[-1])), head)
         return commit(self, version, head)
 
     oldest = complete_versions(shelf)[names.index(min(names))]
