@@ -39,8 +39,9 @@ def find_differences(before: Export, now: Export) -> list[Difference]:
 def _data(export: Export) -> dict[str, str]:
     data = export.training_data or TrainingData()
     return {
-        "dataset": export.fingerprint[:_DIGITS],
-        "training examples": f"{data.records:,}" if data.keys else "",
+        # The fingerprint is also of the order in which the same examples are stored.
+        "dataset as it is stored": export.fingerprint[:_DIGITS],
+        "training examples": f"{data.records:,} ({data.keys.partition(':')[2][:8]})" if data.keys else "",
         "classes": f"{len(export.class_names):,}",
         "split": ", ".join(f"{name} {share}" for name, share in data.shares.items()),
         "split_salt": "" if data.salt is None else str(data.salt),

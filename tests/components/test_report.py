@@ -157,22 +157,26 @@ def test_what_has_changed_since_the_champion_is_said_and_nothing_else():
         "settings": {"epochs": 3, "dataset": "/here", "hparams": {"width": 8}},
         "versions": {"keras": "1"},
     }
-    before = dataclasses.replace(
-        EXPORT, settings=settings, training_data=TrainingData(salt=0, records=10, keys="x")
-    )
+    trained = TrainingData(salt=0, records=10, keys="xxh3:x")
+    before = dataclasses.replace(EXPORT, settings=settings, training_data=trained)
     changed = {
         "settings": {"epochs": 5, "dataset": "/there", "hparams": {"width": 8}},
         "versions": {"keras": "2"},
     }
     now = dataclasses.replace(
-        before, git_revision="ffffff", settings=changed, fingerprint="sha256:" + "1" * 64
+        before,
+        git_revision="ffffff",
+        settings=changed,
+        fingerprint="sha256:" + "1" * 64,
+        training_data=dataclasses.replace(trained, keys="xxh3:y"),
     )
 
     page = Page(make_report(make_evaluation(NAMES), export=now, champion=before))
 
     rows = [row for row in page.rows if len(row) == 4 and row[1] in ("data", "code", "parameters")]
     assert rows == [
-        ["dataset", "data", "none", "sha256:111111111111"],
+        ["dataset as it is stored", "data", "none", "sha256:111111111111"],
+        ["training examples", "data", "10 (x)", "10 (y)"],
         ["git revision", "code", "4ccda76", "ffffff"],
         ["keras in training", "code", "1", "2"],
         ["epochs", "parameters", "3", "5"],
