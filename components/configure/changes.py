@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,9 @@ from shardline.components.configure.fingerprint import (
 )
 from shardline.components.configure.history import Run, State
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.validate.formats import check_installed
+from shardline.components.validate.formats import check_installed, refuse_table
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
 
@@ -141,7 +142,7 @@ def look(
     training = read(TrainingSettings, objects["training"], "training")
     gate = read(GateSettings, objects["gate"], "gate")
     # Training takes hours: what would refuse its model then does so now.
-    check_installed(gate.formats)
+    _check_formats(gate.formats, data)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
 
@@ -166,6 +167,17 @@ def look(
     return found(
         True, _key(state) if known else _unique(), reason, json.dumps(asdict(state), ensure_ascii=False)
     )
+
+
+def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
+    """Refuses formats that are not installed, and any of a table without images."""
+    check_installed(formats)
+    form, _, path = data.source.partition(":")
+    if formats and form == "table":
+        from shardline.components.preprocess.sources.table import Columns
+
+        if "image" not in {*data.features, *Columns(storage.resolve(path)).types}:
+            refuse_table(formats)
 
 
 def _compare(history: Path, state: State, force: bool) -> tuple[Run | None, str]:

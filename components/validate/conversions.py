@@ -19,7 +19,7 @@ import tensorflow as tf
 from shardline.components import model_store
 from shardline.components.validate.evaluate import Examples, Measured
 from shardline.components.validate.evaluation import Converted
-from shardline.components.validate.formats import FORMATS, check_installed
+from shardline.components.validate.formats import FORMATS, check_installed, refuse_table
 from shardline.components.validate.metrics import share_interval
 from shardline.components.validate.served import REQUESTS, time_calls
 from shardline.components.validate.signatures import PIXELS, TENSOR, largest_gap, read_batches
@@ -48,11 +48,8 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
     Raises SettingsError when one is unknown or its modules are missing, ModelError when the data are a table.
     """
     check_installed(names)
-    if names and "image" not in manifest.inputs:
-        raise ModelError(
-            f"only models of images can be converted to {', '.join(names)}, and the dataset is a table; "
-            "use the SavedModel"
-        )
+    if "image" not in manifest.inputs:
+        refuse_table(names)
 
 
 def convert(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import util
 
 from shardline.components import model_store
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import ModelError, SettingsError
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,12 @@ def check_installed(names: Iterable[str]) -> None:
                 f"the format {name} needs {', '.join(missing)}, which is not installed; "
                 f"pip install 'shardline[{FORMATS[name].extra}]'"
             )
+
+
+def refuse_table(names: Sequence[str]) -> None:
+    """Raises ModelError when there is a format, for data that are a table."""
+    if names:
+        raise ModelError(
+            f"only models of images can be converted to {', '.join(names)}, and the data are a table; "
+            "use the SavedModel"
+        )

@@ -24,7 +24,7 @@ from shardline.components.validate.evaluate import Examples, Measured, measure
 from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
-from shardline.components.validate.model_card import make_card, read_training
+from shardline.components.validate.model_card import ModelCard, make_card, read_training
 from shardline.components.validate.report import Origin, render_report
 from shardline.components.validate.training_keys import TrainingKeys
 from shardline.components.validate.verdict import Blessing, judge
@@ -123,10 +123,7 @@ def validate(
         gate,
         absence=challenge.absence,
         champion=challenge.champion,
-        warnings=(
-            *_warnings(manifest, examples.name, training_keys.describe_leak(examples), challenge.warning),
-            *drift_warnings(evaluation),
-        ),
+        warnings=_warnings(manifest, evaluation, training_keys.describe_leak(examples), challenge.warning),
     )
     card = make_card(manifest, export, training, evaluation, blessing.headline)
     origin = Origin.of(model_file, training, run)
@@ -134,9 +131,7 @@ def validate(
         evaluation, blessing, manifest, export, training, champion=challenge.export, origin=origin
     )
     files.write_text(out / model_store.REPORT_FILE, report)
-    files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
-    files.write_text(out / model_store.CARD_FILE, card.to_html())
-    return _conclude(evaluation, blessing, out)
+    return _conclude(evaluation, blessing, card, out)
 
 
 def _measure(
@@ -156,8 +151,10 @@ def _measure(
     return replace(measured, evaluation=replace(measured.evaluation, formats=formats))
 
 
-def _conclude(evaluation: Evaluation, blessing: Blessing, out: Path) -> Validation:
-    """Writes what was measured and, last, the verdict."""
+def _conclude(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: Path) -> Validation:
+    """Writes the model card, what was measured and, last, the verdict."""
+    files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
+    files.write_text(out / model_store.CARD_FILE, card.to_html())
     files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
     files.write_json(out / model_store.BLESSING_FILE, blessing.to_json())
     _tell(evaluation, blessing, out)
@@ -222,11 +219,11 @@ def validate_artifacts(
     return blessed, evaluation.accuracy
 
 
-def _warnings(manifest: Manifest, split: str, *others: str) -> tuple[str, ...]:
+def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple[str, ...]:
     """Returns warnings that decide nothing, a sentence each; `others` come first, "" is none."""
-    warnings = [other for other in others if other]
+    warnings = [other for other in others if other] + drift_warnings(evaluation)
     if "train" in manifest.splits:
-        trained, tested = (manifest.splits[name].class_counts for name in ("train", split))
+        trained, tested = (manifest.splits[name].class_counts for name in ("train", evaluation.split))
         counts = zip(manifest.class_names, trained, tested, strict=True)
         if unseen := [name for name, before, now in counts if now and not before]:
             warnings.append(f"Without examples in training: {', '.join(unseen)}")

@@ -518,6 +518,21 @@ def test_a_format_without_its_converter_is_said_before_anything_is_trained(photo
     assert "pip install 'shardline[litert]'" in events[-1].text
 
 
+@pytest.mark.parametrize("columns", ["income,label", "image,label"])
+def test_formats_of_a_table_without_images_are_refused_before_anything_is_trained(columns, tmp_path, events):
+    (tmp_path / "rows.csv").write_text(f"{columns}\n1,a\n2,b\n")
+
+    def found():
+        return look("", f"table:{tmp_path / 'rows.csv'}", formats=["int8"])
+
+    if "image" in columns:
+        assert found().changed
+    else:
+        with pytest.raises(SystemExit):
+            found()
+        assert "only models of images can be converted to int8, and the data are a table" in events[-1].text
+
+
 def test_a_directory_for_champions_that_is_not_there_is_refused_and_not_made(photos, tmp_path, events):
     with pytest.raises(SystemExit):
         look("", f"images:{photos}", champion_uri=str(tmp_path / "new" / "champion"))

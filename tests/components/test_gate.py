@@ -407,6 +407,9 @@ def test_the_command_ends_with_the_verdict(dataset, champion, tmp_path):
 
     blessed = invoke("--rules", tmp_path / "gate.toml", "--rule", "ece <= 0.9", "--champion", champion)
     assert blessed.exit_code == 0, blessed.output
+    beside = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert {item["feature"] for item in beside["drift"]} >= {"label", "image brightness"}
+    assert beside["metrics"]["drifted"] == 0
     content = json.loads((tmp_path / "out/blessing.json").read_text())
     assert [rule["rule"] for rule in content["rules"][-2:]] == ["accuracy >= champion", "ece <= 0.9"]
     assert content["headline"].startswith("Better than the champion by")
