@@ -94,7 +94,9 @@ def _restore(value: Any, kind: Any = Any) -> Any:
         return restore_integers(value)
     if isinstance(value, list) and kind is Any:
         return [_restore(item) for item in value]
-    return tuple(value) if isinstance(value, list) and typing.get_origin(kind) is tuple else value
+    if isinstance(value, list) and typing.get_origin(kind) is tuple:
+        return tuple(_restore(item, typing.get_args(kind)[0]) for item in value)
+    return value
 
 
 def restore_integers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from shardline.components.configure.component import configure
 from shardline.components.parameters import GateSettings, TrainingSettings, field_types
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.register.component import register, registry_evaluation, serving_model
-from shardline.components.register.tasks import PROJECT, batch_prediction_task, deploy_tasks, upload_task
+from shardline.components.register.tasks import PROJECT, batch_prediction_task, deploy_task, upload_task
 from shardline.components.train.component import train
 from shardline.components.train.custom_job import custom_job, custom_job_at_run_time
 from shardline.components.validate.component import export_validate
@@ -179,7 +179,7 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
         uploaded = upload_task(component, settings.model_upload, ready, labels=labels)
         before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
         if settings.deploy:
-            before.append(deploy_tasks(component, settings.deploy, uploaded, labels))
+            before.append(deploy_task(component, settings.deploy, exported, uploaded, labels))
         if settings.batch_predict:
             name = settings.model_upload.display_name
             batch_prediction_task(settings.batch_predict, name, uploaded, labels)

@@ -26,6 +26,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "bool": (bool, "bool"),
     "bool | None": (bool, "bool"),
     "tuple[str, ...]": (list, "a list of str"),
+    "tuple[int, ...]": (list, "a list of int"),
     "tuple[NfsMount, ...]": (list, "a list of tables"),
     "Mapping[str, str]": (dict, "a table of str"),
     "Mapping[str, Any]": (dict, "a table"),
@@ -119,18 +120,18 @@ def values(
 
 def _value(name: str, value: Any, wanted: str) -> Any:
     kind, words = _TYPES[wanted]
-    texts = wanted in ("tuple[str, ...]", "Mapping[str, str]")
+    inner = {"tuple[str, ...]": str, "Mapping[str, str]": str, "tuple[int, ...]": int}.get(wanted)
     if kind is int and type(value) is int and not -(2**63) <= value < 2**63:
         raise SettingsError(f"{name} is beyond the whole numbers of TOML, 64 bits: {value}")
-    if type(value) is not kind or (texts and not _are_texts(value)):
+    if type(value) is not kind or (inner and not _are_all(inner, value)):
         raise SettingsError(f"{name} must be of type {words}, got {value!r}")
     if wanted == "tuple[NfsMount, ...]":
         return tuple(_read_mount(f"{name}[{index}]", item) for index, item in enumerate(value))
     return tuple(value) if isinstance(value, list) else value
 
 
-def _are_texts(value: Any) -> bool:
-    return all(isinstance(item, str) for item in (value.values() if isinstance(value, dict) else value))
+def _are_all(kind: type[Any], value: Any) -> bool:
+    return all(type(item) is kind for item in (value.values() if isinstance(value, dict) else value))
 
 
 def _read_mount(name: str, table: Any) -> NfsMount:

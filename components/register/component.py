@@ -130,21 +130,48 @@ def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexM
         return import_evaluation(Path(exported.path), model.metadata.get("resourceName", ""))
 
 
-def traffic_split(endpoint: dsl.Input[VertexEndpoint], model: dsl.Input[VertexModel], percent: int) -> dict:  # type: ignore[type-arg]  # KFP reads it
-    """Says how an endpoint's traffic is shared between its models and a new one.
+def model_deploy(
+    exported: dsl.Input[dsl.Model],
+    model: dsl.Input[VertexModel],
+    endpoint: dsl.Output[VertexEndpoint],
+    deploy: dict,  # type: ignore[type-arg]
+    labels: dict,  # type: ignore[type-arg]
+    encryption_key: str,
+    job_name: str,
+    project: str,
+    location: str,
+) -> None:
+    """Deploys a model that gives its golden answers, once in a run.
 
     Args:
-        endpoint: One that is there.
+        exported: SavedModel with its golden examples.
         model: The uploaded model.
-        percent: Of the new model, 0..100.
-
-    Returns:
-        Percents by the id of the deployed model, "0" for the new one; {} changes nothing.
+        endpoint: Where it is deployed.
+        deploy: The fields of `shardline.components.register.settings.Deploy`.
+        labels: Labels of a new endpoint.
+        encryption_key: Resource name of the key of a new endpoint; "" for Google's own.
+        job_name: Name of the run.
+        project: Where the pipeline runs.
+        location: Its region.
     """
-    from shardline.components.register.publish import plan_traffic
+    from pathlib import Path
+
+    from shardline.components.parameters import read
+    from shardline.components.register.deployment import deploy_model
+    from shardline.components.register.settings import Deploy
+    from shardline.components.vertex.client import Platform
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("deploy"):
-        return plan_traffic(
-            endpoint.metadata["resourceName"], model.metadata.get("resourceName", ""), percent
+        platform = Platform(project, location)
+        name = deploy_model(
+            platform,
+            read(Deploy, deploy, "deploy"),
+            model=model.metadata.get("resourceName", ""),
+            exported=Path(exported.path),
+            labels=labels,
+            encryption_key=encryption_key,
+            run=job_name,
         )
+        endpoint.uri = f"https://{platform.host}/v1/{name}" if name else "local:not-deployed"
+        endpoint.metadata.update({"resourceName": name} if name else {})

@@ -21,7 +21,7 @@ VERSION_DIRECTORY = "1"
 #: Label of an uploaded model: a digest of the run that has uploaded it.
 RUN_LABEL = "shardline_run"
 #: What a run on this machine has in the place of a region.
-_HERE = "local"
+LOCAL = "local"
 
 _NAME = "model"
 _A_YEAR_S = 31_536_000
@@ -111,13 +111,13 @@ def upload_model(
         PlatformError: When the API refuses or is not reached.
     """
     what = f"as a new version of {upload.parent_model}" if upload.parent_model else "as a new model"
-    if platform.location == _HERE:
+    if platform.location == LOCAL:
         say(
             "register",
             f"a local run: {upload.display_name!r} is not uploaded; on Vertex AI it would be, {what}",
         )
         return ""
-    mark = hashlib.sha256(run.encode()).hexdigest()[:32]
+    mark = run_mark(run)
     if found := _uploaded(platform, upload.parent_model, mark):
         say("register", f"{found} was uploaded by an earlier attempt of this run")
         return found
@@ -136,11 +136,22 @@ def upload_model(
     return name
 
 
+def run_mark(run: str) -> str:
+    """Returns what tells a run's own things from others: 32 hexadecimal digits."""
+    return hashlib.sha256(run.encode()).hexdigest()[:32]
+
+
+def labels_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Returns labels with those that the platform gives to all that a run makes, by which it is billed."""
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
+
+    return dict(gcp_labels_util.attach_system_labels(dict(labels)))
+
+
 def _described(upload: ModelUpload, serving: Any, labels: dict[str, str]) -> dict[str, Any]:
     """Returns the API's Model: its names, its files, the container that serves it, and its labels."""
     from google.cloud.aiplatform_v1.types import ModelContainerSpec
     from google.protobuf import json_format
-    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
 
     container = ModelContainerSpec()
     json_format.ParseDict(serving.metadata["containerSpec"], container._pb)
@@ -149,8 +160,7 @@ def _described(upload: ModelUpload, serving: Any, labels: dict[str, str]) -> dic
         "artifact_uri": serving.uri,
         "container_spec": container,
         "version_aliases": list(upload.version_aliases),
-        # With those that the platform gives to all that a run makes, by which it is billed.
-        "labels": gcp_labels_util.attach_system_labels(labels),
+        "labels": labels_of(labels),
     }
 
 

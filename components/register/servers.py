@@ -133,11 +133,12 @@ def endpoint_server(
 
 
 def _predict(platform: Platform, name: str, instances: Sequence[Any], timeout_s: float) -> Answer:
-    from google.protobuf import json_format, struct_pb2
+    from google.cloud.aiplatform_v1.types import PredictRequest
+    from google.protobuf import json_format
 
-    began = time.perf_counter()
-    values = [json_format.ParseDict(instance, struct_pb2.Value()) for instance in instances]
-    doing, request = f"ask {name}", {"endpoint": name, "instances": values}
+    began, doing = time.perf_counter(), f"ask {name}"
+    request = PredictRequest(endpoint=name)
+    json_format.ParseDict({"instances": list(instances)}, PredictRequest.pb(request))
     response = ask(doing, platform.predictions.predict, request, attempt_s=timeout_s)
     content = type(response).pb(response)
     predictions = [_plain(value) for value in content.predictions]

@@ -6,15 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from google_cloud_pipeline_components.types.artifact_types import VertexEndpoint
 from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
-from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import dsl
 
-from shardline.components.register.component import model_upload, traffic_split
-from shardline.components.register.publish import NEW_MODEL
+from shardline.components.register.component import model_deploy, model_upload
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
-from shardline.components.vertex.forms import ENDPOINT, Form, regional_uri
 from shardline.components.vertex.job import ENCRYPTION_KEY
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
@@ -42,38 +38,27 @@ def upload_task(
     ).set_caching_options(False)
 
 
-def deploy_tasks(
-    component: Callable[..., Any], deploy: Deploy, uploaded: dsl.PipelineTask, labels: Mapping[str, str]
+def deploy_task(
+    component: Callable[..., Any],
+    deploy: Deploy,
+    exported: Any,
+    uploaded: dsl.PipelineTask,
+    labels: Mapping[str, str],
 ) -> dsl.PipelineTask:
     """Adds the deployment of an uploaded model to the pipeline that is being defined, and returns its task.
 
-    A task that fails is not tried again: the model could be deployed twice. `component` makes a component of
-    a function; `labels` are those of a new endpoint.
+    `component` makes a component of a function; `exported` is the validated model, `labels` are those of a
+    new endpoint.
     """
-    model = uploaded.outputs["model"]
-    if deploy.endpoint:
-        endpoint = _import(VertexEndpoint, ENDPOINT, deploy.endpoint)
-        shared = component(traffic_split)(endpoint=endpoint, model=model, percent=deploy.traffic_percent)
-        traffic = shared.set_caching_options(False).output
-    else:
-        created = EndpointCreateOp(
-            location=LOCATION,
-            display_name=deploy.display_name,
-            labels=dict(labels),
-            encryption_spec_key_name=ENCRYPTION_KEY,
-        ).after(uploaded)
-        endpoint = created.set_caching_options(False).outputs["endpoint"]
-        traffic = {NEW_MODEL: "100"}
-    return ModelDeployOp(
-        model=model,
-        endpoint=endpoint,
-        traffic_split=traffic,
-        dedicated_resources_machine_type=deploy.machine_type,
-        dedicated_resources_accelerator_type=deploy.accelerator_type,
-        dedicated_resources_accelerator_count=deploy.accelerator_count,
-        dedicated_resources_min_replica_count=deploy.min_replica_count,
-        dedicated_resources_max_replica_count=deploy.max_replica_count,
-        service_account=deploy.service_account,
+    return component(model_deploy)(
+        exported=exported,
+        model=uploaded.outputs["model"],
+        deploy={**asdict(deploy), "traffic_steps": list(deploy.traffic_steps)},
+        labels=dict(labels),
+        encryption_key=ENCRYPTION_KEY,
+        job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+        project=PROJECT,
+        location=LOCATION,
     ).set_caching_options(False)
 
 
@@ -102,12 +87,3 @@ def batch_prediction_task(
         encryption_spec_key_name=ENCRYPTION_KEY,
         # Today's files may differ from yesterday's.
     ).set_caching_options(False)
-
-
-def _import(artifact_class: type[dsl.Artifact], form: Form, resource_name: str) -> Any:
-    imported = dsl.importer(
-        artifact_uri=regional_uri(form, resource_name),
-        artifact_class=artifact_class,
-        metadata={"resourceName": resource_name},
-    )
-    return imported.output

@@ -121,12 +121,6 @@ def seconds(duration: str) -> float | None:
     return float(duration[:-1]) if DURATION.fits(duration) else None
 
 
-def regional_uri(form: Form, name: str) -> str:
-    """Returns a resource of a region as the URI of an artifact; "" for a name of another form."""
-    found = re.fullmatch(form.pattern, name)
-    return f"https://{found[1]}-aiplatform.googleapis.com/v1/{name}" if found else ""
-
-
 def check_text(name: str, text: str) -> None:
     """Checks a text that travels as a JSON value of its own: all but unknown placeholders arrive intact.
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from shardline.components.parameters import read
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
 from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.cli.main import main
@@ -39,31 +40,20 @@ def given(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_model_gets_its_share_of_an_endpoint_that_is_there() -> None:
-    text = compiled(deploy=Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_percent=10))
+@pytest.mark.parametrize(
+    "where", [{"endpoint": ENDPOINT, "traffic_steps": (10, 50)}, {"display_name": "digits"}]
+)
+def test_a_model_is_deployed_before_it_is_the_champion(where: dict[str, Any]) -> None:
+    deploy = Deploy(machine_type="n1-standard-2", **where)
+    text = compiled(deploy=deploy)
     tasks = blessed_tasks(text)
 
-    assert sorted(tasks["traffic-split"]["dependentTasks"]) == ["importer", "model-upload"]
-    assert sorted(tasks["model-deploy"]["dependentTasks"]) == ["importer", "model-upload", "traffic-split"]
-    assert given(tasks["traffic-split"]) == {"percent": 10}
-    split = tasks["model-deploy"]["inputs"]["parameters"]["traffic_split"]
-    assert split == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "traffic-split"}}
-    assert "endpoint-create" not in tasks
+    assert tasks["model-deploy"]["dependentTasks"] == ["model-upload"]
     assert sorted(tasks["register"]["dependentTasks"]) == ["model-deploy", "registry-evaluation"]
+    assert given(tasks["model-deploy"])["location"] == "{{$.pipeline_google_cloud_location}}"
+    assert read(Deploy, given(tasks["model-deploy"])["deploy"], "deploy") == deploy
     # The traffic of yesterday is not that of today.
-    assert not tasks["traffic-split"].get("cachingOptions")
     assert not tasks["model-deploy"].get("cachingOptions")
-    assert check(parse(text, Path("p.yaml"))) == []
-
-
-def test_a_new_endpoint_is_made_where_the_pipeline_runs() -> None:
-    text = compiled(deploy=Deploy(display_name="digits", machine_type="n1-standard-2"))
-    tasks = blessed_tasks(text)
-
-    assert tasks["endpoint-create"]["dependentTasks"] == ["model-upload"]
-    assert given(tasks["endpoint-create"])["location"] == "{{$.pipeline_google_cloud_location}}"
-    assert given(tasks["model-deploy"])["traffic_split"] == {"0": "100"}
-    assert "traffic-split" not in tasks
     assert check(parse(text, Path("p.yaml"))) == []
 
 
@@ -89,7 +79,7 @@ def test_a_batch_is_predicted_with_the_uploaded_model() -> None:
 def test_nothing_of_it_is_there_unless_it_is_asked_for() -> None:
     text = compiled()
 
-    for word in ("endpoint-create", "model-deploy", "traffic", "batch_prediction_job"):
+    for word in ("model-deploy", "traffic", "batch_prediction_job"):
         assert word not in text
 
 

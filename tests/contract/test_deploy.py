@@ -1,4 +1,4 @@
-"""A model is deployed and predicts: our components, kfp.local, the real launchers, the fake, and back."""
+"""A model predicts a batch: our task, kfp.local, the real launcher, the fake, and back."""
 
 import functools
 import json
@@ -10,27 +10,19 @@ from typing import Any
 
 import pytest
 import yaml
-from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
+from google.cloud.aiplatform_v1.types import Model
 from kfp import compiler, dsl
 
-from shardline.components.register.settings import BatchPrediction, Deploy
-from shardline.components.register.tasks import batch_prediction_task, deploy_tasks
+from shardline.components.register.settings import BatchPrediction
+from shardline.components.register.tasks import batch_prediction_task
 from shardline.pipelines.local.localize import localize
-from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
+from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.e2e]
 
 PLACE = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}"
 MODEL = f"{PLACE}/models/7@1"
-ENDPOINT = f"{PLACE}/endpoints/9"
-DEPLOY = Deploy(
-    endpoint=f"projects/{PROJECT}/locations/{LOCATION}/endpoints/9",
-    machine_type="n1-standard-2",
-    traffic_percent=10,
-    max_replica_count=2,
-    service_account="serving@my-project.iam.gserviceaccount.com",
-)
 BATCH = BatchPrediction(
     gcs_source_uris=("gs://b/in/*.jsonl",),
     gcs_destination_output_uri_prefix="gs://b/out",
@@ -49,13 +41,13 @@ def upload(model: dsl.Output[dsl.Artifact], name: str) -> None:
 def run(vertex: FakeVertex, directory: Path, after_upload: Any) -> subprocess.CompletedProcess[str]:
     """Runs a pipeline with the launchers where kfp.local will start them."""
 
-    @dsl.pipeline(name="deploy")
+    @dsl.pipeline(name="predict")
     def pipeline() -> None:
         component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
         after_upload(component(), upload(name=MODEL))
 
-    compiler.Compiler().compile(pipeline, str(directory / "deploy.yaml"))
-    spec = yaml.safe_load((directory / "deploy.yaml").read_text())
+    compiler.Compiler().compile(pipeline, str(directory / "predict.yaml"))
+    spec = yaml.safe_load((directory / "predict.yaml").read_text())
     for executor in spec["deploymentSpec"]["executors"].values():
         command = executor.get("container", {}).get("command", [])
         if any("gcp_launcher" in part or part.endswith(".launcher") for part in command):
@@ -76,50 +68,6 @@ def run(vertex: FakeVertex, directory: Path, after_upload: Any) -> subprocess.Co
 @pytest.fixture(autouse=True)
 def registered(vertex: FakeVertex) -> None:
     vertex.services.models[MODEL.partition("@")[0]] = [Model()]
-
-
-def test_the_models_that_are_there_keep_the_rest_of_the_traffic(vertex: FakeVertex, tmp_path: Path) -> None:
-    present = [DeployedModel(id="5"), DeployedModel(id="6"), DeployedModel(id="8")]
-    vertex.services.endpoints[ENDPOINT] = Endpoint(
-        name=ENDPOINT, deployed_models=present, traffic_split={"5": 60, "6": 40}
-    )
-    done = run(vertex, tmp_path, lambda component, task: deploy_tasks(component, DEPLOY, task, {}))
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    endpoint = vertex.services.endpoints[ENDPOINT]
-    new = endpoint.deployed_models[-1]
-    assert dict(endpoint.traffic_split) == {"5": 54, "6": 36, new.id: 10}
-    assert new.model == MODEL
-    assert new.service_account == DEPLOY.service_account
-    machines = new.dedicated_resources
-    assert machines.machine_spec.machine_type == "n1-standard-2"
-    assert (machines.min_replica_count, machines.max_replica_count) == (1, 2)
-    assert "10 % the new model, 54 % deployed model 5, 36 % deployed model 6" in done.stdout
-    assert "deployed without traffic, at the price of machines: 8" in done.stdout
-
-
-def test_a_new_endpoint_with_its_only_model(vertex: FakeVertex, tmp_path: Path) -> None:
-    deploy = Deploy(display_name="digits", machine_type="n1-standard-2")
-    done = run(
-        vertex,
-        tmp_path,
-        lambda component, task: deploy_tasks(component, deploy, task, {"pipeline": "retrain"}),
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    ((name, endpoint),) = vertex.services.endpoints.items()
-    assert name.startswith(f"{PLACE}/endpoints/")
-    assert (endpoint.display_name, endpoint.labels["pipeline"]) == ("digits", "retrain")
-    (deployed,) = endpoint.deployed_models
-    assert dict(endpoint.traffic_split) == {deployed.id: 100}
-
-
-def test_an_endpoint_that_is_not_there_is_one_line(vertex: FakeVertex, tmp_path: Path) -> None:
-    done = run(vertex, tmp_path, lambda component, task: deploy_tasks(component, DEPLOY, task, {}))
-
-    assert done.returncode == 1
-    assert f"cannot read the traffic of {DEPLOY.endpoint}: not found" in done.stdout
-    assert "Traceback" not in done.stdout.partition("cannot read the traffic")[0]
 
 
 def test_a_batch_is_predicted(vertex: FakeVertex, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, PipelineJob, PipelineTaskDetail
 
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
-from tests.contract.fake.services import PROJECT
+from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
+from tests.helpers.exports import golden_answers, write_golden
 from tests.helpers.markdown import ROOT, Command, commands, shown_files
 
 pytestmark = pytest.mark.timeout(240)
@@ -42,6 +43,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVer
     with fake_vertex(tmp_path, run_pipeline=train) as fake:
         enter(fake.environment, monkeypatch)
         _set_up(tmp_path, monkeypatch)
+        _serve(fake.services, tmp_path)
         yield fake
 
 
@@ -56,6 +58,16 @@ def _set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(tmp_path / "settings" / "minimal.toml", tmp_path / "settings" / "vertex.toml")
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
     shardline("compile", "--settings", "settings/vertex.toml", "--output", "compiled/retrain-vertex.yaml")
+
+
+def _serve(services: FakeServices, directory: Path) -> None:
+    """Makes the version and the endpoint to which a page says that it is deployed."""
+    write_golden(directory / "runs" / "champions" / "digits" / "versions" / "VERSION")
+    name = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/endpoints/123"
+    services.endpoints[name] = Endpoint(
+        name=name, deployed_models=[DeployedModel(id="1")], traffic_split={"1": 100}
+    )
+    services.serving.serve = lambda endpoint, model, instances: golden_answers(instances)
 
 
 def shardline(*words: str, codes: tuple[int, ...] = (0,)) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
+from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import compiler, dsl
 
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
-from shardline.components.register.tasks import batch_prediction_task, deploy_tasks, upload_task
+from shardline.components.register.tasks import batch_prediction_task, deploy_task, upload_task
 from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
 
@@ -35,12 +36,26 @@ def ready(serving: dsl.Output[UnmanagedContainerModel]) -> str:
     return "a model"
 
 
+@dsl.component(base_image="image:1", install_kfp_package=False)
+def export(exported: dsl.Output[dsl.Model]) -> None:
+    """Stands for the component that exports and validates the model."""
+
+
 def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
     @dsl.pipeline(name="deploy")
     def pipeline() -> None:
         component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
         uploaded = upload_task(component(), UPLOAD, ready(), labels={})
-        deploy_tasks(component(), deploy, uploaded, labels={})
+        deploy_task(component(), deploy, export().output, uploaded, labels={})
+        # The launchers of a pipeline that deploys with them.
+        endpoint = EndpointCreateOp(display_name="other").outputs["endpoint"]
+        ModelDeployOp(
+            model=uploaded.outputs["model"],
+            endpoint=endpoint,
+            dedicated_resources_machine_type="n1-highmem-2",
+            dedicated_resources_min_replica_count=1,
+            dedicated_resources_max_replica_count=1,
+        )
         batch_prediction_task(BATCH, "digits", uploaded, labels={})
 
     compiler.Compiler().compile(pipeline, str(directory / "deploy.yaml"))
@@ -62,25 +77,21 @@ def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
     [
         (
             {"endpoint": ENDPOINT, "traffic_percent": 10},
-            [
-                "nothing was uploaded: no traffic is assigned",
-                f"it would be, to {ENDPOINT}, on 1 to 1 n1-st",
-            ],
+            f"it would be, to {ENDPOINT}, on 1 to 1 n1-standard-2",
         ),
-        (
-            {"display_name": "digits"},
-            [
-                "no endpoint 'digits' is made",
-                "it would be, to a new endpoint 'digits', on 1 to 1 n1-standard-2",
-            ],
-        ),
+        ({"display_name": "digits"}, "it would be, to a new endpoint 'digits', on 1 to 1 n1-standard-2"),
     ],
 )
-def test_what_would_be_done_is_said(tmp_path: Path, where: dict[str, Any], words: list[str]) -> None:
+def test_what_would_be_done_is_said(tmp_path: Path, where: dict[str, Any], words: str) -> None:
     done = run(tmp_path, Deploy(machine_type="n1-standard-2", **where))
 
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in (*words, "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out"):
+    for said in (
+        words,
+        "no endpoint 'other' is made",
+        "it would be, to a new endpoint 'other', on 1 to 1 n1-highmem-2",
+        "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out",
+    ):
         assert said in done.stdout
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.publish import plan_traffic, share_traffic
+from shardline.components.register.deployment import deploy_model, share_traffic
 from shardline.components.register.settings import BatchPrediction, Deploy
+from shardline.components.vertex.client import Platform
 from shardline.pipelines import settings
 from shardline.trainer import progress
 from shardline.trainer.errors import SettingsError
@@ -54,6 +55,16 @@ def test_the_tables_are_read(tmp_path: Path) -> None:
         (UPLOAD + '[deploy]\nmachine_type = "m"\n', "deploy.give either endpoint, one that is there, or"),
         (UPLOAD + DEPLOY + 'display_name = "d"\n', "deploy.give either endpoint"),
         (UPLOAD + DEPLOY.replace("endpoints", "models"), "deploy.endpoint must be projects/P/.*, got"),
+        (
+            UPLOAD + DEPLOY + "traffic_steps = [50, 10]\n",
+            r"traffic_steps must rise, from 1 .* got \[50, 10\]",
+        ),
+        (UPLOAD + DEPLOY + "traffic_steps = [0, 10]\n", r"traffic_steps must rise, .* got \[0, 10\]"),
+        (
+            UPLOAD + DEPLOY + "traffic_steps = [20]\ntraffic_percent = 10\n",
+            r"traffic_percent \(10\), got \[20\]",
+        ),
+        (UPLOAD + DEPLOY + "keep = -1\n", "keep must be 0 or more, got -1"),
         (UPLOAD + DEPLOY + "traffic_percent = 101\n", "traffic_percent must be from 0 to 100, got 101"),
         (
             UPLOAD + '[deploy]\ndisplay_name = "d"\nmachine_type = "m"\ntraffic_percent = 10\n',
@@ -85,41 +96,60 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("present", "percent", "shared"),
     [
-        ({"7": 100}, 10, {"0": 10, "7": 90}),
-        ({"7": 100}, 100, {"0": 100}),
+        ({"7": 100}, 10, {"new": 10, "7": 90}),
+        ({"7": 100}, 100, {"new": 100}),
         # The first model of an endpoint gets all, whatever was asked for.
-        ({}, 10, {"0": 100}),
-        ({"7": 0}, 10, {"0": 100}),
-        # No traffic for the new model leaves all as it is.
-        ({"7": 60, "8": 40}, 0, {}),
-        ({"7": 60, "8": 40}, 50, {"0": 50, "7": 30, "8": 20}),
+        ({}, 10, {"new": 100}),
+        ({"7": 0}, 10, {"new": 100}),
+        ({"7": 60, "8": 40}, 50, {"new": 50, "7": 30, "8": 20}),
         # Models without traffic keep none.
-        ({"6": 0, "7": 100}, 25, {"0": 25, "7": 75}),
+        ({"6": 0, "7": 100}, 25, {"new": 25, "7": 75}),
         # 22.5 and 7.5: the tie goes to the first.
-        ({"7": 75, "8": 25}, 70, {"0": 70, "7": 23, "8": 7}),
+        ({"7": 75, "8": 25}, 70, {"new": 70, "7": 23, "8": 7}),
         # 0.99 and 0.01 of the one percent that is left.
-        ({"7": 1, "8": 99}, 99, {"0": 99, "8": 1}),
+        ({"7": 1, "8": 99}, 99, {"new": 99, "8": 1}),
     ],
 )
 def test_traffic_is_shared(present: dict[str, int], percent: int, shared: dict[str, int]) -> None:
-    assert share_traffic(present, percent) == shared
+    assert share_traffic(present, "new", percent) == shared
 
 
 def test_shares_add_up_to_100() -> None:
     for percent in range(1, 101):
         for present in ({"1": 33, "2": 33, "3": 34}, {"1": 1, "2": 1, "3": 98}, {"1": 50, "2": 50}):
-            shared = share_traffic(present, percent)
+            shared = share_traffic(present, "new", percent)
             assert sum(shared.values()) == 100
-            assert shared["0"] == percent
+            assert shared["new"] == percent
             assert all(share > 0 for share in shared.values())
 
 
-def test_where_nothing_was_uploaded_nobody_is_asked() -> None:
+@pytest.mark.parametrize(
+    ("steps", "percent", "taken"),
+    [((), 100, (100,)), ((10, 50), 100, (10, 50, 100)), ((10, 50, 100), 100, (10, 50, 100)), ((), 0, ())],
+)
+def test_the_last_step_is_the_share_that_stays(
+    steps: tuple[int, ...], percent: int, taken: tuple[int, ...]
+) -> None:
+    deploy = Deploy(endpoint=ENDPOINT, machine_type="m", traffic_steps=steps, traffic_percent=percent)
+
+    assert deploy.steps == taken
+
+
+@pytest.mark.parametrize("model", ["", f"{ENDPOINT.replace('endpoints', 'models')}@1"])
+def test_nothing_is_deployed_here_or_where_nothing_was_uploaded(model: str, tmp_path: Path) -> None:
+    deploy = Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", max_replica_count=2)
+    platform = Platform("p", "local" if model else "europe-west4")
     seen: list[progress.Event] = []
     with progress.sink(seen.append):
-        assert plan_traffic(ENDPOINT, "", 10) == {}
+        name = deploy_model(
+            platform, deploy, model=model, exported=tmp_path, labels={}, encryption_key="", run="r"
+        )
 
-    assert [event.text for event in seen] == ["nothing was uploaded: no traffic is assigned"]
+    assert name == ""
+    assert [event.text for event in seen] == [
+        "a local run: the model is not deployed; on Vertex AI it would be, "
+        f"to {ENDPOINT}, on 1 to 2 n1-standard-2"
+    ]
 
 
 def test_the_example_shows_every_key() -> None:

@@ -1,23 +1,29 @@
-"""Endpoints, the models that are deployed to them, and batch predictions.
+"""Endpoints, the models that are deployed to them and what those answer, and batch predictions.
 
-Sources: the comments in google/cloud/aiplatform/v1/endpoint_service.proto, endpoint.proto and
-batch_prediction_job.proto.
+Sources: the comments in google/cloud/aiplatform/v1/endpoint_service.proto, endpoint.proto,
+prediction_service.proto and batch_prediction_job.proto.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 from google.cloud.aiplatform_v1.types import (
     BatchPredictionJob,
+    DeployedModel,
     Endpoint,
     JobState,
     endpoint_service,
     job_service,
+    prediction_service,
 )
 from google.longrunning import operations_pb2
+from google.protobuf import json_format
+from google.rpc import code_pb2
 
-from tests.contract.fake.api import done, find, location, numbered, refuse
+from tests.contract.fake.api import ApiError, done, find, location, now, numbered, refuse
 from tests.contract.fake.models import Models
 
 
@@ -27,11 +33,16 @@ class Endpoints:
     Attributes:
         endpoints: By name, with what is deployed to them and how their traffic is shared.
         predictions: Batch prediction jobs by name, as they were received, all of them done.
+        serve: What a deployed model of an endpoint answers to instances, a list of JSON values.
+        traffic: Each split of traffic that an endpoint has had, with the endpoint's name.
     """
 
     def __init__(self, models: Models, number: Callable[[], int]) -> None:
         self.endpoints: dict[str, Endpoint] = {}
         self.predictions: dict[str, BatchPredictionJob] = {}
+        self.serve: Callable[[str, DeployedModel, list[Any]], list[Any]] = lambda *_: []
+        self.traffic: list[tuple[str, dict[str, int]]] = []
+        self._requests = itertools.count()
         self._models = models
         self._number = number
 
@@ -40,7 +51,10 @@ class Endpoints:
         endpoint = request.endpoint
         if not 1 <= len(endpoint.display_name) <= 128:
             refuse("endpoint.display_name: must have 1 to 128 characters")
-        endpoint.name = f"{location(request.parent)}/endpoints/{self._number()}"
+        endpoint_id = request.endpoint_id or self._number()
+        endpoint.name = f"{location(request.parent)}/endpoints/{endpoint_id}"
+        if endpoint.name in self.endpoints:
+            raise ApiError(code_pb2.ALREADY_EXISTS, f"endpoint_id: {endpoint.name!r} already exists")
         self.endpoints[endpoint.name] = endpoint
         return done(f"{endpoint.name}/operations/{self._number()}", Endpoint.pb(endpoint))
 
@@ -61,13 +75,73 @@ class Endpoints:
             *([] if machines.machine_spec.machine_type else ["machine_spec.machine_type: is required"]),
             *([] if machines.min_replica_count >= 1 else ["min_replica_count: must be at least 1"]),
         )
-        deployed.id = str(self._number())
+        if any(model.id == deployed.id for model in endpoint.deployed_models):
+            raise ApiError(code_pb2.ALREADY_EXISTS, f"deployed_model.id: {deployed.id!r} already exists")
+        deployed.id, deployed.create_time = deployed.id or str(self._number()), now()
         endpoint.deployed_models.append(deployed)
         if split:
-            endpoint.traffic_split = {deployed.id if key == "0" else key: n for key, n in split.items()}
+            self._share(endpoint, {deployed.id if key == "0" else key: n for key, n in split.items()})
         response = endpoint_service.DeployModelResponse(deployed_model=deployed)
         name = f"{endpoint.name}/operations/{self._number()}"
         return done(name, endpoint_service.DeployModelResponse.pb(response))
+
+    def undeploy_model(self, request: endpoint_service.UndeployModelRequest) -> operations_pb2.Operation:
+        endpoint: Endpoint = find(self.endpoints, request.endpoint)
+        rest = [model for model in endpoint.deployed_models if model.id != request.deployed_model_id]
+        if len(rest) == len(endpoint.deployed_models):
+            raise ApiError(code_pb2.NOT_FOUND, f"deployed_model_id: no {request.deployed_model_id!r}")
+        split = dict(request.traffic_split) or dict(endpoint.traffic_split)
+        if rest and split.get(request.deployed_model_id):
+            raise ApiError(code_pb2.FAILED_PRECONDITION, f"{request.deployed_model_id} has traffic")
+        endpoint.deployed_models = rest
+        self._share(endpoint, split if rest else {})
+        name, response = (
+            f"{endpoint.name}/operations/{self._number()}",
+            endpoint_service.UndeployModelResponse(),
+        )
+        return done(name, endpoint_service.UndeployModelResponse.pb(response))
+
+    def update_endpoint(self, request: endpoint_service.UpdateEndpointRequest) -> Endpoint:
+        endpoint: Endpoint = find(self.endpoints, request.endpoint.name)
+        split = dict(request.endpoint.traffic_split)
+        known = {model.id for model in endpoint.deployed_models}
+        refuse(
+            *(
+                []
+                if list(request.update_mask.paths) == ["traffic_split"]
+                else ["update_mask: not in this fake"]
+            ),
+            *(f"traffic_split: no deployed model {model}" for model in sorted(set(split) - known)),
+            *(["traffic_split: must add up to 100"] if split and sum(split.values()) != 100 else []),
+        )
+        self._share(endpoint, split)
+        return endpoint
+
+    def delete_endpoint(self, request: endpoint_service.DeleteEndpointRequest) -> operations_pb2.Operation:
+        endpoint: Endpoint = find(self.endpoints, request.name)
+        if endpoint.deployed_models:
+            raise ApiError(code_pb2.FAILED_PRECONDITION, f"{request.name!r} has deployed models")
+        del self.endpoints[endpoint.name]
+        return done(f"{endpoint.name}/operations/{self._number()}")
+
+    def predict(self, request: prediction_service.PredictRequest) -> prediction_service.PredictResponse:
+        """Answers for one deployed model after the other, in proportion to their traffic."""
+        endpoint: Endpoint = find(self.endpoints, request.endpoint)
+        turns = [key for key, share in sorted(endpoint.traffic_split.items()) for _ in range(share)]
+        if not turns:
+            raise ApiError(code_pb2.FAILED_PRECONDITION, "the endpoint has no traffic_split")
+        # 37 and 100 have no common divisor: each has its turns, and not all at once.
+        chosen = turns[next(self._requests) * 37 % 100]
+        (model,) = (model for model in endpoint.deployed_models if model.id == chosen)
+        asked = json_format.MessageToDict(type(request).pb(request))["instances"]
+        predictions = self.serve(endpoint.name, model, asked)
+        response = prediction_service.PredictResponse(deployed_model_id=model.id, model=model.model)
+        json_format.ParseDict({"predictions": predictions}, type(response).pb(response))
+        return response
+
+    def _share(self, endpoint: Endpoint, split: dict[str, int]) -> None:
+        endpoint.traffic_split = split
+        self.traffic.append((endpoint.name, split))
 
     def create_batch_prediction_job(
         self, request: job_service.CreateBatchPredictionJobRequest

@@ -29,6 +29,9 @@ _WORDS = {
 #: Permissions that a call's name does not give away.
 _PERMISSIONS = {
     "UploadModel": "aiplatform.models.upload",
+    "DeployModel": "aiplatform.endpoints.deploy",
+    "UndeployModel": "aiplatform.endpoints.undeploy",
+    "Predict": "aiplatform.endpoints.predict",
     "PauseSchedule": "aiplatform.schedules.update",
     "ResumeSchedule": "aiplatform.schedules.update",
     "UploadPipeline": "artifactregistry.repositories.uploadArtifacts",

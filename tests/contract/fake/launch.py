@@ -20,8 +20,6 @@ _LAUNCHERS = {
     "CustomJob": ("custom_job", ()),
     "HyperparameterTuningJob": ("hyperparameter_tuning_job", ()),
     "UploadModel": ("model.upload_model", ("--executor_input",)),
-    "CreateEndpoint": ("endpoint.create_endpoint", ("--executor_input",)),
-    "DeployModel": ("endpoint.deploy_model", ()),
     "BatchPredictionJob": ("batch_prediction_job", ("--executor_input",)),
 }
 _PASSED = ("--type", "--payload", "--project", "--location", "--gcp_resources")

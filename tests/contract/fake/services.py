@@ -50,6 +50,7 @@ class FakeServices:
         registry: Artifact Registry.
         logs: Cloud Logging.
         project: What the project is and has.
+        serving: Endpoints, and what is deployed to them.
         web_routes: Calls that are plain HTTP.
     """
 
@@ -70,7 +71,7 @@ class FakeServices:
         self._custom_jobs = CustomJobs(run, numbers)
         self._tuning_jobs = TuningJobs(run_tuning, numbers)
         self._models = Models(numbers)
-        self._endpoints = Endpoints(self._models, numbers)
+        self.serving = Endpoints(self._models, numbers)
         self._pipelines = PipelineJobs(run_pipeline, numbers)
         self._schedules = Schedules(self._pipelines, numbers)
         self.registry = Registry()
@@ -79,7 +80,7 @@ class FakeServices:
         self._pipelines.resolve_template = self.registry.resolve
         self._parts = (
             *(self._custom_jobs, self._tuning_jobs, self._models, self._pipelines, self._schedules),
-            *(self._endpoints, self.registry, self.logs, self.project),
+            *(self.serving, self.registry, self.logs, self.project),
         )
 
     @property
@@ -105,12 +106,12 @@ class FakeServices:
     @property
     def endpoints(self) -> dict[str, Endpoint]:
         """Endpoints by name, with what is deployed to them."""
-        return self._endpoints.endpoints
+        return self.serving.endpoints
 
     @property
     def predictions(self) -> dict[str, BatchPredictionJob]:
         """Batch prediction jobs by name, as they were received."""
-        return self._endpoints.predictions
+        return self.serving.predictions
 
     @property
     def pipeline_jobs(self) -> dict[str, PipelineJob]:

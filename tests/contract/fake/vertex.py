@@ -22,6 +22,8 @@ from google.cloud.aiplatform_v1.services.model_service.transports import grpc as
 from google.cloud.aiplatform_v1.services.model_service.transports import rest_base as models_rest
 from google.cloud.aiplatform_v1.services.pipeline_service.transports import grpc as pipelines_grpc
 from google.cloud.aiplatform_v1.services.pipeline_service.transports import rest_base as pipelines_rest
+from google.cloud.aiplatform_v1.services.prediction_service.transports import grpc as predictions_grpc
+from google.cloud.aiplatform_v1.services.prediction_service.transports import rest_base as predictions_rest
 from google.cloud.aiplatform_v1.services.schedule_service.transports import grpc as schedules_grpc
 from google.cloud.aiplatform_v1.services.schedule_service.transports import rest_base as schedules_rest
 from google.cloud.aiplatform_v1.types import CustomJob
@@ -43,8 +45,10 @@ from tests.contract.fake.services import PROJECT, FakeServices, Outcome
 from tests.contract.fake.tuning_jobs import RunTuning, even_trials
 
 BUCKET = "staging"
+#: Of a dedicated endpoint.
+DEDICATED = f"9.{LOCATION}-123456.prediction.vertexai.goog"
 _HOSTS = (
-    *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev"),
+    *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev", DEDICATED),
     *(
         f"{service}.googleapis.com"
         for service in (
@@ -126,6 +130,7 @@ def _rpcs() -> dict[str, Rpc]:
     """The calls that the fake knows of from clients."""
     rpcs = rpcs_of(jobs_grpc.JobServiceGrpcTransport, jobs_rest)
     rpcs |= rpcs_of(endpoints_grpc.EndpointServiceGrpcTransport, endpoints_rest)
+    rpcs |= rpcs_of(predictions_grpc.PredictionServiceGrpcTransport, predictions_rest)
     rpcs |= rpcs_of(models_grpc.ModelServiceGrpcTransport, models_rest)
     rpcs |= rpcs_of(pipelines_grpc.PipelineServiceGrpcTransport, pipelines_rest)
     rpcs |= rpcs_of(schedules_grpc.ScheduleServiceGrpcTransport, schedules_rest)

@@ -1,0 +1,331 @@
+"""A model is deployed only if it answers as it was judged: agreement, disagreement, failures, repetition."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
+from google.rpc import code_pb2
+from kfp import dsl
+
+from shardline.components.register import deployment
+from shardline.components.register.component import model_deploy
+from shardline.components.register.deployment import deploy_model
+from shardline.components.register.settings import Deploy
+from shardline.components.vertex.client import Platform
+from shardline.pipelines.cli.main import main
+from shardline.trainer import progress
+from shardline.trainer.errors import PlatformError, RunError
+from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
+from tests.contract.fake.vertex import DEDICATED, LOCATION, FakeVertex
+from tests.helpers.exports import golden_answers, write_golden
+
+PLACE = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}"
+MODEL = f"{PLACE}/models/7@1"
+ENDPOINT = f"{PLACE}/endpoints/9"
+STEPS = Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_steps=(10, 50))
+BEFORE = {"5": 60, "6": 40}
+
+
+def wrong(instances: list[Any]) -> list[Any]:
+    """Returns what a model with the labels in another order answers."""
+    names = {"cat": "dog", "dog": "cat"}
+    return [{**row, "label_name": names[row["label_name"]]} for row in golden_answers(instances)]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "_POLL_S", 0.01)
+
+
+@pytest.fixture
+def services(vertex_environ: FakeVertex) -> FakeServices:
+    """A registered model, and an endpoint with two models that share the traffic and one without."""
+    services = vertex_environ.services
+    services.models[MODEL.partition("@")[0]] = [Model()]
+    noon = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+    present = [
+        DeployedModel(id=key, create_time=noon + datetime.timedelta(hours=int(key)))
+        for key in ("5", "6", "8")
+    ]
+    services.endpoints[ENDPOINT] = Endpoint(
+        name=ENDPOINT, display_name="digits", deployed_models=present, traffic_split=BEFORE
+    )
+    services.serving.serve = lambda endpoint, model, instances: golden_answers(instances)
+    return services
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    lines: list[str] = []
+    with progress.sink(lambda event: lines.append(event.text)):
+        yield lines
+
+
+def deploy(directory: Path, settings: Deploy = STEPS, run: str = "retrain-1", **changes: Any) -> str:
+    """Does what the task does, as an attempt that knows nothing of the one before."""
+    given: dict[str, Any] = {"model": MODEL, "labels": {"pipeline": "retrain"}, "encryption_key": ""}
+    exported = write_golden(directory / "exported")
+    platform = Platform(PROJECT, LOCATION)
+    return deploy_model(platform, settings, exported=exported, run=run, **{**given, **changes})
+
+
+def ids(services: FakeServices) -> list[str]:
+    return [model.id for model in services.endpoints[ENDPOINT].deployed_models]
+
+
+def splits(services: FakeServices, new: str) -> list[dict[str, int]]:
+    """Returns each split that the endpoint has had, with the id of the new model as "new"."""
+    had = [split for name, split in services.serving.traffic if name == ENDPOINT]
+    return [{"new" if key == new else key: share for key, share in split.items()} for split in had]
+
+
+def test_traffic_moves_in_steps_after_a_probe_that_nobody_else_sees(
+    services: FakeServices, tmp_path: Path, said: list[str]
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def serve(endpoint: str, model: DeployedModel, instances: list[Any]) -> list[Any]:
+        asked.append((endpoint.rpartition("/")[2].partition("-")[0], model.id))
+        return golden_answers(instances)
+
+    services.serving.serve = serve
+    assert deploy(tmp_path) == ENDPOINT
+
+    # Without traffic it answers on an endpoint of its own; the last one before it stays, for a rollback.
+    new = asked[0][1]
+    assert asked[0][0] == "probe"
+    assert ("9", new) in asked
+    assert splits(services, new)[:3] == [
+        {"new": 10, "5": 54, "6": 36},
+        {"new": 50, "5": 30, "6": 20},
+        {"new": 100},
+    ]
+    assert ids(services) == ["6", new]
+    assert list(services.endpoints) == [ENDPOINT]
+    assert "kept without traffic, at the price of machines: 6" in said
+    machines = services.endpoints[ENDPOINT].deployed_models[-1].dedicated_resources
+    assert machines.machine_spec.machine_type == "n1-standard-2"
+
+
+def test_a_model_that_answers_otherwise_never_gets_traffic(services: FakeServices, tmp_path: Path) -> None:
+    services.serving.serve = lambda endpoint, model, instances: wrong(instances)
+    with pytest.raises(
+        RunError, match=r"does not answer as it did when it was judged: .*'cat' instead of 'dog'|'dog'"
+    ):
+        deploy(tmp_path)
+
+    assert splits(services, "") == []
+    assert ids(services) == ["5", "6", "8"]
+    assert list(services.endpoints) == [ENDPOINT], "the endpoint of the probe is gone"
+
+
+@pytest.mark.parametrize("share", [10, 50, 100])
+def test_a_model_that_disagrees_on_the_way_is_taken_off(
+    services: FakeServices, tmp_path: Path, share: int
+) -> None:
+    def serve(endpoint: str, model: DeployedModel, instances: list[Any]) -> list[Any]:
+        given = services.endpoints[endpoint].traffic_split[model.id]
+        return wrong(instances) if (endpoint, given) == (ENDPOINT, share) else golden_answers(instances)
+
+    services.serving.serve = serve
+    with pytest.raises(RunError, match=rf"does not answer as .*; the traffic of {ENDPOINT} is as it was$"):
+        deploy(tmp_path)
+
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+    assert ids(services) == ["5", "6", "8"]
+
+
+CALLS = [
+    *(("GetEndpoint", number) for number in range(6)),
+    *(("CreateEndpoint", 0), ("DeployModel", 0), ("DeployModel", 1)),
+    *(("Predict", 0), ("Predict", 1)),
+    *(("UpdateEndpoint", 0), ("UpdateEndpoint", 1), ("UpdateEndpoint", 2)),
+]
+
+
+@pytest.mark.parametrize(("method", "number"), CALLS)
+def test_an_attempt_that_is_refused_changes_no_traffic_and_the_next_one_ends_well(
+    services: FakeServices, tmp_path: Path, method: str, number: int
+) -> None:
+    if number:
+        services.fail(method, times=number)  # lets them through
+    services.fail(method, code_pb2.PERMISSION_DENIED)
+    with pytest.raises(PlatformError, match=r"permission aiplatform\.endpoints"):
+        deploy(tmp_path)
+
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+    deploy(tmp_path)
+    assert services.endpoints[ENDPOINT].traffic_split[ids(services)[-1]] == 100
+    assert len(ids(services)) == 2
+    assert list(services.endpoints) == [ENDPOINT]
+
+
+@pytest.mark.parametrize("method", ["CreateEndpoint", "DeployModel", "UpdateEndpoint", "UndeployModel"])
+def test_an_answer_that_is_lost_makes_nothing_twice(
+    services: FakeServices, tmp_path: Path, method: str
+) -> None:
+    services.fail(method, drop="answer")
+    deploy(tmp_path)
+
+    assert len(ids(services)) == 2
+    assert list(services.endpoints) == [ENDPOINT]
+
+
+@pytest.mark.parametrize(("method", "times"), [("UndeployModel", 2), ("DeleteEndpoint", 1)])
+def test_machines_that_cannot_be_given_back_are_said(
+    services: FakeServices, tmp_path: Path, said: list[str], method: str, times: int
+) -> None:
+    services.fail(method, code_pb2.PERMISSION_DENIED, times=times)
+    deploy(tmp_path)
+
+    assert any(line.startswith("warning: cannot ") and "it costs machines" in line for line in said)
+    assert dict(services.endpoints[ENDPOINT].traffic_split).popitem()[1] == 100
+
+
+def test_an_attempt_goes_on_where_the_one_before_was_killed(services: FakeServices, tmp_path: Path) -> None:
+    deploy(tmp_path, Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_percent=50))
+    new = ids(services)[-1]
+    services.serving.traffic.clear()
+    services.serving.serve = lambda endpoint, model, instances: (
+        wrong(instances)
+        if services.endpoints[endpoint].traffic_split[model.id] == 100
+        else golden_answers(instances)
+    )
+    with pytest.raises(RunError, match="is as it was"):
+        deploy(tmp_path)
+
+    assert splits(services, new)[:3] == [
+        {"new": 10, "5": 54, "6": 36},
+        {"new": 50, "5": 30, "6": 20},
+        {"new": 100},
+    ]
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+
+
+def test_traffic_that_cannot_be_given_back_is_said_with_the_command(
+    services: FakeServices, tmp_path: Path
+) -> None:
+    def serve(endpoint: str, model: DeployedModel, instances: list[Any]) -> list[Any]:
+        if endpoint == ENDPOINT:
+            services.fail("UpdateEndpoint", code_pb2.PERMISSION_DENIED)
+            return wrong(instances)
+        return golden_answers(instances)
+
+    services.serving.serve = serve
+    with pytest.raises(PlatformError, match=r"could not be given back .* --traffic-split=5=60,6=40$"):
+        deploy(tmp_path)
+
+
+@pytest.mark.parametrize("models", [[], [DeployedModel(id="5")]], ids=["empty", "without traffic"])
+def test_the_first_model_of_an_endpoint_gets_all(
+    services: FakeServices, tmp_path: Path, models: list[DeployedModel]
+) -> None:
+    services.endpoints[ENDPOINT].deployed_models, services.endpoints[ENDPOINT].traffic_split = models, {}
+    deploy(tmp_path)
+
+    assert splits(services, ids(services)[-1])[0] == {"new": 100}
+    assert len(ids(services)) == len(models) + 1
+
+
+def test_a_model_without_traffic_stays_without(services: FakeServices, tmp_path: Path) -> None:
+    deploy(tmp_path, Deploy(endpoint=ENDPOINT, machine_type="m-1", traffic_percent=0, keep=0))
+
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+    assert ids(services)[:2] == ["5", "6"]
+    assert len(ids(services)) == 3
+
+
+@pytest.mark.parametrize("answer", [golden_answers, wrong])
+def test_a_new_endpoint_is_there_only_with_a_model_that_agrees(
+    services: FakeServices, tmp_path: Path, answer: Any
+) -> None:
+    services.serving.serve = lambda endpoint, model, instances: answer(instances)
+    settings = Deploy(display_name="digits", machine_type="n1-standard-2")
+    if answer is wrong:
+        with pytest.raises(RunError, match="does not answer as it did"):
+            deploy(tmp_path, settings)
+        assert list(services.endpoints) == [ENDPOINT]
+        return
+    name = deploy(tmp_path, settings)
+    assert deploy(tmp_path, settings) == name, "an attempt that is repeated"
+
+    made = services.endpoints[f"{PLACE}/endpoints/{name.rpartition('/')[2]}"]
+    (model,) = made.deployed_models
+    assert (made.display_name, made.labels["pipeline"]) == ("digits", "retrain")
+    assert dict(made.traffic_split) == {model.id: 100}
+
+
+def test_the_task_puts_out_the_endpoint(services: FakeServices, tmp_path: Path) -> None:
+    exported = dsl.Model(uri=str(write_golden(tmp_path / "exported")))
+    endpoint, numbers = dsl.Artifact(), {"traffic_steps": [10.0], "keep": 0.0, "traffic_percent": 50.0}
+    model_deploy(
+        exported=exported,
+        model=dsl.Artifact(metadata={"resourceName": MODEL}),
+        endpoint=endpoint,
+        deploy={"endpoint": ENDPOINT, "machine_type": "n1-standard-2", **numbers},
+        labels={},
+        encryption_key="",
+        job_name="retrain-1",
+        project=PROJECT,
+        location=LOCATION,
+    )
+
+    assert endpoint.metadata["resourceName"] == ENDPOINT
+    assert services.endpoints[ENDPOINT].traffic_split[ids(services)[-1]] == 50
+
+
+def probe(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["probe", *arguments, "--json", "--requests", "3"])
+
+
+def test_the_command_asks_an_endpoint(services: FakeServices, tmp_path: Path) -> None:
+    exported = str(write_golden(tmp_path / "exported"))
+    result = probe(ENDPOINT, exported)
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["models"] in (["5", "6"], ["5"], ["6"])
+
+    services.serving.serve = lambda endpoint, model, instances: (
+        wrong(instances) if model.id == "6" else golden_answers(instances)
+    )
+    assert probe(ENDPOINT, exported, "--deployed-model", "5").exit_code == 0
+    assert probe(ENDPOINT, exported, "--deployed-model", "6").exit_code == 1
+    without = probe(ENDPOINT, exported, "--deployed-model", "8")
+    assert without.exit_code == 2
+    assert "'8' of" in without.output
+    assert "some are 5 (60 %), 6 (40 %)" in without.output
+
+
+def test_the_command_asks_a_dedicated_endpoint_at_its_own_host(
+    services: FakeServices, tmp_path: Path
+) -> None:
+    endpoint = services.endpoints[ENDPOINT]
+    endpoint.dedicated_endpoint_enabled, endpoint.dedicated_endpoint_dns = True, DEDICATED
+    exported = str(write_golden(tmp_path / "exported"))
+
+    assert probe(ENDPOINT, exported).exit_code == 0
+    endpoint.dedicated_endpoint_dns = "elsewhere.example.com"
+    refused = probe(ENDPOINT, exported)
+    assert refused.exit_code == 2
+    assert "'elsewhere.example.com' is no host of Vertex AI" in refused.output
+
+
+def test_an_endpoint_that_is_not_there_or_serves_nobody_is_one_line(
+    services: FakeServices, tmp_path: Path
+) -> None:
+    exported = str(write_golden(tmp_path / "exported"))
+    missing = probe(f"{PLACE}/endpoints/1", exported)
+    assert missing.exit_code == 3
+    assert "cannot read the endpoint" in missing.output
+
+    services.endpoints[ENDPOINT].traffic_split = {}
+    idle = probe(ENDPOINT, exported)
+    assert idle.exit_code == 2
+    assert "no deployed model of" in idle.output
