@@ -17,11 +17,13 @@ from shardline.components.champions import Version
 from shardline.components.configure import history
 from shardline.components.configure.changes import differences
 from shardline.components.model_store import Export
+from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.register.registry import import_evaluation
 from shardline.components.run_directory import observe
 from shardline.components.run_record import LOG, RunRecord
 from shardline.components.tune.best_trial import finish
 from shardline.components.tune.study import parse_study, read_study
+from shardline.components.validate.drift import compare, read_profile, render
 from shardline.components.validate.gate import read_gate
 from shardline.components.validate.model_card import read_training, set_rows
 from shardline.trainer.errors import EXIT_FAILED, ShardlineError
@@ -51,6 +53,7 @@ OUTPUTS = {
 }
 START = {"start_s": 0.1, "end_s": 2.0, "exit": "SIGKILL", "stopped": False, "peak_memory_bytes": 1}
 JOB = {"error": "train failed", "replicas": [{"name": "worker-0", "restarts": 0, "starts": [START]}]}
+PROFILE = summarize([{"price": 1.5, "city": "Ulm"}, {"price": 2.5, "city": "Ulm"}], {"healthy": 3, "sick": 1})
 RECORD = RunRecord(name="r", pipeline="retrain", state="failed", created="2026").as_json() | {
     "explanation": {
         **{"failed": "train", "exit": "1", "error": "e", "cause": "c", "next_step": "n", "lines": ["l"]}
@@ -156,6 +159,12 @@ def read_rules(place: Path, content: Any) -> Any:
     return read_gate(place / "gate.json")
 
 
+def read_drift(place: Path, content: Any) -> Any:
+    write(place / "profile.json", content)
+    found = read_profile(place, "v1")
+    return found if isinstance(found, str) else render(compare(found, PROFILE))
+
+
 def study(place: Path, content: Any) -> Any:
     return read_study(parse_study(json.dumps(content)), max_trial_count=2).spec
 
@@ -178,6 +187,7 @@ READERS: dict[str, tuple[Callable[[Path, Any], Any], Any]] = {
     "job.json": (read_job, JOB),
     "settings.json": (read_settings, {"model": "mnist_cnn", "settings": {"epochs": 1, "hparams": {"a": 1}}}),
     "rules": (read_rules, {"rules": ["accuracy >= 0.9"], "min_slice": 3, "first_run": "block"}),
+    "profile.json": (read_drift, asdict(PROFILE)),
     "study": (study, STUDY),
     "tuning job": (tuning_job, TUNING),
 }
