@@ -80,7 +80,9 @@ def compile_upload(path: Path, upload: ModelUpload) -> dict[str, Any]:
     @dsl.pipeline(name="upload")
     def pipeline(result: str) -> None:
         exported = export().outputs["exported"]
-        ready = serving_model_op(exported=exported, accuracy=0.9712, image_uri=upload.serving_image_uri)
+        ready = serving_model_op(
+            exported=exported, accuracy=0.9712, image_uri=upload.serving_image_uri, gate={}
+        )
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
         uploaded = upload_task(component(), upload, stored, labels={"pipeline": "retrain"})
         evaluation_op(exported=exported, model=uploaded.outputs["model"])
