@@ -51,6 +51,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(root / "compiled" / "retrain.yaml", root / "anybodys.yaml")
     _write_images(root)
     _write_tables(root)
+    (root / "runs/champions/flowers").mkdir(parents=True)  # as a page says
     for name, text in shown_files():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
