@@ -507,6 +507,7 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
         "model.keras",
         "model_card.html",
         "model_card.md",
+        "profile.json",
         "report.html",
         "saved_model",
     ]
