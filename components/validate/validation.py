@@ -93,22 +93,15 @@ def validate(
     if champion_uri:
         champions.require_shelf(champion_uri)
     training = read_training(model_file)
-    head = read_recorded_head(model_file)
     training_keys = TrainingKeys.of(dataset, manifest, start=training.initial_model)
     with golden.start() as clean:  # imports TensorFlow while the model is exported here
-        # Only of a training that has not written down what the outputs are, the loss has to say it.
-        model = load_model(model_file, function=model_function, compiled=head is None)
-        say("validate", "exporting the model")
-        export = export_model(
-            model,
-            manifest,
+        export = _export(
+            model_file,
+            examples,
             out,
-            model_file=model_file,
-            samples=take_samples(manifest, dataset),
-            settings=training.settings,
             formats=formats,
-            representative=take_samples(manifest, dataset, REPRESENTATIVE, ["train"]) if formats else (),
-            head=head,
+            model_function=model_function,
+            settings=training.settings,
             training_keys=training_keys,
         )
         answers = golden.check(clean, out)
@@ -132,6 +125,33 @@ def validate(
     )
     files.write_text(out / model_store.REPORT_FILE, report)
     return _conclude(evaluation, blessing, card, out)
+
+
+def _export(
+    model_file: Path,
+    examples: Examples,
+    out: Path,
+    *,
+    formats: Sequence[str],
+    model_function: str,
+    **known: Any,
+) -> Export:
+    """Exports a model file, with what is `known` of its training."""
+    manifest, dataset, head = examples.manifest, examples.directory, read_recorded_head(model_file)
+    # Only of a training that has not written down what the outputs are, the loss has to say it.
+    model = load_model(model_file, function=model_function, compiled=head is None)
+    say("validate", "exporting the model")
+    return export_model(
+        model,
+        manifest,
+        out,
+        model_file=model_file,
+        samples=take_samples(manifest, dataset),
+        formats=formats,
+        representative=take_samples(manifest, dataset, REPRESENTATIVE, ["train"]) if formats else (),
+        head=head,
+        **known,
+    )
 
 
 def _measure(

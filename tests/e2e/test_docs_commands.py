@@ -135,6 +135,8 @@ def _type(root: Path, command: Command) -> None:
             shutil.rmtree(out)  # of another command
     if verb == "train":  # a few steps are as good as five epochs here, but for what happens at a later step
         words += ["--epochs", "1"] if "--inject" in words else ["--max-steps", "3"]
+    if "--champion" in words:  # by the mkdir before it
+        (root / words[words.index("--champion") + 1]).mkdir(parents=True, exist_ok=True)
     # A model that was trained for one epoch need not be blessed, but it is judged.
     shardline(root, *words, codes=(0, 1) if verb == "validate" else (0,))
 
