@@ -215,6 +215,7 @@ def test_what_a_training_started_from_counts_as_its_training(tmp_path):
 
 def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(tmp_path):
     shelf, warnings = tmp_path / "champions", []
+    shelf.mkdir()
     for name, salt in (("first", 0), ("second", 1)):
         make_dataset(tmp_path / name, split_salt=salt)
         model = learn_by_heart(tmp_path / name, tmp_path / f"{name}-model")
