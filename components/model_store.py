@@ -48,6 +48,8 @@ _EARLIER = (
     *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, PROFILE_FILE, ONNX_FILE, INT8_FILE, TFLITE_FILE),
 )
 
+#: How the headline of a verdict ends.
+BLESSED, NOT_BLESSED = ": blessed", ": not registered"
 
 T = TypeVar("T")
 
@@ -144,6 +146,11 @@ class Verdict:
     reason: str
     headline: str = ""
     champion: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The headline without what became of the model; of earlier releases, which had none, the reason."""
+        return self.headline.removesuffix(BLESSED).removesuffix(NOT_BLESSED) or self.reason
 
 
 def clear(out: Path) -> None:

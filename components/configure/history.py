@@ -115,7 +115,7 @@ def remember(
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason,
         blessed=verdict.blessed,
-        verdict=verdict.reason,
+        verdict=verdict.words,
         metrics=evaluation.metrics,
         champion=published.version if published else "",
         state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),

@@ -117,7 +117,7 @@ def stock(
         by=shelf.who(),
         source=source or str(exported),
         metrics={key: value for key, value in measured.metrics.items() if "[" not in key} if measured else {},
-        verdict=verdict.reason,
+        verdict=verdict.words,
         blessed=verdict.blessed,
         override=override,
     )

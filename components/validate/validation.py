@@ -13,7 +13,7 @@ from typing import Any
 
 from shardline.components import champions, model_store
 from shardline.components.html import moved, page_path
-from shardline.components.model_store import Export
+from shardline.components.model_store import Export, Verdict
 from shardline.components.parameters import GateSettings, read
 from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, challenge_champion
@@ -259,7 +259,7 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
     """Reports the outcome for the table at the end of the run."""
     accuracy = evaluation.accuracy
     fact("test accuracy", accuracy, f"{accuracy:.4f} on {evaluation.examples:,} examples")
-    words = blessing.headline.removesuffix(": blessed").removesuffix(": not registered")
+    words = Verdict(blessed=blessing.blessed, reason=blessing.reason, headline=blessing.headline).words
     fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {words}")
     for rule in blessing.rules:
         if rule.verdict != "passed":

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from shardline.components.model_store import BLESSED, NOT_BLESSED
 from shardline.components.validate.evaluation import CHECKS, QUALITY, Evaluation, Interval, Lead, Slice
 from shardline.components.validate.gate import CHAMPION, EXAMPLES, Gate
 from shardline.components.validate.rules import OPERATORS, Rule
@@ -264,7 +265,7 @@ def _judge_within(rule: Rule, judged: JudgedRule, lead: Lead | None, examples: i
     ahead = round(sign * (judged.left - judged.right), _DIGITS)
     lower, upper = sorted(sign * end for end in lead.interval) if lead else (ahead, ahead)
     verdict: Verdict
-    if ahead < -allowed:
+    if not ahead >= -allowed:  # NaN fails this too
         verdict, note = "failed", f"worse by {-ahead:.4g}, more than {allowed:.4g}"
     elif lead and upper < 0:
         verdict, note = "failed", f"surely worse, by {-upper:.4g} to {-lower:.4g}"
@@ -295,14 +296,14 @@ def _headline(
     if blocking:
         foremost = min(blocking, key=lambda rule: rule.name != CHAMPION)
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
-        return f"{_in_words(foremost, evaluation)}{more}: not registered"
+        return f"{_in_words(foremost, evaluation)}{more}{NOT_BLESSED}"
     too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
     few = f", on too few examples to judge ({evaluation.examples:,})" if too_few else ""
     versus = next((rule for rule in rules if rule.name == CHAMPION), None)
     if versus is None or versus.left is None or versus.right is None:
         start = "First champion" if first else "Compared with no champion"
-        return f"{start}, accuracy {evaluation.accuracy:.4f}{few}: blessed"
-    return f"{_in_words(versus, evaluation)}{few}: blessed"
+        return f"{start}, accuracy {evaluation.accuracy:.4f}{few}{BLESSED}"
+    return f"{_in_words(versus, evaluation)}{few}{BLESSED}"
 
 
 def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:

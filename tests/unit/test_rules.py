@@ -351,6 +351,7 @@ def test_what_was_not_measured_blocks():
         ("latency_p95_ms <= 50", evaluation(latency_p95_ms=51.0), "failed"),
         ("latency_p95_ms <= 50", evaluation(), "undecided"),
         ("log_loss <= 1", evaluation(log_loss=float("nan")), "failed"),
+        ("accuracy >= champion (within 0.1)", evaluation(float("nan"), champion=0.9), "failed"),
         ("accuracy >= champion - 0.005", evaluation(0.95, champion=0.955), "passed"),
         ("accuracy >= champion - 0.005", evaluation(0.95, champion=0.956), "failed"),
         ("accuracy > champion", evaluation(0.95, champion=0.95), "failed"),
