@@ -226,6 +226,7 @@ class GateSettings:
     def __post_init__(self) -> None:
         check_types(self)
         self.gate.check_formats(self.formats)
+        self.gate.check_champion(self.champion_uri)
 
     @property
     def gate(self) -> Gate:

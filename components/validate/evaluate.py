@@ -164,7 +164,7 @@ class Measured:
         return self.with_metrics(
             examples=self.evaluation.examples,
             non_finite=self.evaluation.non_finite,
-            never_predicted=sum(one.decided for one in self.evaluation.never_predicted),
+            never_predicted=len(self.evaluation.blind_to),
         )
 
 

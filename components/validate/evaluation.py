@@ -77,6 +77,13 @@ CHECKS = (
 #: Every metric that a rule may name; times are in milliseconds, sizes in MB, throughput in examples/s.
 METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
 
+#: Metrics that are measured of a new model only, and have no value of the champion's.
+OF_THE_NEW = ("peak_memory_mb", "max_difference", "golden_difference", "leaked", "examples")
+
+#: Metrics that are shares, 0..1, and those in which less is better.
+SHARES = tuple(metric.name for metric in QUALITY if metric.name != "log_loss")
+FALLING = tuple(metric.name for metric in QUALITY + SERVING + CHECKS if not metric.rising)
+
 #: Metrics that are counted from right and wrong predictions: they have intervals, and leads.
 COUNTED = ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1")
 
@@ -323,6 +330,12 @@ class Evaluation:
         }
         by_class = {f"class={name}" for name in self.class_names if name not in said}
         return tuple(one for one in self.slices if one.name in by_class and one.examples)
+
+    @property
+    def blind_to(self) -> tuple[str, ...]:
+        """Classes with at least MIN_SLICE examples that are never predicted."""
+        found = [one for one in self.never_predicted if one.examples >= MIN_SLICE]
+        return tuple(one.name.removeprefix("class=") for one in found)
 
     @property
     def parts(self) -> dict[str, float]:

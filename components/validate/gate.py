@@ -70,7 +70,8 @@ class Gate:
     def with_rules(self, texts: Iterable[str]) -> Gate:
         """Returns this gate with more rules; one with a name takes the place of the rule of that name.
 
-        Raises SettingsError when one of them cannot be read, or there is no rule of its name.
+        Raises SettingsError when one of them cannot be read, there is no rule of its name, or that one is
+        about something else.
         """
         rules, names = list(self.rules), [one.name for one in DEFAULTS]
         for rule in parse_rules(texts):
@@ -79,8 +80,11 @@ class Gate:
                     f"there is no rule {rule.name!r} to replace; there are {', '.join(names)}"
                 )
             found = [place for place, one in enumerate(rules) if rule.name and one.name == rule.name]
-            place = found[0] if found else len(rules)
-            rules[place : place + 1] = [rule] if rule.operator != OFF else []
+            if found:
+                _check_replacement(rule, next(one for one in DEFAULTS if one.name == rule.name))
+                rules[found[0]] = rule
+            else:
+                rules.append(rule)
         return replace(self, rules=tuple(rules))
 
     def with_min_accuracy(self, least: float) -> Gate:
@@ -97,13 +101,10 @@ class Gate:
         "".
         """
         self.check_formats(formats)
+        self.check_champion(champion_uri)
         known = ["class"]
         known += [item.name for item in manifest.features if item.name not in _NO_SLICES and not item.shape]
         for rule in self.rules:
-            if rule.reference == "champion" and rule.name != CHAMPION and not champion_uri:
-                raise SettingsError(
-                    f"the rule {rule.text!r} compares with the champion; say where champions are published"
-                )
             if rule.format:
                 continue
             if rule.metric == DRIFT:
@@ -121,6 +122,14 @@ class Gate:
                     f"{_enumerate(known)}"
                 )
 
+    def check_champion(self, champion_uri: str) -> None:
+        """Raises SettingsError when a rule beside the gate's own needs a champion, and there is no place."""
+        for rule in self.rules:
+            if rule.reference == "champion" and rule.name != CHAMPION and not champion_uri:
+                raise SettingsError(
+                    f"the rule {rule.text!r} compares with the champion; say where champions are published"
+                )
+
     def check_formats(self, formats: Sequence[str]) -> None:
         """Raises SettingsError when one of them is unknown, or a rule is about another one."""
         check_names(formats)
@@ -130,6 +139,16 @@ class Gate:
                     f"the rule {rule.text!r} is about the format {rule.format}, into which the model is not "
                     "converted; add it to formats, or to --also"
                 )
+
+
+def _check_replacement(rule: Rule, default: Rule) -> None:
+    """Refuses a rule about something else than the one whose place it takes: that would be open then."""
+    same = rule.reference == default.reference if default.reference else rule.metric == default.metric
+    if rule.operator != OFF and not same:
+        raise SettingsError(
+            f"the rule {rule.text!r} is about something else than {default.name!r}, {default.text!r}; write "
+            f"it without the name, and '{default.name}: off' to leave that one out"
+        )
 
 
 def _check_drift(rule: Rule, manifest: Manifest) -> None:

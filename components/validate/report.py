@@ -40,7 +40,7 @@ _MOST_PAIRS = 10
 _MOST_CHANGES = 8
 
 # What decides comes first.
-_ORDER: tuple[Verdict, ...] = ("failed", "undecided", "open", "skipped", "passed")
+_ORDER: tuple[Verdict, ...] = ("failed", "undecided", "open", "off", "skipped", "passed")
 
 #: "unclear": the interval of the difference has 0 in it.
 Change = Literal["better", "worse", "unclear", ""]

@@ -21,7 +21,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from shardline.components.validate.evaluation import COUNTED, FORMAT_METRICS, METRICS
+from shardline.components.validate.evaluation import (
+    COUNTED,
+    FALLING,
+    FORMAT_METRICS,
+    METRICS,
+    OF_THE_NEW,
+    SHARES,
+)
 from shardline.components.validate.formats import FORMATS
 from shardline.trainer.errors import SettingsError
 
@@ -172,19 +179,15 @@ def _check_metric(rule: Rule) -> None:
             f"there is no metric {rule.metric!r}{where} (in the rule {rule.text!r}); "
             f"there are: {', '.join(known)}"
         )
-    if rule.reference and (rule.format or rule.is_drift):
+    if rule.reference and (rule.format or rule.is_drift or rule.metric in OF_THE_NEW):
         raise SettingsError(f"{rule.left} is compared with a number (in the rule {rule.text!r})")
     if rule.reference == "baseline" and (rule.slice or rule.worst):
         raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
 
 
 def _check_tail(rule: Rule) -> None:
-    if rule.within is not None and not (
-        rule.reference and rule.operator in (">=", "<=") and rule.limit == 0 and rule.within >= 0
-    ):
-        raise SettingsError(
-            f"(within ...) belongs to a rule like 'accuracy >= champion (within 0.01)', got {rule.text!r}"
-        )
+    if rule.within is not None:
+        _check_within(rule)
     if rule.p is None:
         return
     is_counted = not rule.worst and rule.metric in (CLASS_METRICS[1:] if rule.slice else COUNTED)
@@ -195,3 +198,18 @@ def _check_tail(rule: Rule) -> None:
         )
     if not 0 < rule.p < 1:
         raise SettingsError(f"p must be between 0 and 1, got {rule.p} in the rule {rule.text!r}; try 0.05")
+
+
+def _check_within(rule: Rule) -> None:
+    falling = rule.metric in FALLING
+    if not (rule.reference and rule.operator == ("<=" if falling else ">=") and rule.limit == 0):
+        raise SettingsError(
+            "(within ...) belongs to a rule like 'accuracy >= champion (within 0.01)' or "
+            f"'log_loss <= champion (within 2 %)', got {rule.text!r}"
+        )
+    most = 1.0 if rule.relative or rule.metric in (*SHARES, *CLASS_METRICS) else math.inf
+    if not 0 <= (rule.within or 0.0) < most:
+        raise SettingsError(
+            f"(within ...) is too much in the rule {rule.text!r}; 0.01 is one point, (within 2 %) a share "
+            "of the other's value"
+        )

@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.components.validate.signatures import DEFAULT, EXAMPLE, EXAMPLES, IMAGES, OUTPUTS
+from shardline.components.validate.signatures import (
+    DEFAULT,
+    EXAMPLE,
+    EXAMPLES,
+    IMAGES,
+    OUTPUTS,
+    largest_gap,
+)
 from shardline.trainer.errors import ModelError
 
 #: Number of requests that `measure_costs` uses.
@@ -124,15 +131,13 @@ def measure_latency(serve: Serve, requests: tf.Tensor) -> dict[str, float]:
 def batch_difference(serve: Serve, requests: tf.Tensor) -> float:
     """Returns the largest difference that batch size and order make to a probability, on 32 examples.
 
-    Examples with an output that is not finite are left out.
+    It is 1 where an output is a number in one batch, and none in another.
     """
     some = requests[:REQUESTS]
     together = serve(some).probabilities
     turned = serve(some[::-1]).probabilities[::-1]
     alone = np.concatenate([serve(some[place : place + 1]).probabilities for place in range(len(together))])
-    differences = np.abs(np.stack([turned, alone]) - together)
-    finite = differences[np.isfinite(differences)]
-    return float(finite.max()) if finite.size else 0.0
+    return max(largest_gap(together, turned), largest_gap(together, alone))
 
 
 def flips(serve: Serve, images: tf.Tensor) -> dict[str, float]:

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED
-from shardline.components.validate.evaluation import CHECKS, QUALITY, Evaluation, Interval, Lead, Slice
+from shardline.components.validate.evaluation import CHECKS, SHARES, Evaluation, Interval, Lead, Slice
 from shardline.components.validate.gate import CHAMPION, EXAMPLES, Gate
-from shardline.components.validate.rules import OPERATORS, Rule
+from shardline.components.validate.rules import OFF, OPERATORS, Rule
 
 # Changes that should not change a prediction, and the share of images from which on they are worth a warning.
 _HARMLESS = {"jpeg_flips": "Encoding as JPEG", "shift_flips": "A shift by one pixel"}
@@ -18,6 +18,7 @@ _MOST_FLIPS = 0.1
 # As much miscalibration, and as many times the champion's costs, are worth a warning too. What else a machine
 # does at the time can double a latency.
 _MOST_ECE = 0.1
+_SMALLEST = 0.01  # of milliseconds, MB and a log loss, below which nobody cares
 _COSTS = {
     "latency_p50_ms": ("The latency of one example", 4.0),
     "size_mb": ("The size on disk", 2.0),
@@ -29,13 +30,13 @@ _MOST_NAMES = 5
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9
 
-# What a sentence says of the metrics that are counts, and the metrics that are shares.
+# What a sentence says of the metrics that are counts.
 _LABELS = {metric.name: metric.label for metric in CHECKS}
-_SHARES = [metric.name for metric in QUALITY if metric.name != "log_loss"]
 
 #: "undecided": there is too little to judge on. "open": what was measured does not decide it. "skipped": the
 #: policy for a first run lets it pass. The last two do not block.
-Verdict = Literal["passed", "failed", "undecided", "open", "skipped"]
+#: "off": one of the gate's own rules that the settings leave out.
+Verdict = Literal["passed", "failed", "undecided", "open", "skipped", "off"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class JudgedRule:
     def left_text(self) -> str:
         """The value as a person reads it; never rounded to the limit when it is not equal to it."""
         if self.left is None:
-            return "not measured"
+            return "not measured" if self.metric else ""
         if isinstance(self.left, int):
             return f"{self.left:,}"
         short = f"{self.left:.4f}" if self.left == 0 or 0.001 <= abs(self.left) < 1000 else f"{self.left:.4g}"
@@ -96,9 +97,13 @@ class JudgedRule:
     @property
     def right_text(self) -> str:
         """The limit as a person reads it."""
-        return "the champion's" if self.right is None else f"{self.right:g}"
+        if self.right is None:
+            return "the champion's" if self.metric else ""
+        return f"{self.right:g}"
 
     def __str__(self) -> str:
+        if self.verdict == "off":
+            return f"the rule {self.name!r} is off"
         note = f" ({self.note})" if self.note else ""
         if self.verdict in ("undecided", "skipped", "open"):
             return f"{self.rule} is {'not decided' if self.verdict == 'open' else self.verdict}{note}"
@@ -154,34 +159,40 @@ def judge(
         blessed=not blocking,
         rules=rules,
         reason="; ".join(map(str, shown)) if rules else "there is no rule that it must pass",
-        warnings=(*warnings, *_warnings(evaluation)),
+        warnings=(*warnings, *_warnings(evaluation, rules, absence)),
         headline=_headline(blocking, rules, evaluation, first=absence is not None and absence.first),
         champion=champion,
     )
 
 
-def _warnings(evaluation: Evaluation) -> list[str]:
+def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
     blind = [f"{one.name.removeprefix('class=')} ({one.examples:,})" for one in evaluation.never_predicted]
     more = f" and {len(blind) - _MOST_NAMES:,} more" if len(blind) > _MOST_NAMES else ""
     found = [f"Never predicted, with test examples: {', '.join(blind[:_MOST_NAMES])}{more}"] if blind else []
+    if off := [rule.name for rule in rules if rule.verdict == "off"]:
+        found.append(f"Rules of the gate that are switched off: {', '.join(off)}")
+    if CHAMPION in off and absence and not absence.first:
+        found.append(f"Not compared with the champion: {absence.text}")
     measured = evaluation.metrics
     found += [
         f"{change} changes the predicted class of {share:.0%} of the images that were tried"
         for metric, change in _HARMLESS.items()
         if (share := measured.get(metric, 0.0)) > _MOST_FLIPS
     ]
-    before = evaluation.champion.metrics if evaluation.champion else {}
+    same = evaluation.beside_champion
+    before = same.champion.metrics if same.champion else {}
     if (error := measured.get("ece", 0.0)) > _MOST_ECE:
         found.append(f"Probabilities are off by {100 * error:.1f} points on average (calibration error)")
-    found += [
-        f"{label} has grown to {measured[metric] / before[metric]:.1f} times the champion's"
-        for metric, (label, most) in _COSTS.items()
-        if metric in measured and measured[metric] > most * before.get(metric, math.inf)
-    ]
+    for metric, (label, most) in _COSTS.items():
+        usual = max(before.get(metric, math.inf), _SMALLEST)
+        if (now := same.metrics.get(metric, 0.0)) > most * usual:
+            found.append(f"{label} has grown to {now / usual:.1f} times the champion's")
     return found
 
 
 def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
+    if rule.operator == OFF:
+        return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
     if rule.reference == "champion":
         evaluation = evaluation.beside_champion
     left, note = _measure(rule, evaluation)
@@ -215,7 +226,7 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
     if rule.p is not None and judged.p is not None:
         passed = passed and judged.p < rule.p
         judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
-    if not passed and rule.name == EXAMPLES:
+    if not passed and rule.name == EXAMPLES and rule.why:  # a number that a user has written is meant
         verdict: Verdict = "skipped" if gate.first_run == "bless" else "failed"
         return replace(judged, verdict=verdict, note=f"too few to judge; first_run is {gate.first_run}")
     if passed and not rule.reference and (doubt := _doubt(judged)):
@@ -297,11 +308,12 @@ def _headline(
         foremost = min(blocking, key=lambda rule: rule.name != CHAMPION)
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         return f"{_in_words(foremost, evaluation)}{more}{NOT_BLESSED}"
+    off = any(rule.name == CHAMPION and rule.verdict == "off" for rule in rules)
     too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
     few = f", on too few examples to judge ({evaluation.examples:,})" if too_few else ""
     versus = next((rule for rule in rules if rule.name == CHAMPION), None)
-    if versus is None or versus.left is None or versus.right is None:
-        start = "First champion" if first else "Compared with no champion"
+    if versus is None or versus.left is None or versus.champion is None:
+        start = "First champion" if first and not off else "Compared with no champion"
         return f"{start}, accuracy {evaluation.accuracy:.4f}{few}{BLESSED}"
     return f"{_in_words(versus, evaluation)}{few}{BLESSED}"
 
@@ -309,25 +321,28 @@ def _headline(
 def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.name == CHAMPION:
         return _beside_champion(rule)
+    if not rule.why:
+        return str(rule)
     if rule.name == "baseline" and evaluation.baseline and rule.verdict == "failed":
         return f"Not surely better than always answering {evaluation.baseline.answer!r}"
     if rule.name == "classes" and rule.verdict == "failed":
-        names = [one.name.removeprefix("class=") for one in evaluation.never_predicted if one.decided]
-        return f"Never predicts {', '.join(names[:_MOST_NAMES])}"
+        return f"Never predicts {', '.join(evaluation.blind_to[:_MOST_NAMES])}"
     if rule.name == EXAMPLES and rule.verdict == "failed":
         return f"Too few to judge: {evaluation.examples:,} test examples"
     return str(rule)
 
 
 def _beside_champion(rule: JudgedRule) -> str:
-    if rule.left is None or rule.right is None:
+    if rule.left is None or rule.champion is None:
         # What follows says what to do, which has no place in a headline.
         return f"Not compared with the champion: {rule.note.partition('; ')[0]}"
-    difference = rule.left - rule.right
+    difference = rule.left - rule.champion
     if not difference:
         return "As good as the champion"
     ahead = (difference > 0) == (rule.operator in (">=", ">"))
-    by = f"{100 * abs(difference):.1f} points" if rule.metric in _SHARES else f"{abs(difference):.4g}"
+    by = f"{100 * abs(difference):.1f} points" if rule.metric in SHARES else f"{abs(difference):.4g}"
+    if rule.verdict == "failed" and ahead:
+        return str(rule)
     if rule.verdict == "open":
         return f"Not decided whether it is worse than the champion ({by} {'better' if ahead else 'worse'})"
     if rule.verdict == "passed" and not ahead:
@@ -349,7 +364,8 @@ def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
 
 
 def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
-    slices = [item for item in evaluation.slices if metric == "accuracy" or item.name.startswith("class=")]
+    classes = {f"class={name}" for name in evaluation.class_names}
+    slices = [item for item in evaluation.slices if metric == "accuracy" or item.name in classes]
     values = [(_of_slice(metric, item, evaluation), item.name) for item in slices if item.decided]
     if not values:
         return None, "every slice has too few examples"

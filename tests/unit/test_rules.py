@@ -110,6 +110,11 @@ def test_a_rule_is_read(text, expected):
         ("off", "cannot read the rule 'off'"),
         ("accuracy >= 0.9 (within 0.1)", "belongs to a rule like 'accuracy >= champion (within 0.01)'"),
         ("accuracy > champion (within 0.1)", "belongs to a rule like"),
+        ("log_loss >= champion (within 0.1)", "belongs to a rule like"),
+        ("accuracy >= champion (within 5)", "is too much in the rule"),
+        ("accuracy >= champion (within 200 %)", "is too much in the rule"),
+        ("log_loss <= champion (within 1e999)", "is too much in the rule"),
+        ("max_difference <= champion", "max_difference is compared with a number"),
         ("log_loss <= baseline", "there is no metric 'log_loss' of the baseline"),
         ("recall[class=a] >= baseline", "the baseline has no slices"),
     ],
@@ -139,11 +144,59 @@ def test_names_references_and_tolerances_are_read(text, name, reference, within,
 def test_a_rule_with_a_name_takes_the_place_of_the_gates_own():
     gate = Gate().with_rules(["classes: off", "examples: examples >= 500", "accuracy >= 0.5", "ece <= 0.1"])
 
-    names = [rule.name for rule in DEFAULTS]
-    assert [rule.name for rule in gate.rules] == [*(name for name in names if name != "classes"), "", ""]
+    assert [rule.name for rule in gate.rules] == [*(rule.name for rule in DEFAULTS), "", ""]
+    assert [rule.text for rule in gate.rules if rule.name == "classes"] == ["off"]
     assert [rule.text for rule in gate.rules if rule.name == "examples"] == ["examples >= 500"]
     with pytest.raises(SettingsError, match="no rule 'clases' to replace; there are champion, baseline"):
         Gate().with_rules(["clases: off"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "champion: accuracy >= 0.5",
+        "champion: accuracy >= baseline (within 0.01)",
+        "examples: accuracy >= 0.9",
+        "classes: recall[class=a] >= 0.5",
+    ],
+)
+def test_a_rule_about_something_else_takes_no_place(text):
+    with pytest.raises(SettingsError, match="is about something else than"):
+        Gate().with_rules([text])
+
+
+def test_a_rule_that_is_off_leaves_a_trace():
+    gate = Gate().with_rules(["champion: off", "classes: off"])
+
+    blessing = judge(sound(), gate, absence=Absence("champion.json is damaged"))
+
+    assert blessing.blessed
+    assert {rule.name for rule in blessing.rules if rule.verdict == "off"} == {"champion", "classes"}
+    assert blessing.warnings == (
+        "Rules of the gate that are switched off: champion, classes",
+        "Not compared with the champion: champion.json is damaged",
+    )
+    assert "the rule 'champion' is off" in blessing.reason
+    assert blessing.headline.startswith("Compared with no champion")
+
+
+def test_a_number_of_examples_that_a_user_has_written_blocks():
+    blessing = judge(sound(examples=100), Gate().with_rules(["examples: examples >= 1000"]))
+
+    assert blessing.headline == "test examples 100 is not >= 1000: not registered"
+
+
+@pytest.mark.parametrize(
+    ("text", "accuracy", "headline"),
+    [
+        ("champion: accuracy >= champion - 0.05", 0.91, "As good as the champion (4.0 points worse"),
+        ("champion: accuracy >= champion + 0.02", 0.96, "accuracy 0.9600 is not >= 0.97: not"),
+    ],
+)
+def test_a_headline_compares_with_the_champion_not_with_the_limit(text, accuracy, headline):
+    gate = Gate(parse_rules([text]))
+
+    assert judge(sound(accuracy, champion=0.95), gate).headline.startswith(headline)
 
 
 # A file
