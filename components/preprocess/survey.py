@@ -102,9 +102,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str | None]()
     counts, sizes = [0] * codes.count, [0] * codes.count
     bad, count, buckets = 0, 0, rows.Buckets(work.buckets)
-    seed, salt = settings.seed, settings.split_salt
+    seed, salt, pack = settings.seed, settings.split_salt, rows.HEAD.pack
     by_content, measured = settings.key == "content", not settings.shards
-    pack = rows.HEAD.pack
     meter = Meter("read", length)
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
@@ -139,8 +138,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
             sizes_of = len(key), len(path), len(extra)
             head = pack(order, code, *sizes_of, label, place, offset, length, checksum, known)
             buckets.append(b"".join((head, key, path, extra)))
-            count += 1
-            if not count % _TICK:
+            if not (count := count + 1) % _TICK:
                 meter.advance(_TICK)
     _check_content(count, bad, seen, class_names)
     return Survey(class_names, features, images.places, buckets, counts, sizes, frozenset(existing), bad)
