@@ -93,7 +93,8 @@ class Export:
         max_difference: Largest difference of a probability on those examples.
         formats: What the export was converted into, by name.
         golden: Requests with their answers, by which a deployment is recognized as this model.
-        training_data: What the model was trained on; None in exports of earlier releases.
+        training_data: What the model was trained on; None in exports of earlier releases, and where it was
+            validated on another dataset.
     """
 
     fingerprint: str = ""

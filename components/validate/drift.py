@@ -67,17 +67,26 @@ def read_profile(version: Path, name: str) -> Before:
 
 
 def add_drift(
-    evaluation: Evaluation, directory: Path, manifest: Manifest, out: Path, before: Before
+    evaluation: Evaluation,
+    directory: Path,
+    manifest: Manifest,
+    out: Path,
+    before: Before,
+    *,
+    own: bool = True,
 ) -> Evaluation:
     """Writes the profile of the training split, and adds to an evaluation how its features have moved.
 
     Args:
-        evaluation: Of a model that was trained on the dataset.
+        evaluation: Of a model.
         directory: Dataset directory.
         manifest: Its manifest.
         out: Output directory of the validation, which gets profile.json.
         before: What it is compared with.
+        own: Whether the model may have been trained on the dataset; if not, nothing is written or added.
     """
+    if not own:
+        return replace(evaluation, no_drift="the model was trained on another dataset")
     if "train" not in manifest.splits:
         return replace(evaluation, no_drift="the dataset has no training split")
     profile = make_profile(directory, manifest)

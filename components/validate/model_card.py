@@ -44,6 +44,11 @@ class TrainingRecord:
         return str(self.settings.get("settings", self.settings).get("initial_model") or "")
 
     @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the dataset of the training; "" where it is not known."""
+        return str(self.settings.get("fingerprint") or "")
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that have a curve, without their `val_` twins."""
         names = [name for name in self.history if name not in _NOT_METRICS]

@@ -33,18 +33,34 @@ _KEY = np.dtype(">u8")
 
 @dataclass(frozen=True)
 class TrainingKeys:
-    """Keys of the examples that a model was trained on, sorted, and the record of them for export.json."""
+    """Keys of the examples that a model was trained on, sorted, and the record of them for export.json.
 
-    data: TrainingData
+    Attributes:
+        data: The record; None where the model was trained on another dataset than the one that is at hand.
+        keys: The keys.
+        warning: What a person should know of them, in one sentence; "" for nothing.
+    """
+
+    data: TrainingData | None
     keys: Keys
+    warning: str = ""
 
     @classmethod
-    def of(cls, directory: Path, manifest: Manifest, *, start: str = "") -> TrainingKeys:
+    def of(
+        cls, directory: Path, manifest: Manifest, *, start: str = "", trained_on: str = ""
+    ) -> TrainingKeys:
         """Returns those of a dataset's training split, and of the model that the training started from.
 
-        `start` is what the trainer's option `initial_model` takes. Of a model without keys, and of a dataset
-        of an earlier release, none are known. Raises DatasetError when the dataset's are damaged.
+        `start` is what the trainer's option `initial_model` takes, `trained_on` the fingerprint of the
+        training's dataset, "" where it is not known. Of a model without keys, and of a dataset of an earlier
+        release, none are known. Raises DatasetError when the dataset's are damaged.
         """
+        if trained_on not in ("", manifest.fingerprint):
+            warning = (
+                f"The model was trained on another dataset (fingerprint {trained_on}): whether it has seen "
+                "the test examples is not known"
+            )
+            return cls(None, _NO_KEYS, warning)
         settings = manifest.settings
         salt, shares = settings.get("split_salt", settings.get("seed")), settings.get("split")
         found = read_split(directory, manifest, "train")
@@ -61,7 +77,7 @@ class TrainingKeys:
 
     def write(self, out: Path) -> None:
         """Writes the keys into the directory of an export, if any are known."""
-        if self.data.keys:
+        if self.data and self.data.keys:
             files.write_bytes(out / KEYS_FILE, self.keys.astype(_KEY).tobytes())
 
     def describe_leak(self, examples: Examples) -> str:
@@ -105,7 +121,7 @@ def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_
     export, manifest = Export.read(published), examples.manifest
     data, keys = export.training_data, read_split(examples.directory, manifest, examples.name)
     if keys is None or data is None or not data.keys or data.key != manifest.settings.get("key", ""):
-        is_same = export.fingerprint == manifest.fingerprint
+        is_same = _trained_on(export) == manifest.fingerprint
         return np.zeros(examples.split.records, np.bool_) if is_same else None
     trained_on = np.isin(keys, read_published(published, data))
     if trained_on.any() and (remaining := int((~trained_on).sum())) < MIN_COMPARED:
@@ -143,6 +159,11 @@ def read_published(published: Path, data: TrainingData) -> Keys:
     if (len(keys), _digest(keys)) != (data.records, data.keys):
         raise ModelError(f"{path} is damaged: it is not what export.json says; publish the model again")
     return keys
+
+
+def _trained_on(export: Export) -> str:
+    """Returns the fingerprint of the dataset of a training; that of the validation where it is not known."""
+    return str(export.settings.get("fingerprint") or export.fingerprint)
 
 
 def _of_start(uri: str, key: str) -> Keys:

@@ -93,7 +93,9 @@ def validate(
     if champion_uri:
         champions.require_shelf(champion_uri)
     training = read_training(model_file)
-    training_keys = TrainingKeys.of(dataset, manifest, start=training.initial_model)
+    training_keys = TrainingKeys.of(
+        dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
+    )
     with golden.start() as clean:  # imports TensorFlow while the model is exported here
         export = _export(
             model_file,
@@ -110,13 +112,20 @@ def validate(
     if champion_uri:
         say("validate", f"measuring the champion in {champion_uri} on the same examples")
         challenge = challenge_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
-    evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile)
+    is_own = training_keys.data is not None
+    evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile, own=is_own)
     blessing = judge(
         evaluation,
         gate,
         absence=challenge.absence,
         champion=challenge.champion,
-        warnings=_warnings(manifest, evaluation, training_keys.describe_leak(examples), challenge.warning),
+        warnings=_warnings(
+            manifest,
+            evaluation,
+            training_keys.warning,
+            training_keys.describe_leak(examples),
+            challenge.warning,
+        ),
     )
     card = make_card(manifest, export, training, evaluation, blessing.headline)
     origin = Origin.of(model_file, training, run)

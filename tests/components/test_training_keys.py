@@ -142,6 +142,25 @@ def test_the_record_says_how_the_training_split_came_about(tmp_path):
     assert (data.salt, data.key, data.shares) == (5, "path", {"train": 0.5, "test": 0.5})
 
 
+def test_a_model_that_is_validated_on_another_dataset_than_it_was_trained_on(tmp_path):
+    trained, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", split_salt=1)
+    model = learn_by_heart(tmp_path / "1", tmp_path / "model")
+    known = {"fingerprint": trained.manifest.fingerprint, "head": "probabilities"}
+    (tmp_path / "model" / "settings.json").write_text(json.dumps({"model": "mnist_cnn", **known}))
+
+    done = validation.validate(model, tmp_path / "2", tmp_path / "out", gate=Gate(()))
+
+    assert done.blessing.warnings[0] == (
+        f"The model was trained on another dataset (fingerprint {trained.manifest.fingerprint}): whether it "
+        "has seen the test examples is not known"
+    )
+    assert Export.read(tmp_path / "out").training_data is None
+    assert not {KEYS_FILE, "profile.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+    # Neither its own test split nor this one is taken for the other later.
+    assert find_trained_on(tmp_path / "out", later) is None
+    assert describe_overlap(find_trained_on(tmp_path / "out", trained)) == ""
+
+
 def test_too_few_that_the_champion_has_not_seen_are_no_comparison(tmp_path):
     earlier, later = make_dataset(tmp_path / "1", "Even"), make_dataset(tmp_path / "2", "Odd")
 
