@@ -21,7 +21,7 @@ from shardline.components.register.probe import probe
 from shardline.components.register.registry import LOCAL, labels_of, run_mark
 from shardline.components.register.servers import endpoint_server
 from shardline.components.register.settings import Deploy
-from shardline.components.vertex.client import Platform, ask, platform_errors
+from shardline.components.vertex.client import Platform, ask, wait
 from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.trainer.errors import PlatformError, RunError, ShardlineError
 from shardline.trainer.progress import fact, say
@@ -119,7 +119,7 @@ class _Deployment:
         try:
             self._deploy(name, self.deploy, {"0": 100})
             self._probe(name)
-        except ShardlineError:
+        except BaseException:
             self._remove(name)
             raise
         return name
@@ -129,7 +129,11 @@ class _Deployment:
         endpoint = self._get(name)
         if self.id not in _ids(endpoint):
             self._rehearse(endpoint)
-            self._deploy(name, self.deploy, {})
+            try:
+                self._deploy(name, self.deploy, {})
+            except BaseException:
+                self._undeploy(name, self.id)
+                raise
         else:
             say("deploy", f"{self.model} was deployed to {name} by an earlier attempt of this run")
         before = self._traffic_before(self._get(name))
@@ -240,9 +244,7 @@ class _Deployment:
     ) -> None:
         """Makes something under an id of our choice, or waits for what an earlier call is making."""
         try:
-            operation = ask(doing, method, request)
-            with platform_errors(doing):
-                operation.result(timeout=_DEPLOYMENT_S)
+            wait(doing, ask(doing, method, request), _DEPLOYMENT_S)
         except PlatformError as error:
             if kind_of(error.__cause__) is not Kind.CONFLICT:
                 raise
@@ -277,9 +279,7 @@ class _Deployment:
 
     def _take(self, doing: str, method: Callable[..., Any], request: Any, command: str) -> None:
         try:
-            operation = ask(doing, method, request)
-            with platform_errors(doing):
-                operation.result(timeout=_DEPLOYMENT_S)
+            wait(doing, ask(doing, method, request), _DEPLOYMENT_S)
         except PlatformError as error:
             if kind_of(error.__cause__) is not Kind.MISSING:
                 say("deploy", f"warning: {error}; it costs machines until it is gone: {command}")

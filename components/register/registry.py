@@ -12,7 +12,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.model_store import Export, Measured, read_part
 from shardline.components.register.settings import ModelUpload
-from shardline.components.vertex.client import Platform, ask, ask_all, platform_errors
+from shardline.components.vertex.client import Platform, ask, ask_all, wait
 from shardline.trainer.errors import ModelError, RunError
 from shardline.trainer.progress import say
 
@@ -129,8 +129,7 @@ def upload_model(
     request = {"parent": platform.parent, "parent_model": upload.parent_model, "model": model}
     doing = f"upload {upload.display_name!r}"
     operation = ask(doing, platform.models.upload_model, request, repeatable=False)
-    with platform_errors(doing):
-        made = operation.result(timeout=_UPLOAD_S)  # type: ignore[no-untyped-call]
+    made = wait(doing, operation, _UPLOAD_S)
     name = f"{made.model}@{made.model_version_id}"
     say("register", f"uploaded {name}, {what}")
     return name

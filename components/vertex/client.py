@@ -203,6 +203,20 @@ def ask(
         return made()
 
 
+def wait(doing: str, operation: Any, limit_s: float) -> Any:
+    """Waits for what the platform has begun to do, and returns what it has made.
+
+    Raises PlatformError when it fails, or is not done in time: it may go on then.
+    """
+    with platform_errors(doing):
+        try:
+            return operation.result(timeout=limit_s)
+        except TimeoutError:  # what the future raises, which knows nothing of Google's errors
+            raise PlatformError(
+                f"cannot {doing}: the platform was not done after {limit_s:,.0f} s, and may go on"
+            ) from None
+
+
 def ask_all(
     doing: str, method: Callable[..., Iterable[T]], request: Any, *, limit: int | None = None
 ) -> list[T]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from google.api_core.operation import Operation
 from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from google.rpc import code_pb2
 from kfp import dsl
@@ -187,6 +188,28 @@ def test_machines_that_cannot_be_given_back_are_said(
 
     assert any(line.startswith("warning: cannot ") and "it costs machines" in line for line in said)
     assert dict(services.endpoints[ENDPOINT].traffic_split).popitem()[1] == 100
+
+
+@pytest.mark.parametrize("where", ["endpoints/probe-", "endpoints/9", "endpoints/run-"])
+def test_machines_that_do_not_start_in_time_are_taken_off(
+    services: FakeServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The future of Google's client raises the built-in TimeoutError."""
+    result = Operation.result
+
+    def late(self: Operation, *arguments: Any, **options: Any) -> Any:
+        if where in self.operation.name and self.operation.response.type_url.endswith(".DeployModelResponse"):
+            raise TimeoutError("Operation did not complete within the designated timeout.")
+        return result(self, *arguments, **options)
+
+    monkeypatch.setattr(Operation, "result", late)
+    alone = Deploy(display_name="digits", machine_type="n1-standard-2")
+    with pytest.raises(PlatformError, match=r"^cannot deploy .*: the platform was not done after 3,600 s"):
+        deploy(tmp_path, alone if "run" in where else STEPS)
+
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+    assert ids(services) == ["5", "6", "8"]
+    assert list(services.endpoints) == [ENDPOINT]
 
 
 def test_an_attempt_goes_on_where_the_one_before_was_killed(services: FakeServices, tmp_path: Path) -> None:
