@@ -202,17 +202,17 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, accuracy: float
     if not verdict.blessed:
         raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
     shelf = open_shelf(champion)
-    name = contents.stock(shelf, exported, verdict, accuracy=accuracy, run=run).version
+    stocked = contents.stock(shelf, exported, verdict, accuracy=accuracy, run=run)
     while True:
         head = contents.read_head(shelf)  # before the record, which whoever replaces a champion completes
-        found = contents.recorded(shelf, name, head)
-        if head.version and head.name == name:
+        found = contents.first_of(shelf, stocked, head)
+        if head.version and head.name == found.version:
             contents.settle(shelf, head.version)
             return head.version
         if found.commit.serial:  # by an earlier attempt, and replaced since
             return found
         if head.name != (verdict.champion or ""):
-            raise _outdated(verdict, head, shelf, name)
+            raise _outdated(verdict, head, shelf, found.version)
         if done := contents.commit(shelf, head, replace(found, previous=head.name), "published"):
             return done
 
@@ -263,8 +263,8 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
     """Makes an earlier version, "" for the one before, the champion again; nothing is removed or copied.
 
     Raises:
-        ModelError: When there is no champion or no such version, a record is damaged, or the champion has
-            changed meanwhile.
+        ModelError: When there is no champion or no such version, it never was the champion, a record is
+            damaged, or the champion has changed meanwhile.
         RunError, PlatformError: When writing fails; the champion is unchanged then.
     """
     shelf = open_shelf(champion)
@@ -275,7 +275,13 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
             f"{present.version} replaced no version; name the one to go to, 'shardline champion list "
             f"{shelf.where('')}' lists them"
         )
-    return contents.commit_by_hand(shelf, head, contents.recorded(shelf, wanted, head), contents.ROLLED_BACK)
+    found = contents.recorded(shelf, wanted, head)
+    if not found.been_champion:
+        raise ModelError(
+            f"{wanted} never was the champion; look at it, then: shardline champion promote "
+            f"{shelf.where('')} {wanted}"
+        )
+    return contents.commit_by_hand(shelf, head, found, contents.ROLLED_BACK)
 
 
 def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:

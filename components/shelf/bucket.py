@@ -88,8 +88,7 @@ class Bucket(Place):
         return sorted(PurePosixPath(item).name for item in directories)
 
     def put(self, source: Path, directory: str) -> None:
-        """Uploads all files of a local directory."""
-        self.remove(directory)
+        """Uploads the files of a local directory."""
         for path in files_below(source):
             name = f"{directory}/{path.relative_to(source).as_posix()}"
             self._ask(f"write {self.where(name)}", self._blob(name).upload_from_filename, str(path))

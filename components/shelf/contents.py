@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from shardline.components.model_store import EVALUATION_FILE, Export, Measured, Verdict, read_part
@@ -22,6 +25,11 @@ from shardline.components.shelf.version import (
 from shardline.trainer.errors import ModelError, ShardlineError
 
 ROLLED_BACK = "rolled back"
+
+#: What the name of a version begins with.
+_TIME = "%Y%m%dT%H%M%S"
+#: A copy that was begun so long ago is no longer at work.
+_LONGEST_COPY = timedelta(days=1)
 
 
 def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
@@ -41,9 +49,9 @@ def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
                 f"{record} names {head.name}, which is no complete version; restore it, or name another one: "
                 f"{promote} VERSION"
             )
-    known = complete(shelf) if head.version is None else []
-    last = max(known, key=lambda item: item.commit.serial, default=None)
-    if last and last.commit.serial:
+    known = [item for item in complete(shelf) if item.been_champion] if head.version is None else []
+    last = max(known, key=lambda item: (item.commit.serial, item.version), default=None)
+    if last:
         head, name = shelf.head(), last.version  # the first one may have come meanwhile
         if head.version is None:
             raise ModelError(
@@ -64,9 +72,18 @@ def complete(shelf: Place) -> list[Version]:
     """Returns the complete versions, oldest first; raises ModelError where a record is damaged."""
     found = []
     for name in shelf.names(VERSIONS):
-        remedy = f"repair it, or remove {shelf.where(f'{VERSIONS}/{name}')}"
-        if record := shelf.load(Version, f"{VERSIONS}/{name}/{VERSION_FILE}", remedy):
+        if record := _record(shelf, name):
             found.append(record)
+    return found
+
+
+def _record(shelf: Place, name: str) -> Version | None:
+    """Returns a version's record, None where it is not complete; ModelError where it is damaged."""
+    file = f"{VERSIONS}/{name}/{VERSION_FILE}"
+    remedy = f"repair it, or remove {shelf.where(f'{VERSIONS}/{name}')}"
+    found = shelf.load(Version, file, remedy)
+    if found and found.version != name:
+        raise ModelError(f"{shelf.where(file)} is the record of {found.version}; {remedy}")
     return found
 
 
@@ -75,9 +92,7 @@ def recorded(shelf: Place, name: str, head: Head) -> Version:
 
     One that is being removed is none: no commit that follows `head` can make it the champion.
     """
-    record = f"{VERSIONS}/{name}/{VERSION_FILE}"
-    is_there = is_name(name) and name not in head.removing
-    if is_there and (found := shelf.load(Version, record, "repair it")):
+    if is_name(name) and name not in head.removing and (found := _record(shelf, name)):
         return found
     known = ", ".join(item.version for item in complete(shelf)) or "none"
     raise ModelError(f"no version {name} in {shelf.where('')}; there are {known}")
@@ -95,17 +110,19 @@ def stock(
 ) -> Version:
     """Copies a validated model to the shelf and returns its record, which completes the version.
 
-    What this `run` or `source` has put there already is not copied again. The accuracy is that of the
+    What this `run` or `source` has put there already, and completed, is not copied again. Each copy has a
+    directory of its own: an attempt that seems to be dead may be at work. The accuracy is that of the
     evaluation, unless given.
     """
     export, created = Export.read(exported), datetime.now(UTC)
     measured = None
     if accuracy is None or (exported / EVALUATION_FILE).exists():
         measured = read_part(exported, EVALUATION_FILE, Measured)
-    name, is_there = _name(shelf, exported, created, run or source)
+    mark = _digest(exported, run or source)
+    if (run or source) and (found := _of_mark(shelf, mark, shelf.head())):
+        return found
+    name = f"{created:{_TIME}}-{mark}-{os.urandom(3).hex()}"
     path = f"{VERSIONS}/{name}"
-    if is_there:
-        return recorded(shelf, name, shelf.head())
     shelf.put(exported, path)
     version = Version(
         version=name,
@@ -125,26 +142,27 @@ def stock(
     return version
 
 
-def _name(shelf: Place, exported: Path, created: datetime, publication: str) -> tuple[str, bool]:
-    """Returns a version's name, which is the same again in a publication, and whether it is complete."""
-    mark = _digest(exported, publication or created.isoformat(timespec="microseconds"))
-    mark = mark[: 16 if publication else 8]
-    if publication:
-        removed = shelf.head().removing
-        for name in shelf.names(VERSIONS):
-            if name.endswith(f"-{mark}") and name not in removed:
-                return name, shelf.read(f"{VERSIONS}/{name}/{VERSION_FILE}") is not None
-    return f"{created:%Y%m%dT%H%M%S}-{mark}", False
+def first_of(shelf: Place, version: Version, head: Head) -> Version:
+    """Returns the version that the attempts of a run which were at work at the same moment publish."""
+    own = recorded(shelf, version.version, head)
+    return (version.run and _of_mark(shelf, version.version.split("-")[1], head)) or own
+
+
+def _of_mark(shelf: Place, mark: str, head: Head) -> Version | None:
+    """Returns the complete version of a publication: the champion, one that has been, or the oldest."""
+    names = [name for name in shelf.names(VERSIONS) if f"-{mark}-" in name and name not in head.removing]
+    found = [record for name in names if (record := _record(shelf, name))]
+    return min(found, key=lambda item: (item.version != head.name, not item.commit.serial), default=None)
 
 
 def _digest(exported: Path, publication: str) -> str:
-    """Returns a digest of the content and the publication, a run or an instant: two never share it."""
+    """Returns a digest of the content and the publication, a run or a source: part of a version's name."""
     digest = hashlib.sha256(publication.encode())
     for path in files_below(exported):
         digest.update(str(path.relative_to(exported)).encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    return digest.hexdigest()[:12]
 
 
 def commit(shelf: Place, head: Head, version: Version, how: str) -> Version | None:
@@ -197,15 +215,17 @@ def commit_by_hand(shelf: Place, head: Head, version: Version, how: str) -> Vers
 def remove_versions(shelf: Place, keep: int) -> list[str]:
     """Removes all versions but those that are in use and the `keep` newest others; returns their names.
 
+    So goes what a publisher has begun a day ago and not completed.
+
     First a commit says which, and changes no champion: from then on they cannot become it. Then the records
     go, so that a version that is half removed is none. The next call finishes what was killed on the way.
     """
     while True:
         head, present = require_head(shelf)
-        others = [
-            item.version for item in complete(shelf) if item.version not in {*head.kept, *head.removing}
-        ]
-        going = (*_left(shelf, head), *others[: max(0, len(others) - keep)])
+        whole = [item.version for item in complete(shelf)]
+        others = [name for name in whole if name not in {*head.kept, *head.removing}]
+        abandoned = set(_begun_long_ago(shelf)).difference(whole, head.kept, head.removing)
+        going = (*_left(shelf, head), *others[: max(0, len(others) - keep)], *abandoned)
         if not going:
             return []
         settle(shelf, present)
@@ -217,3 +237,8 @@ def remove_versions(shelf: Place, keep: int) -> list[str]:
     for name in going:
         shelf.remove(f"{VERSIONS}/{name}")
     return sorted(going)
+
+
+def _begun_long_ago(shelf: Place) -> Iterator[str]:
+    latest = f"{datetime.now(UTC) - _LONGEST_COPY:{_TIME}}"
+    return (name for name in shelf.names(VERSIONS) if re.match(r"\d{8}T\d{6}-", name) and name < latest)

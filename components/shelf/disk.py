@@ -110,13 +110,12 @@ class Disk(Place):
             raise crash.of_place(error, f"cannot list {self.path / directory}: {error.strerror}") from None
 
     def put(self, source: Path, directory: str) -> None:
-        """Copies the files of a directory, all on disk; a failed or begun copy is removed."""
+        """Copies the files of a directory, all on disk; a copy that fails is removed."""
         target = self.path / directory
         with self._writing():
             target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.rmtree(target, ignore_errors=True)
             target.mkdir()
+        try:
             for path in files_below(source):
                 _copy_file(path, target / path.relative_to(source))
             for made in (target.parent, target, *(path for path in target.rglob("*") if path.is_dir())):

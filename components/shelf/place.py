@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from shardline.components.shelf.version import CHAMPION_FILE, Head, Version
+from shardline.components.shelf.version import CHAMPION_FILE, VERSION_FILE, Head, Version
 from shardline.trainer import files
 from shardline.trainer.errors import ModelError
 from shardline.trainer.records import restore
@@ -60,7 +60,7 @@ class Place(ABC):
 
     @abstractmethod
     def put(self, source: Path, directory: str) -> None:
-        """Copies all files of a local directory into a new one; what an attempt has left there goes first."""
+        """Copies the files of a local directory into a new one, whose name nobody else has."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -105,5 +105,7 @@ def as_text(version: Version) -> str:
 
 
 def files_below(directory: Path) -> Iterator[Path]:
-    """Yields the files of a directory and those below it, sorted."""
-    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+    """Yields the files of a model and those below it, sorted, without the record of a version of a shelf."""
+    return (
+        path for path in sorted(directory.rglob("*")) if path.is_file() and path != directory / VERSION_FILE
+    )

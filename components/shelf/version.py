@@ -44,7 +44,7 @@ class Version:
     """Record of a version, the content of version.json and champion.json.
 
     Attributes:
-        version: Time at which it was put on the shelf and a short digest, unique; versions sort by time.
+        version: Time at which it was put on the shelf, a short digest, a random end: they sort by time.
         path: Directory of the version, relative to the champion's.
         accuracy: Accuracy on the test split, 0..1.
         fingerprint: Fingerprint of the dataset that it was judged on.
@@ -74,6 +74,11 @@ class Version:
     blessed: bool = True
     override: str = ""
     commit: Commit = field(default=Commit(), compare=False)
+
+    @property
+    def been_champion(self) -> bool:
+        """Whether it has been the champion; records of earlier releases do not say, and all of them have."""
+        return bool(self.commit.serial) or not self.by
 
     def __post_init__(self) -> None:
         if not is_name(self.version) or self.path != f"{VERSIONS}/{self.version}":

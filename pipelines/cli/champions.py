@@ -142,8 +142,7 @@ def _note(item: Version) -> str:
         return f"blocked by the gate, promoted all the same: {item.override}"
     if not item.blessed:
         return "blocked by the gate"
-    # Records of earlier releases do not say so.
-    return "never the champion" if item.by and not item.commit.serial else ""
+    return "" if item.been_champion else "never the champion"
 
 
 def _facts(directory: str, version: Version) -> dict[str, str]:

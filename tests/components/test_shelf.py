@@ -26,6 +26,7 @@ from shardline.components.champions import complete_versions, current, promote, 
 from shardline.components.shelf import contents as contents_of_shelf
 from shardline.components.shelf.bucket import Bucket
 from shardline.trainer.errors import ModelError, PlatformError, SettingsError
+from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
 
@@ -87,6 +88,94 @@ def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(shelf: 
     assert current(shelf) == first
     assert champions.published_by(shelf, "today") == second
     assert champions.published_by(shelf, "tomorrow") is None
+
+
+def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
+    shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one publishes when this one has copied its files, but not written its record."""
+    exported, place = write_export(tmp_path / "model"), type(champions.open_shelf(shelf))
+    put, attempts = place.put, [1]
+
+    def put_while_another_does(self: Any, source: Path, directory: str) -> None:
+        put(self, source, directory)
+        if attempts:
+            attempts.pop()
+            publish(exported, shelf, accuracy=0.97, run="today")
+
+    monkeypatch.setattr(place, "put", put_while_another_does)
+    done = publish(exported, shelf, accuracy=0.97, run="today")
+
+    assert current(shelf) == done
+    assert [item.commit.serial for item in complete_versions(shelf) if item.commit.serial] == [1]
+    assert len(set(champions.open_shelf(shelf).names("versions"))) == 2
+    with champions.fetched(shelf, done) as copy:
+        assert contents(copy) == contents(exported)
+    assert publish(exported, shelf, accuracy=0.97, run="today") == done
+    assert len(complete_versions(shelf)) == 2
+
+
+def test_nothing_is_put_where_something_is(shelf: str, tmp_path: Path) -> None:
+    first = publish_next(write_export(tmp_path / "model"), shelf, run="today")
+    champions.open_shelf(shelf).remove(f"{first.path}/version.json")
+    if shelf.startswith("/"):
+        with pytest.raises(SettingsError, match="File exists"):
+            champions.open_shelf(shelf).put(tmp_path / "model", first.path)
+    champions.open_shelf(shelf).remove("champion.json")
+    champions.open_shelf(shelf).remove("commits")
+
+    again = publish_next(tmp_path / "model", shelf, run="today")
+
+    assert again.version != first.version
+    assert champions.open_shelf(shelf).names("versions") == sorted([first.version, again.version])
+
+
+def test_prune_removes_what_was_begun_a_day_ago_and_never_finished(shelf: str, tmp_path: Path) -> None:
+    exported, place = write_export(tmp_path / "model"), champions.open_shelf(shelf)
+    place.put(exported, "versions/20260101T000000-0123456789ab-012345")
+    place.put(exported, "versions/20990101T000000-0123456789ab-012345")
+    place.put(exported, "versions/mine")
+    found = publish_next(exported, shelf)
+
+    assert prune(shelf, 0) == ["20260101T000000-0123456789ab-012345"]
+    assert set(place.names("versions")) == {"20990101T000000-0123456789ab-012345", "mine", found.version}
+
+
+def test_a_version_of_another_shelf_gets_a_record_of_its_own(shelf: str, tmp_path: Path) -> None:
+    staging, exported = str(tmp_path / "staging"), write_export(tmp_path / "model")
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    other = publish_next(exported, staging)
+    first = publish_next(write_export(tmp_path / "first"), shelf)
+    place = champions.open_shelf(shelf)
+    place.put(tmp_path / "staging" / other.path, "versions/copied")
+    assert place.read("versions/copied/version.json") is None
+
+    promoted = promote(shelf, f"{staging}/{other.path}")
+    assert (promoted.previous, promoted.source) == (first.version, f"{staging}/{other.path}")
+
+    text = place.read(f"{first.path}/version.json")
+    assert text is not None
+    place.write(f"{promoted.path}/version.json", text)
+    message = f"{promoted.version}/version.json is the record of {first.version}"
+    for use in (lambda: champions.require_version(shelf, promoted.version), lambda: complete_versions(shelf)):
+        with pytest.raises(ModelError, match=message):
+            use()
+
+
+def test_no_rollback_leads_to_a_version_that_never_was_the_champion(shelf: str, tmp_path: Path) -> None:
+    first = publish_next(write_export(tmp_path / "first"), shelf)
+    late = judge_again(write_export(tmp_path / "late"), shelf)
+    second = publish_next(write_export(tmp_path / "second"), shelf)
+    with pytest.raises(ModelError, match="since; validate it again"):
+        publish(late, shelf, accuracy=0.5, run="late")
+    (never,) = (item for item in complete_versions(shelf) if item.run == "late")
+
+    with pytest.raises(
+        ModelError, match=f"{never.version} never was the champion; .* promote {shelf} {never.version}"
+    ):
+        rollback(shelf, never.version)
+    assert rollback(shelf, first.version).version == first.version
+    assert rollback(shelf, second.version).previous == first.version
 
 
 def test_a_record_that_is_gone_is_no_first_run(shelf: str, tmp_path: Path) -> None:
@@ -341,6 +430,11 @@ def test_a_shelf_of_an_earlier_release_goes_on(tmp_path: Path) -> None:
         for file in (shelf / "versions" / name / "version.json", shelf / "champion.json"):
             file.write_text(json.dumps(record))
 
+    champion = (shelf / "champion.json").read_text()
+    (shelf / "champion.json").unlink()
+    with pytest.raises(ModelError, match=f"champion.json is gone, but {names[1]} has been the champion"):
+        current(shelf)
+    (shelf / "champion.json").write_text(champion)
     third = publish_next(write_export(tmp_path / "third"), shelf)
 
     assert chain(str(shelf)) == [third.version, *reversed(names)]
