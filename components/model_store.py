@@ -64,6 +64,7 @@ class TrainingData:
         key: What the split follows from: path or content.
         records: Number of keys in training.keys.
         keys: Fingerprint of these keys; "" where none are known.
+        complete: Whether these are all; not where the training started from a model without known keys.
     """
 
     salt: int | None = None
@@ -71,6 +72,7 @@ class TrainingData:
     key: str = ""
     records: int = 0
     keys: str = ""
+    complete: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,8 @@ def challenge_champion(
     except (ModelError, DatasetError) as error:
         return Challenge(alone, version, Absence(str(error)), export=export, profile=profile)
     compared = compare(challenger, champion, trained_on)
-    return Challenge(compared, version, warning=describe_overlap(trained_on), export=export, profile=profile)
+    warning = describe_overlap(trained_on, export.training_data)
+    return Challenge(compared, version, warning=warning, export=export, profile=profile)
 
 
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:

@@ -65,15 +65,17 @@ class TrainingKeys:
         salt, shares = settings.get("split_salt", settings.get("seed")), settings.get("split")
         found = read_split(directory, manifest, "train")
         earlier = _of_start(start, settings.get("key", "")) if start else _NO_KEYS
-        keys = np.unique(np.concatenate([_NO_KEYS if found is None else found, earlier]))
+        keys = np.unique(np.concatenate([part for part in (_NO_KEYS, found, earlier) if part is not None]))
         data = TrainingData(
             salt=salt if isinstance(salt, int) else None,
             shares=dict(shares) if isinstance(shares, Mapping) else {},
             key=str(settings.get("key", "")),
             records=len(keys),
             keys="" if found is None else _digest(keys),
+            complete=earlier is not None,
         )
-        return cls(data, keys)
+        warning = f"What initial_model ({start}) was trained on is not known: it may be the test examples"
+        return cls(data, keys, "" if data.complete else warning)
 
     def write(self, out: Path) -> None:
         """Writes the keys into the directory of an export, if any are known."""
@@ -121,7 +123,7 @@ def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_
     export, manifest = Export.read(published), examples.manifest
     data, keys = export.training_data, read_split(examples.directory, manifest, examples.name)
     if keys is None or data is None or not data.keys or data.key != manifest.settings.get("key", ""):
-        is_same = _trained_on(export) == manifest.fingerprint
+        is_same = _trained_on(export) == manifest.fingerprint and (data is None or data.complete)
         return np.zeros(examples.split.records, np.bool_) if is_same else None
     trained_on = np.isin(keys, read_published(published, data))
     if trained_on.any() and (remaining := int((~trained_on).sum())) < MIN_COMPARED:
@@ -134,19 +136,22 @@ def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_
     return trained_on
 
 
-def describe_overlap(trained_on: npt.NDArray[np.bool_] | None) -> str:
-    """Returns what a person must know of a comparison with the champion; "" for nothing."""
+def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingData | None = None) -> str:
+    """Returns what a person must know of a comparison with a champion with these `data`; "" for nothing."""
     if trained_on is None:
         return (
             "It is not known which examples the champion was trained on, as it or the dataset is of an "
             "earlier release: if its split was another one, the comparison flatters it"
         )
-    if not trained_on.any():
-        return ""
-    return (
-        f"Compared with the champion on {(~trained_on).sum():,} of the {len(trained_on):,} examples: it was "
-        f"trained on the other {trained_on.sum():,}"
-    )
+    sentences = []
+    if trained_on.any():
+        sentences.append(
+            f"Compared with the champion on {(~trained_on).sum():,} of the {len(trained_on):,} examples: it "
+            f"was trained on the other {trained_on.sum():,}"
+        )
+    if data and not data.complete:
+        sentences.append("What the model that the champion started from was trained on is not known")
+    return "; ".join(sentences)
 
 
 def read_published(published: Path, data: TrainingData) -> Keys:
@@ -166,16 +171,17 @@ def _trained_on(export: Export) -> str:
     return str(export.settings.get("fingerprint") or export.fingerprint)
 
 
-def _of_start(uri: str, key: str) -> Keys:
-    """Returns the keys of a published model from which a training started, as far as they are known."""
+def _of_start(uri: str, key: str) -> Keys | None:
+    """Returns the keys of a published model from which a training started; None where nobody knows all."""
     try:
         path = champions.champion_directory(uri)
         present = champions.current(path) if path.is_dir() else None
         published = path / present.path if present else path if path.is_dir() else path.parent
         data = Export.read(published).training_data
-        return read_published(published, data) if data and data.keys and data.key == key else _NO_KEYS
+        known = data and data.keys and data.complete and data.key == key
+        return read_published(published, data) if data and known else None
     except (ShardlineError, OSError):
-        return _NO_KEYS
+        return None
 
 
 def _as_keys(data: bytes) -> Keys:

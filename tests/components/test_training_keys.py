@@ -232,6 +232,39 @@ def test_what_a_training_started_from_counts_as_its_training(tmp_path):
     assert TrainingKeys.of(second.directory, second.manifest).describe_leak(second) == ""
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param("gs://nobody/mounted", id="a bucket that is not mounted"),
+        pytest.param("{tmp}/model/model.keras", id="a plain file"),
+        pytest.param("{tmp}/missing", id="missing"),
+        pytest.param("{tmp}/content", id="known by content"),
+    ],
+)
+def test_what_an_unknown_start_was_trained_on_is_not_known(start, tmp_path):
+    examples = make_dataset(tmp_path / "1")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.keras").write_bytes(b"")
+    publish(make_dataset(tmp_path / "2", key="content"), tmp_path / "content")
+    start = start.format(tmp=tmp_path)
+
+    keys = TrainingKeys.of(examples.directory, examples.manifest, start=start)
+    champion = publish(examples, tmp_path / "champion", start=start)
+    of_champion = TrainingKeys.of(examples.directory, examples.manifest, start=str(champion))
+
+    assert (
+        keys.warning
+        == f"What initial_model ({start}) was trained on is not known: it may be the test examples"
+    )
+    assert "was trained on is not known" in of_champion.warning
+    data = Export.read(champion).training_data
+    assert data is not None
+    assert not data.complete
+    assert describe_overlap(find_trained_on(champion, examples), data) == (
+        "What the model that the champion started from was trained on is not known"
+    )
+
+
 def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(tmp_path):
     shelf, warnings = tmp_path / "champions", []
     shelf.mkdir()
