@@ -85,7 +85,8 @@ def score(outcomes: Outcomes, bins: tuple[Bin, ...]) -> dict[str, float]:
 
     Averages over classes leave out those that are neither among the labels nor among the predictions, as
     scikit-learn does. What needs probabilities is measured on the examples with finite ones, except
-    `top5_accuracy`, where the others are wrong; it is left out where there are no more than five classes.
+    `top5_accuracy`, where the others are wrong, and `log_loss`, for which a row without anything above 0 is
+    not finite either. `top5_accuracy` is left out where there are no more than five classes.
     `bins` give the expected calibration error (ECE), the mean distance of accuracy and confidence, 0..1.
     """
     labels, predicted = outcomes.labels, outcomes.predicted
@@ -96,10 +97,12 @@ def score(outcomes: Outcomes, bins: tuple[Bin, ...]) -> dict[str, float]:
     finite = outcomes.only(outcomes.finite)
     if total := len(finite.labels):
         classes = list(range(len(outcomes.class_names)))
-        # Rows sum to one as exactly as scikit-learn expects; a softmax in 16 bits does not.
-        exact = finite.probabilities.astype(np.float64)
-        exact /= exact.sum(axis=1, keepdims=True)
-        found["log_loss"] = float(metrics.log_loss(finite.labels, exact, labels=classes))
+        # Rows of 0..1 sum to one as exactly as scikit-learn expects; a softmax in 16 bits does not.
+        exact = finite.probabilities.astype(np.float64).clip(0.0, 1.0)
+        sums = exact.sum(axis=1)
+        if (there := sums > 0).any():
+            exact = exact[there] / sums[there, None]
+            found["log_loss"] = float(metrics.log_loss(finite.labels[there], exact, labels=classes))
         found["ece"] = sum(item.examples * abs(item.accuracy - item.confidence) for item in bins) / total
         if len(classes) > _TOP:
             right = metrics.top_k_accuracy_score(
@@ -239,15 +242,18 @@ def _thin(name: str, area: float, x: _Array, y: _Array, thresholds: _Array) -> C
 
 
 def _parts(column: npt.NDArray[np.generic]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-    values = np.unique(column)
+    finite = np.isfinite(column) if np.issubdtype(column.dtype, np.floating) else np.full(len(column), True)
+    values = np.unique(column[finite])
     if len(values) <= _MOST_VALUES:
         for value in values:
             yield f"{value:g}" if isinstance(value, np.floating) else str(value), column == value
     elif np.issubdtype(column.dtype, np.number):
-        edges = np.unique(np.nanquantile(column.astype(np.float64), (0.0, 0.25, 0.5, 0.75, 1.0)))
+        edges = np.unique(np.quantile(column[finite].astype(np.float64), (0.0, 0.25, 0.5, 0.75, 1.0)))
         for place, (lower, upper) in enumerate(pairwise(edges)):
             above = column >= lower if place == 0 else column > lower
-            yield f"{lower:g}..{upper:g}", above & (column <= upper)
+            yield f"{lower:g}..{upper:g}", finite & above & (column <= upper)
+    if not finite.all():
+        yield "not finite", ~finite
 
 
 def _cells(*columns: _Ints) -> tuple[_Ints, _Ints]:
