@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -134,10 +133,7 @@ def run(
     if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
         # Models of different data do not replace each other.
         source = parameters.get("source", defaults(spec)["source"])
-        champion = of_source(runs_dir.absolute() / "champions", source)
-        with contextlib.suppress(OSError):  # making the run directory says it better
-            champion.mkdir(parents=True, exist_ok=True)
-        parameters["champion_uri"] = str(champion)
+        parameters["champion_uri"] = str(of_source(runs_dir.absolute() / "champions", source))
     run_pipeline(
         pipeline,
         parameters,

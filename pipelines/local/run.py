@@ -276,6 +276,7 @@ def run_pipeline(
     book = record.RunDirectory(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
+    _make_own_place(runs_dir, complete)
     run = Execution(
         book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
     )
@@ -316,6 +317,14 @@ def _end_run(
     summary.show(rows, stream)
     book.end(state, run.values, explanation)
     return blessed
+
+
+def _make_own_place(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
+    """Makes the directory of champions that belongs to the runs; any other must be there already."""
+    place = Path(str(parameters.get("champion_uri", "")))
+    if place.is_relative_to(runs_dir.absolute() / "champions"):
+        with contextlib.suppress(OSError):  # the first task says it
+            place.mkdir(parents=True, exist_ok=True)
 
 
 def _check_injections(injections: Sequence[str], spec: dict[str, Any]) -> None:
