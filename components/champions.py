@@ -109,19 +109,24 @@ def require_current(champion: str | os.PathLike[str]) -> Version:
 def require_version(champion: str | os.PathLike[str], version: str) -> Version:
     """Returns a version's record; raises ModelError where there is none, with those that there are."""
     shelf = open_shelf(champion)
-    return contents.recorded(shelf, version, shelf.head())
+    return contents.recorded(shelf, version, contents.glance(shelf))
 
 
 def complete_versions(champion: str | os.PathLike[str]) -> list[Version]:
-    """Returns the complete versions on a shelf, oldest first; raises as `current` does."""
-    return contents.complete(open_shelf(champion))
+    """Returns the complete versions on a shelf, oldest first, also where the champion's record is damaged.
+
+    Raises ModelError when one of theirs is damaged, PlatformError when a bucket cannot be read.
+    """
+    shelf = open_shelf(champion)
+    return contents.complete(shelf, contents.glance(shelf))
 
 
 def published_by(champion: str | os.PathLike[str], run: str) -> Version | None:
     """Returns the version that a run has made the champion, if it has, also where it is so no longer."""
     shelf = open_shelf(champion)
-    present = contents.read_head(shelf).version
-    known = [present] if present and present.run == run else reversed(contents.complete(shelf))
+    head = contents.read_head(shelf)
+    present = head.version
+    known = [present] if present and present.run == run else reversed(contents.complete(shelf, head))
     return next((item for item in known if run and item.run == run and item.commit.serial), None)
 
 
@@ -144,7 +149,7 @@ def read_export(champion: str | os.PathLike[str], version: Version) -> Export:
     return export
 
 
-def require_shelf(uri: str) -> None:
+def require_shelf(uri: str | os.PathLike[str]) -> None:
     """Refuses a local directory that is not there: a disk that is not mounted would look like an empty shelf.
 
     A prefix in a bucket is there as soon as the bucket is. Raises SettingsError.
@@ -236,8 +241,10 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     Raises:
         ModelError: When there is no such version or validation, it is blocked and no reason is given, it is
             the champion already, or the champion has changed meanwhile.
-        SettingsError, RunError, PlatformError: As `publish`.
+        SettingsError: When there is no such directory, or it cannot be written to.
+        RunError, PlatformError: As `publish`.
     """
+    require_shelf(champion)
     shelf = open_shelf(champion)
     head = contents.read_head(shelf, by_hand=True)
     if is_name(wanted):

@@ -36,7 +36,7 @@ class Bucket(Place):
         files.local_path(uri)  # refuses '..'
         text = uri.removeprefix("gs://").removeprefix("/gcs/")
         self.bucket, _, prefix = text.partition("/")
-        self.prefix = prefix.strip("/")
+        self.prefix = "/".join(part for part in prefix.split("/") if part not in ("", "."))
         if not self.bucket:
             raise SettingsError(f"{uri!r} names no bucket; write gs://BUCKET/PATH")
         self._generation = 0
@@ -45,10 +45,10 @@ class Bucket(Place):
         """Returns a URI, gs://."""
         return f"gs://{PurePosixPath(self.bucket, self.prefix, name)}"
 
-    def head(self) -> Head:
+    def head(self, *, by_hand: bool = False) -> Head:
         """Returns the champion with the generation of its record; a bucket that is not there is an error."""
         self._generation = 0
-        version = self.champion()
+        version = self.champion(by_hand=by_hand)
         if version is None:  # there is none, or no such bucket
             self._list("", max_results=1)
         return Head(version, self._generation)

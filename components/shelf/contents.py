@@ -36,9 +36,9 @@ def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
     """Returns the present champion.
 
     Raises ModelError where its record is damaged, or its version is, or its record is gone: that is no empty
-    shelf. Of the last two may go on who says `by_hand` what the champion is to be.
+    shelf. With all of it may go on who says `by_hand` what the champion is to be.
     """
-    head = shelf.head()
+    head = shelf.head(by_hand=by_hand)
     if by_hand:
         return head
     record, promote = shelf.where(CHAMPION_FILE), f"shardline champion promote {shelf.where('')}"
@@ -49,7 +49,7 @@ def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
                 f"{record} names {head.name}, which is no complete version; restore it, or name another one: "
                 f"{promote} VERSION"
             )
-    known = [item for item in complete(shelf) if item.been_champion] if head.version is None else []
+    known = [item for item in complete(shelf, head) if item.been_champion] if head.version is None else []
     last = max(known, key=lambda item: (item.commit.serial, item.version), default=None)
     if last:
         head, name = shelf.head(), last.version  # the first one may have come meanwhile
@@ -68,13 +68,21 @@ def require_head(shelf: Place) -> tuple[Head, Version]:
     return head, head.version
 
 
-def complete(shelf: Place) -> list[Version]:
-    """Returns the complete versions, oldest first; raises ModelError where a record is damaged."""
-    found = []
-    for name in shelf.names(VERSIONS):
-        if record := _record(shelf, name):
-            found.append(record)
-    return found
+def glance(shelf: Place) -> Head:
+    """Returns the champion for whoever looks at versions alone: none where its record is damaged."""
+    try:
+        return shelf.head()
+    except ModelError:
+        return Head(None, 0)
+
+
+def complete(shelf: Place, head: Head) -> list[Version]:
+    """Returns the complete versions that are not being removed, oldest first.
+
+    Raises ModelError where a record is damaged.
+    """
+    names = [name for name in shelf.names(VERSIONS) if name not in head.removing]
+    return [record for name in names if (record := _record(shelf, name))]
 
 
 def _record(shelf: Place, name: str) -> Version | None:
@@ -94,7 +102,7 @@ def recorded(shelf: Place, name: str, head: Head) -> Version:
     """
     if is_name(name) and name not in head.removing and (found := _record(shelf, name)):
         return found
-    known = ", ".join(item.version for item in complete(shelf)) or "none"
+    known = ", ".join(item.version for item in complete(shelf, head)) or "none"
     raise ModelError(f"no version {name} in {shelf.where('')}; there are {known}")
 
 
@@ -132,7 +140,7 @@ def stock(
         created=created.isoformat(timespec="seconds"),
         run=run,
         by=shelf.who(),
-        source=source or str(exported),
+        source=(source or str(exported)).encode(errors="backslashreplace").decode(),  # names are bytes
         metrics={key: value for key, value in measured.metrics.items() if "[" not in key} if measured else {},
         verdict=verdict.words,
         blessed=verdict.blessed,
@@ -157,9 +165,9 @@ def _of_mark(shelf: Place, mark: str, head: Head) -> Version | None:
 
 def _digest(exported: Path, publication: str) -> str:
     """Returns a digest of the content and the publication, a run or a source: part of a version's name."""
-    digest = hashlib.sha256(publication.encode())
+    digest = hashlib.sha256(os.fsencode(publication))
     for path in files_below(exported):
-        digest.update(str(path.relative_to(exported)).encode())
+        digest.update(os.fsencode(path.relative_to(exported)))
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]
@@ -222,8 +230,8 @@ def remove_versions(shelf: Place, keep: int) -> list[str]:
     """
     while True:
         head, present = require_head(shelf)
-        whole = [item.version for item in complete(shelf)]
-        others = [name for name in whole if name not in {*head.kept, *head.removing}]
+        whole = [item.version for item in complete(shelf, head)]
+        others = [name for name in whole if name not in head.kept]
         abandoned = set(_begun_long_ago(shelf)).difference(whole, head.kept, head.removing)
         going = (*_left(shelf, head), *others[: max(0, len(others) - keep)], *abandoned)
         if not going:

@@ -45,10 +45,10 @@ class Disk(Place):
         """Returns a local path."""
         return str(self.path / name)
 
-    def head(self) -> Head:
+    def head(self, *, by_hand: bool = False) -> Head:
         """Returns the champion of the last commit, also where champion.json is behind it."""
-        shown = newest = self.champion()
-        serial = newest.commit.serial if newest else 0
+        shown = newest = self.champion(by_hand=by_hand)
+        serial = newest.commit.serial if newest else max(0, self._highest() - 1)
         while (later := self._commit_of(serial + 1)) is not None:
             newest, serial = later, serial + 1
         if newest is not None and newest is not shown:
@@ -86,7 +86,12 @@ class Disk(Place):
             return None
         except OSError as error:
             raise crash.of_place(error, f"cannot read {path}: {error.strerror}") from None
-        return files.read_text(path, ModelError)
+        try:
+            return files.read_text(path, ModelError)
+        except ModelError:
+            if os.path.lexists(path):
+                raise
+            return None  # removed meanwhile
 
     def write(self, name: str, text: str) -> None:
         """Replaces a text file in one step."""
@@ -157,6 +162,11 @@ class Disk(Place):
             yield
         except OSError as error:
             raise _unusable(self.path, error) from None
+
+    def _highest(self) -> int:
+        """Returns the highest number of a commit, for whoever cannot count from champion.json."""
+        numbers = (path.stem for path in (self.path / COMMITS).glob("*.json"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     def _name(self, serial: int) -> str:
         return f"{COMMITS}/{serial}.json"

@@ -35,8 +35,8 @@ class Place(ABC):
         """Returns the path or URI of a file or directory in it."""
 
     @abstractmethod
-    def head(self) -> Head:
-        """Returns the present champion; raises ModelError where its record is damaged."""
+    def head(self, *, by_hand: bool = False) -> Head:
+        """Returns the present champion; raises ModelError where its record is damaged, unless `by_hand`."""
 
     @abstractmethod
     def commit(self, version: Version, head: Head) -> bool:
@@ -94,9 +94,14 @@ class Place(ABC):
             raise ModelError(f"{error}; {remedy}") from None
         return restore(kind, content, what, ModelError, remedy)
 
-    def champion(self) -> Version | None:
-        """Returns what champion.json has; None where there is none."""
-        return self.load(Version, CHAMPION_FILE, REMEDY)
+    def champion(self, *, by_hand: bool = False) -> Version | None:
+        """Returns what champion.json has; None where there is none, or a damaged one is replaced by hand."""
+        try:
+            return self.load(Version, CHAMPION_FILE, REMEDY)
+        except ModelError:
+            if by_hand:
+                return None
+            raise
 
 
 def as_text(version: Version) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardline.pipelines.cli.options import json_option, show
+from shardline.trainer.errors import ModelError
 
 if TYPE_CHECKING:
     from shardline.components.shelf.version import Version
@@ -27,17 +28,17 @@ def champion() -> None:
 @json_option
 def list_versions(directory: str, as_json: bool) -> None:
     """List the versions in DIRECTORY (or gs://), the newest first; * is the champion."""
-    from shardline.components.champions import complete_versions, require_current
     from shardline.components.text import table
 
-    present = require_current(directory)
-    versions = _with_champion(present, complete_versions(directory))
+    present, versions, trouble = _on_shelf(directory)
     rows = [_row(item, "*" if item is present else "") for item in versions]
     show(
         as_json,
-        {"champion": present.version, "versions": list(map(asdict, versions))},
+        {"champion": present and present.version, "versions": list(map(asdict, versions))},
         table(("", "version", "accuracy", "created", "by", "run", ""), rows, align="llrl"),
     )
+    if trouble:
+        raise trouble
 
 
 @champion.command("show")
@@ -46,25 +47,25 @@ def list_versions(directory: str, as_json: bool) -> None:
 @json_option
 def show_champion(directory: str, version: str, as_json: bool) -> None:
     """Show a VERSION in DIRECTORY (or gs://), or the champion and those to which it can be rolled back."""
-    from shardline.components.champions import complete_versions, require_current, require_version
+    from shardline.components.champions import require_version
 
-    present = require_current(directory)
     if version:
         facts = {"version": version, **_facts(directory, require_version(directory, version))}
         show(as_json, facts, *_lines(facts))
         return
-    facts = {"champion": present.version, **_facts(directory, present)}
-    versions = _with_champion(present, complete_versions(directory))
+    present, versions, trouble = _on_shelf(directory)
+    about = {"champion": present.version, **_facts(directory, present)} if present else None
     show(
         as_json,
-        {"champion": facts, "versions": list(map(asdict, versions))},
-        *_lines(facts),
-        "",
+        {"champion": about, "versions": list(map(asdict, versions))},
+        *((*_lines(about), "") if about else ()),
         *(
             f"{'*' if item is present else ' '} {item.version}  accuracy {item.accuracy:.4f}  {item.created}"
             for item in versions
         ),
     )
+    if trouble:
+        raise trouble
 
 
 @champion.command()
@@ -126,9 +127,21 @@ def _tell(present: Version, as_json: bool) -> None:
     show(as_json, asdict(present), words)
 
 
-def _with_champion(present: Version, versions: list[Version]) -> list[Version]:
-    """Returns versions, the newest first, with the champion as its last commit has it."""
-    return [present if item.version == present.version else item for item in reversed(versions)]
+def _on_shelf(directory: str) -> tuple[Version | None, list[Version], ModelError | None]:
+    """Returns the champion, all versions, the newest first, and what is wrong where no champion can be told.
+
+    The champion stands among the versions as its last commit has it.
+    """
+    from shardline.components.champions import complete_versions, require_current
+
+    try:
+        present = require_current(directory)
+    except ModelError as error:
+        if versions := complete_versions(directory):
+            return None, versions[::-1], error
+        raise
+    versions = complete_versions(directory)
+    return present, [present if item.version == present.version else item for item in versions[::-1]], None
 
 
 def _row(item: Version, mark: str) -> tuple[str, ...]:
@@ -142,6 +155,10 @@ def _note(item: Version) -> str:
         return f"blocked by the gate, promoted all the same: {item.override}"
     if not item.blessed:
         return "blocked by the gate"
+    return _note_of_champion(item)
+
+
+def _note_of_champion(item: Version) -> str:
     return "" if item.been_champion else "never the champion"
 
 
@@ -154,13 +171,13 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
         "accuracy": f"{version.accuracy:.4f}",
         "metrics": _metrics(version),
         "dataset": version.fingerprint,
-        "published": " by ".join(filter(None, (version.created, version.by))),
+        "put here": " by ".join(filter(None, (version.created, version.by))),
         "run": version.run,
         "copied from": version.source,
         "verdict": version.verdict,
         "override": version.override,
-        "committed": f"{commit.how} {commit.at} by {commit.by}" if commit.serial and commit.how else "",
-        "replaced": version.previous or "nothing",
+        "committed": f"{commit.how} {commit.at} by {commit.by}" if commit.how else _note_of_champion(version),
+        "replaced": version.previous or "nothing" if version.been_champion else "",
         "parameters": f"{export.parameters:,}",
         "size": f"{export.bytes / 1e6:.1f} MB",
         "revision": export.git_revision or "unknown",

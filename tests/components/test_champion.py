@@ -1,10 +1,12 @@
 """What was published is listed, and an earlier version comes back."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -22,7 +24,7 @@ from shardline.components.shelf.version import Commit
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
-from tests.helpers.exports import contents, publish_next, write_export
+from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
 
 
@@ -315,6 +317,7 @@ def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, 
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
     place = open_shelf("gs://bucket/runs/7")
     place.put(exported, "exported")
+    champion.mkdir(parents=True)
 
     answer("promote", champion, place.where("exported"))
 
@@ -340,6 +343,112 @@ def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(shelf, tmp_path)
     answer("rollback", shelf)
     assert "the labels were wrong" in invoke("list", shelf).output
     assert invoke("promote", shelf, promoted["version"]).exit_code == 2
+
+
+@pytest.mark.parametrize("damage", ["no record", "no version"])
+def test_a_shelf_with_a_damaged_champion_is_listed_and_mended_by_hand(shelf, damage, tmp_path):
+    first = publish_next(write_export(tmp_path / "first"), shelf)
+    second = publish_next(write_export(tmp_path / "second"), shelf)
+    place, left = open_shelf(shelf), {first.version, second.version}
+    if damage == "no record":
+        place.write("champion.json", "{")
+    else:
+        place.remove(second.path)
+        left.remove(second.version)
+
+    message = "is not JSON" if damage == "no record" else "which is no complete version"
+    for command in ("list", "show"):
+        done = invoke(command, shelf)
+        assert (done.exit_code, message in done.stderr, "*" in done.stdout) == (2, True, False), done.output
+        assert all(name in done.stdout for name in left)
+        content = json.loads(invoke(command, shelf, "--json").stdout)
+        assert content["champion"] is None
+        assert {item["version"] for item in content["versions"]} == left
+    assert answer("show", shelf, first.version)["version"] == first.version
+
+    assert answer("promote", shelf, first.version)["version"] == first.version == current(shelf).version
+
+
+def test_a_version_that_never_was_the_champion_is_shown_as_such(shelf, tmp_path):
+    late = judge_again(write_export(tmp_path / "late"), shelf)
+    first = publish_next(write_export(tmp_path / "first"), shelf)
+    with pytest.raises(ModelError, match="since; validate it again"):
+        champions.publish(late, shelf, accuracy=0.5, run="late")
+    (never,) = (item for item in complete_versions(shelf) if item.run == "late")
+
+    lines = invoke("show", shelf, never.version).output.splitlines()
+
+    assert f"put here    {never.created} by {never.by}" in lines
+    assert "committed   never the champion" in lines
+    assert not any(line.startswith(("replaced", "published")) for line in lines)
+    assert "replaced    nothing" in invoke("show", shelf, first.version).output.splitlines()
+
+
+def test_nothing_is_promoted_on_a_disk_that_is_not_mounted(champion, tmp_path):
+    exported = write_export(tmp_path / "model")
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+
+    done = invoke("promote", champion, exported)
+
+    assert (done.exit_code, f"there is no directory {champion}" in done.output) == (2, True), done.output
+    assert not champion.exists()
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_promoted(champion, tmp_path):
+    exported = write_export(tmp_path / os.fsdecode(b"\xff"))
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    champion.mkdir(parents=True)
+
+    promoted = champions.promote(champion, str(exported))
+
+    assert promoted.source.endswith("/\\udcff")
+    with pytest.raises(ModelError, match="is the champion already"):
+        champions.promote(champion, str(exported))
+
+
+def test_what_a_killed_prune_has_condemned_is_not_listed(shelf, tmp_path, monkeypatch):
+    names = [publish_next(write_export(tmp_path / str(index)), shelf).version for index in range(3)]
+
+    def die(self, name):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(open_shelf(shelf)), "remove", die)
+        with pytest.raises(KeyboardInterrupt):
+            champions.prune(shelf, 0)
+
+    assert {item.version for item in complete_versions(shelf)} == set(names[1:])
+    assert invoke("show", shelf, names[0]).exit_code == 2
+    assert champions.prune(shelf, 0) == names[:1]
+
+
+def test_a_version_that_goes_while_it_is_read_is_none(champion, versions, monkeypatch):
+    lstat = os.lstat
+
+    def lstat_before_prune(path, *arguments, **options):
+        found = lstat(path, *arguments, **options)
+        if str(path) == str(champion / versions[0].path / "version.json"):
+            Path(path).unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(os, "lstat", lstat_before_prune)
+
+    assert {item.version for item in complete_versions(champion)} == {item.version for item in versions[1:]}
+
+
+def test_commits_beyond_a_gap_are_not_passed_over(champion, versions):
+    (champion / "commits" / "1.json").unlink()
+    (champion / "champion.json").unlink()
+
+    assert current(champion) == versions[2]
+    assert champions.promote(champion, versions[0].version).commit.serial == 4
+    assert current(champion).version == versions[0].version
+
+
+def test_a_prefix_is_the_same_however_its_slashes_are_written(storage, tmp_path):
+    first = publish_next(write_export(tmp_path / "model"), "gs://bucket//a/./b//")
+
+    assert current("gs://bucket/a/b") == first == current("/gcs/bucket/a//b")
 
 
 def test_prune_keeps_the_champion_what_it_replaced_and_the_newest(shelf, tmp_path):
