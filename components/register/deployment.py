@@ -10,6 +10,7 @@ Endpoints and deployed models have ids that follow from the run: what an earlier
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from shardline.components.register.registry import LOCAL, labels_of, run_mark
 from shardline.components.register.servers import endpoint_server
 from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform, ask, wait
+from shardline.components.vertex.forms import LONGEST_NAME
 from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.trainer.errors import PlatformError, RunError, ShardlineError
 from shardline.trainer.progress import fact, say
@@ -30,28 +32,35 @@ from shardline.trainer.progress import fact, say
 _DEPLOYMENT_S, _POLL_S = 3600.0, 20.0
 #: The ids of deployed models have ten digits at most; those of this size are ours.
 _FIRST_ID, _IDS = 1_000_000_000, 9_000_000_000
+#: How the name of a deployed model begins that says how the traffic was shared before it came.
+_BEFORE = "traffic before: "
 
 
 def scale(shares: Mapping[str, int], total: int) -> dict[str, int]:
     """Returns whole shares in the same proportions that add up to `total`; those of nothing are left out.
 
-    The largest remainders are rounded up.
+    The largest remainders are rounded up. Where `total` suffices each has 1 or more, from the largest.
     """
     serving, whole = {key: share for key, share in shares.items() if share}, sum(shares.values())
     scaled = {key: share * total // whole for key, share in serving.items()}
     by_remainder = sorted(serving, key=lambda key: (-(serving[key] * total % whole), key))
     for key in by_remainder[: total - sum(scaled.values())] if serving else ():
         scaled[key] += 1
+    for key in [key for key, share in scaled.items() if not share] if total >= len(scaled) else ():
+        scaled[max(scaled, key=scaled.__getitem__)] -= 1
+        scaled[key] = 1
     return {key: share for key, share in scaled.items() if share}
 
 
 def share_traffic(present: Mapping[str, int], new: str, percent: int) -> dict[str, int]:
     """Returns the traffic of each deployed model in percent, by id, once a new one has its share.
 
-    The others keep their proportions in the rest; where no other has traffic, the new one gets all.
+    The others keep their proportions in the rest, 1 % each at least, unless the new one is to have all;
+    where no other has traffic, it gets all.
     """
-    rest = scale(present, 100 - percent)
-    return {new: percent, **rest} if rest or percent in (0, 100) else {new: 100}
+    total = max(100 - percent, sum(map(bool, present.values()))) if percent < 100 else 0
+    rest = scale(present, total)
+    return {new: 100 - sum(rest.values()), **rest} if percent else rest
 
 
 def deploy_model(
@@ -136,9 +145,11 @@ class _Deployment:
                 raise
         else:
             say("deploy", f"{self.model} was deployed to {name} by an earlier attempt of this run")
-        before = self._traffic_before(self._get(name))
-        self._shift(name, before)
-        self._undeploy_idle(name, before)
+        before = self._shift(name)
+        try:
+            self._undeploy_idle(name, before)
+        except PlatformError as error:  # the model serves, and is to become the champion
+            say("deploy", f"warning: {error}; models without traffic stay, and cost machines")
         return name
 
     def _rehearse(self, endpoint: Any) -> None:
@@ -151,31 +162,52 @@ class _Deployment:
         finally:
             self._remove(name)
 
-    def _shift(self, name: str, before: Mapping[str, int]) -> None:
-        """Gives the model its traffic step by step; back to what was before when a probe does not agree."""
-        done = dict(self._get(name).traffic_split)
+    def _shift(self, name: str) -> dict[str, int]:
+        """Gives the model its traffic step by step, and returns that of before, which failures bring back."""
+        endpoint = self._get(name)
+        before, done = self._traffic_before(endpoint), _split(endpoint)
+        start, wanted = done.get(self.id, 0), done
         try:
+            if start:  # by an earlier attempt, which may not have come to ask
+                self._probe(name)
             for percent in self.deploy.steps:
-                split = share_traffic(before, self.id, percent)
-                if split != done:
-                    self._set_traffic(name, split)
-                    done = split
-                    self._probe(name)
-        except ShardlineError as error:
-            raise self._back(name, before, error) from error
+                if percent <= start:
+                    continue
+                wanted = share_traffic(before, self.id, percent)
+                if _split(self._get(name)) != done:
+                    raise RunError(f"{self.model} gets no more traffic")
+                if wanted != done:
+                    self._set_traffic(name, wanted)
+                    done = wanted
+                self._probe(name)
+        except BaseException as error:
+            left = self._back(name, before, (done, wanted), error)
+            if isinstance(error, ShardlineError):
+                raise type(error)(f"{error}; {left}") from error
+            say("deploy", left)
+            raise
+        return before
 
-    def _back(self, name: str, before: Mapping[str, int], error: ShardlineError) -> ShardlineError:
-        """Gives the traffic back and takes the model off; returns what ends the run."""
+    def _back(
+        self, name: str, before: Mapping[str, int], ours: tuple[dict[str, int], ...], error: BaseException
+    ) -> str:
+        """Gives the traffic back and takes the model off, and says so; not if somebody else has shared it."""
         try:
-            self._set_traffic(name, before)
+            now = _split(self._get(name))
+            if now in ours and now != before:
+                self._set_traffic(name, before)
         except PlatformError as failed:
-            split = ",".join(f"{key}={share}" for key, share in sorted(before.items()))
-            return PlatformError(
+            raise PlatformError(
                 f"{error}; and the traffic of before could not be given back ({failed}); do it with "
-                f"gcloud ai endpoints update {name} --traffic-split={split}"
-            )
-        self._undeploy(name, self.id)
-        return type(error)(f"{error}; the traffic of {name} is as it was")
+                f"gcloud ai endpoints update {name} --traffic-split={_written(before)}"
+            ) from error
+        if now in ours or self.id not in now:
+            self._undeploy(name, self.id)
+        if now in ours:
+            return f"the traffic of {name} is without it again: {_in_words(before)}"
+        return (
+            f"somebody else has changed the traffic of {name} meanwhile, and it is left so: {_in_words(now)}"
+        )
 
     def _probe(self, name: str) -> None:
         """Raises RunError when the model behind an endpoint does not give the golden answers."""
@@ -188,12 +220,19 @@ class _Deployment:
         say("deploy", f"{name} answers as the model did when it was judged: {found}")
 
     def _traffic_before(self, endpoint: Any) -> dict[str, int]:
-        """Returns the traffic without the model; what a broken-off attempt gave it goes to the others."""
-        others = {key: share for key, share in endpoint.traffic_split.items() if key != self.id and share}
-        if others or not endpoint.traffic_split:
-            return scale(others, 100) if others else {}
-        newest = [one for one in _newest_first(endpoint.deployed_models) if one.id != self.id]
-        return {newest[0].id: 100} if newest else {}
+        """Returns the traffic without the model; what a broken-off attempt gave it goes to the others.
+
+        As long as nobody else has shared it since, it is what it was when the model was deployed.
+        """
+        split, there = _split(endpoint), _ids(endpoint)
+        share = split.pop(self.id, 0)
+        if not share:
+            return split
+        own = endpoint.deployed_models[there.index(self.id)]
+        noted = re.findall(r"(\d+)=(\d+)", own.display_name) if own.display_name.startswith(_BEFORE) else ()
+        known = scale({key: int(part) for key, part in noted if key in there}, 100)
+        as_set = share_traffic(known, self.id, share)
+        return known if not split or as_set == {**split, self.id: share} else scale(split, 100)
 
     def _undeploy_idle(self, name: str, before: Mapping[str, int]) -> None:
         """Takes models without traffic off, but for the last ones, those that had some until now first."""
@@ -218,7 +257,8 @@ class _Deployment:
         return name
 
     def _deploy(self, name: str, deploy: Deploy, traffic: Mapping[str, int]) -> None:
-        if self.id in _ids(self._get(name)):
+        endpoint = self._get(name)
+        if self.id in _ids(endpoint):
             return
         say("deploy", f"deploying {self.model} to {name}; the platform takes some minutes for machines")
         machine: dict[str, Any] = {"machine_type": deploy.machine_type}
@@ -232,6 +272,7 @@ class _Deployment:
         deployed = {
             "id": self.id,
             "model": self.model,
+            "display_name": _before(_split(endpoint)),
             "service_account": deploy.service_account,
             "dedicated_resources": {"machine_spec": machine, **replicas},
         }
@@ -300,6 +341,20 @@ def _newest_first(models: Any) -> list[Any]:
     return sorted(
         models, key=lambda one: one.create_time.timestamp() if one.create_time else 0.0, reverse=True
     )
+
+
+def _split(endpoint: Any) -> dict[str, int]:
+    return {key: share for key, share in endpoint.traffic_split.items() if share}
+
+
+def _written(split: Mapping[str, int]) -> str:
+    return ",".join(f"{key}={share}" for key, share in sorted(split.items()))
+
+
+def _before(split: Mapping[str, int]) -> str:
+    """Returns the name of a deployed model, which alone can say what it meets; "" is that of its model."""
+    name = f"{_BEFORE}{_written(split)}"
+    return name if split and len(name) <= LONGEST_NAME else ""
 
 
 def _in_words(split: Mapping[str, int]) -> str:

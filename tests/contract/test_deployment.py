@@ -136,7 +136,10 @@ def test_a_model_that_disagrees_on_the_way_is_taken_off(
         return wrong(instances) if (endpoint, given) == (ENDPOINT, share) else golden_answers(instances)
 
     services.serving.serve = serve
-    with pytest.raises(RunError, match=rf"does not answer as .*; the traffic of {ENDPOINT} is as it was$"):
+    with pytest.raises(
+        RunError,
+        match=rf"does not answer as .*; the traffic of {ENDPOINT} is without it again: 5 60 %, 6 40 %$",
+    ):
         deploy(tmp_path)
 
     assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
@@ -144,7 +147,7 @@ def test_a_model_that_disagrees_on_the_way_is_taken_off(
 
 
 CALLS = [
-    *(("GetEndpoint", number) for number in range(6)),
+    *(("GetEndpoint", number) for number in range(11)),
     *(("CreateEndpoint", 0), ("DeployModel", 0), ("DeployModel", 1)),
     *(("Predict", 0), ("Predict", 1)),
     *(("UpdateEndpoint", 0), ("UpdateEndpoint", 1), ("UpdateEndpoint", 2)),
@@ -221,15 +224,57 @@ def test_an_attempt_goes_on_where_the_one_before_was_killed(services: FakeServic
         if services.endpoints[endpoint].traffic_split[model.id] == 100
         else golden_answers(instances)
     )
-    with pytest.raises(RunError, match="is as it was"):
+    with pytest.raises(RunError, match=r"is without it again: 5 60 %, 6 40 %$"):
         deploy(tmp_path)
 
-    assert splits(services, new)[:3] == [
-        {"new": 10, "5": 54, "6": 36},
-        {"new": 50, "5": 30, "6": 20},
-        {"new": 100},
-    ]
+    assert splits(services, new)[:2] == [{"new": 100}, BEFORE], "what it has it keeps until it has more"
     assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+
+
+@pytest.mark.parametrize("answer", [golden_answers, wrong])
+def test_an_attempt_that_finds_all_traffic_moved_asks_the_model_and_knows_the_shares_of_before(
+    services: FakeServices, tmp_path: Path, answer: Any
+) -> None:
+    """Nobody asked it when the first attempt ended; 8, the newest of the others, never had any traffic."""
+    deploy(tmp_path, Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_percent=0, keep=3))
+    new = ids(services)[-1]
+    services.endpoints[ENDPOINT].traffic_split = {new: 100}
+    services.serving.traffic.clear()
+    services.serving.serve = lambda endpoint, model, instances: answer(instances)
+    if answer is golden_answers:
+        deploy(tmp_path)
+        assert [split for split in splits(services, new) if split != {"new": 100}] == []
+        return
+    with pytest.raises(RunError, match=r"is without it again: 5 60 %, 6 40 %$"):
+        deploy(tmp_path)
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+
+
+@pytest.mark.parametrize("answer", [golden_answers, wrong])
+def test_what_somebody_else_sets_meanwhile_stays(services: FakeServices, tmp_path: Path, answer: Any) -> None:
+    def serve(endpoint: str, model: DeployedModel, instances: list[Any]) -> list[Any]:
+        if endpoint != ENDPOINT:
+            return golden_answers(instances)
+        services.endpoints[endpoint].traffic_split = {"8": 100}
+        return answer(instances)
+
+    services.serving.serve = serve
+    with pytest.raises(RunError, match=r"somebody else has changed .*, and it is left so: 8 100 %$"):
+        deploy(tmp_path)
+
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == {"8": 100}
+    assert ids(services) == ["5", "6", "8"], "it had no traffic any more"
+
+
+def test_idle_models_that_cannot_be_seen_fail_nothing(
+    services: FakeServices, tmp_path: Path, said: list[str]
+) -> None:
+    services.fail("GetEndpoint", times=11)
+    services.fail("GetEndpoint", code_pb2.PERMISSION_DENIED)
+    assert deploy(tmp_path) == ENDPOINT
+
+    assert any(line.startswith("warning: cannot read the endpoint") for line in said)
+    assert list(services.endpoints[ENDPOINT].traffic_split.values()) == [100]
 
 
 def test_traffic_that_cannot_be_given_back_is_said_with_the_command(

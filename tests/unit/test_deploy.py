@@ -106,8 +106,10 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
         ({"6": 0, "7": 100}, 25, {"new": 25, "7": 75}),
         # 22.5 and 7.5: the tie goes to the first.
         ({"7": 75, "8": 25}, 70, {"new": 70, "7": 23, "8": 7}),
-        # 0.99 and 0.01 of the one percent that is left.
-        ({"7": 1, "8": 99}, 99, {"new": 99, "8": 1}),
+        # Whoever has some keeps 1 % at least, unless the new one gets all.
+        ({"7": 50, "8": 50}, 99, {"new": 98, "7": 1, "8": 1}),
+        ({"6": 1, "7": 1, "8": 98}, 60, {"new": 60, "6": 1, "7": 1, "8": 38}),
+        ({"7": 60, "8": 40}, 0, {"7": 60, "8": 40}),
     ],
 )
 def test_traffic_is_shared(present: dict[str, int], percent: int, shared: dict[str, int]) -> None:
@@ -119,7 +121,7 @@ def test_shares_add_up_to_100() -> None:
         for present in ({"1": 33, "2": 33, "3": 34}, {"1": 1, "2": 1, "3": 98}, {"1": 50, "2": 50}):
             shared = share_traffic(present, "new", percent)
             assert sum(shared.values()) == 100
-            assert shared["new"] == percent
+            assert shared["new"] == (percent if percent == 100 else min(percent, 100 - len(present)))
             assert all(share > 0 for share in shared.values())
 
 
