@@ -169,7 +169,7 @@ def ask(
     repeatable: bool = True,
     watching: bool = False,
     made: Callable[[], T] | None = None,
-    attempt_s: float = _ATTEMPT_S,
+    attempt_s: float = 0.0,
 ) -> T:
     """Calls the platform, and again where it was busy or the connection was lost.
 
@@ -182,7 +182,7 @@ def ask(
         watching: Whether something is watched that takes long, so that a service may be away for a while.
         made: Of a call that creates something under an id of our choice: returns what an earlier attempt has
             created whose answer was lost.
-        attempt_s: Seconds that one attempt may take.
+        attempt_s: Seconds that one attempt may take; 0 for the usual 30.
 
     Raises:
         PlatformError: When the platform refuses, fails or is not reached.
@@ -193,7 +193,7 @@ def ask(
     transport = getattr(getattr(method, "__self__", None), "transport", None)
     credentials = getattr(transport, "_credentials", None)
     attempts = _Attempts(doing, credentials, repeatable=repeatable, watching=watching)
-    timeout = ConstantTimeout(attempt_s)  # type: ignore[no-untyped-call]
+    timeout = ConstantTimeout(attempt_s or _ATTEMPT_S)  # type: ignore[no-untyped-call]
     with platform_errors(doing):
         try:
             return method(request=request, retry=attempts.retry(), timeout=timeout)
