@@ -69,11 +69,14 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
     )
 
 
-def _write_keys(plan: Plan, work: WorkDirectory) -> Shard:
-    """Writes what each example is known by in other datasets, in the order of the shards."""
+def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
+    """Writes what each example is known by in other datasets, in the order of the shards, if by anything."""
     data = bytearray()
     for shard in plan.shards:
         data += b"".join([rows.identity(row) for row in rows.read(work.rows(shard.file))])
+    if not any(data):  # the source has no keys of its own
+        work.identities.unlink(missing_ok=True)
+        return None
     files.write_bytes(work.identities, bytes(data))
     return Shard(work.identities.name, plan.records, len(data), f"{google_crc32c.value(bytes(data)):08x}")
 

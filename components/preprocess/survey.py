@@ -101,10 +101,10 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     entries, codes = FeatureEntries(features), SplitCodes(settings.split)
     classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str | None]()
     counts, sizes = [0] * codes.count, [0] * codes.count
-    bad, count, buckets = 0, 0, rows.Buckets(work.buckets)
+    bad, count, buckets, meter = 0, 0, rows.Buckets(work.buckets), Meter("read", length)
     seed, salt, pack = settings.seed, settings.split_salt, rows.HEAD.pack
     by_content, measured = settings.key == "content", not settings.shards
-    meter = Meter("read", length)
+    named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content else contextlib.nullcontext() as keys,
@@ -136,7 +136,9 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
             if measured:
                 sizes[code] += images.size(length, path or key, place)
             sizes_of = len(key), len(path), len(extra)
-            head = pack(order, code, *sizes_of, label, place, offset, length, checksum, known)
+            head = pack(
+                order, code, *sizes_of, label, place, offset, length, checksum, known if named else b""
+            )
             buckets.append(b"".join((head, key, path, extra)))
             if not (count := count + 1) % _TICK:
                 meter.advance(_TICK)

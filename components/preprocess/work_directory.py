@@ -179,7 +179,8 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
             work.shard(shard).replace(work.out / shard)
     if work.rejected.exists() and work.rejected.stat().st_size:
         work.rejected.replace(work.out / REJECTED_FILE)
-    work.identities.replace(work.out / KEYS_FILE)
+    if work.identities.exists():  # not of a source without keys
+        work.identities.replace(work.out / KEYS_FILE)
     files.sync(work.out)
 
 

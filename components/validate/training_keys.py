@@ -141,7 +141,8 @@ def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingDat
     if trained_on is None:
         return (
             "It is not known which examples the champion was trained on, as it or the dataset is of an "
-            "earlier release: if its split was another one, the comparison flatters it"
+            "earlier release or of a source without keys: if its split was another one, the comparison "
+            "flatters it"
         )
     sentences = []
     if trained_on.any():

@@ -197,6 +197,27 @@ def test_a_dataset_of_an_earlier_release_says_its_salt(tmp_path):
     assert (data.salt, data.keys, (tmp_path / "champion" / KEYS_FILE).exists()) == (4, "", False)
 
 
+@pytest.mark.parametrize("key", ["path", "content"])
+def test_numbers_of_rows_are_no_keys(key, tmp_path):
+    lines = [f"{number},{'no' if number % 2 else 'yes'}" for number in range(EXAMPLES)]
+    found = []
+    for name, rows in {"1": lines, "2": ["-1,yes", *lines]}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["value,label", *rows]))
+        settings = {"split": {"train": 0.5, "test": 0.5}, "key": key, "encoding": "keep"}
+        manifest = run(f"table:{tmp_path / name}.csv", tmp_path / name, **settings)
+        found.append(Examples(tmp_path / name, manifest))
+    earlier, later = found
+
+    champion = publish(earlier, tmp_path / "champion")
+
+    if key == "content":
+        assert describe_overlap(find_trained_on(champion, later)) == ""
+        return
+    assert (earlier.manifest.keys, (tmp_path / "1" / "examples.keys").exists()) == (None, False)
+    assert "of a source without keys" in describe_overlap(find_trained_on(champion, later))
+    assert describe_overlap(find_trained_on(champion, earlier)) == ""
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-8])])
 def test_damaged_keys_are_refused(damage, tmp_path):
     examples = make_dataset(tmp_path / "1")

@@ -150,7 +150,7 @@ class Manifest:
         converted: Number of images whose stored form is not the source's, by conversion ("exif orientation",
             "cmyk", "alpha", "palette", ...).
         keys: File with a hash that each example is known by in other datasets, `KEY_BYTES` for each, in the
-            order of the shards; None in datasets of earlier releases.
+            order of the shards; None in datasets of earlier releases, and where the source has no keys.
     """
 
     fingerprint: str

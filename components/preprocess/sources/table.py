@@ -248,6 +248,7 @@ class Table:
                         "or name the columns to use with features"
                     )
             self._names |= {name: name for name in others}
+        self.has_keys = "key" in self._names
         self._check_types()
         self.features = tuple(
             Feature(ours, types[theirs]) for ours, theirs in self._names.items() if ours not in _ROLES
