@@ -27,7 +27,7 @@ from shardline.trainer.errors import ModelError, ShardlineError
 ROLLED_BACK = "rolled back"
 
 #: What the name of a version begins with.
-_TIME = "%Y%m%dT%H%M%S"
+_TIME = "%Y%m%dT%H%M%S%f"
 #: A copy that was begun so long ago is no longer at work.
 _LONGEST_COPY = timedelta(days=1)
 
@@ -129,7 +129,7 @@ def stock(
     mark = _digest(exported, run or source)
     if (run or source) and (found := _of_mark(shelf, mark, shelf.head())):
         return found
-    name = f"{created:{_TIME}}-{mark}-{os.urandom(3).hex()}"
+    name = f"{created:{_TIME}}-{mark}-{os.urandom(2).hex()}"
     path = f"{VERSIONS}/{name}"
     shelf.put(exported, path)
     version = Version(
@@ -249,4 +249,4 @@ def remove_versions(shelf: Place, keep: int) -> list[str]:
 
 def _begun_long_ago(shelf: Place) -> Iterator[str]:
     latest = f"{datetime.now(UTC) - _LONGEST_COPY:{_TIME}}"
-    return (name for name in shelf.names(VERSIONS) if re.match(r"\d{8}T\d{6}-", name) and name < latest)
+    return (name for name in shelf.names(VERSIONS) if re.match(r"\d{8}T\d{6,}-", name) and name < latest)
