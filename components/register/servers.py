@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +24,8 @@ _SHOWN = 200
 _MISSED = 1e-9
 #: A new split of the traffic may take a while to reach all who direct it.
 _FEWEST_ATTEMPTS = 100
+#: Seconds between two attempts.
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
         SettingsError: When the address is no such endpoint.
     """
     import requests
+    from urllib3.exceptions import LocationValueError
 
     address = predict_address(url)
     session = requests.Session()
@@ -60,16 +65,21 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
     def server(instances: Sequence[Any]) -> Answer:
         began = time.perf_counter()
         try:
-            status, content = _post(session, address, {"instances": list(instances)}, timeout_s)
+            content = {"instances": list(instances)}
+            status, answer = _in_time(lambda: _post(session, address, content, timeout_s), timeout_s)
         except requests.Timeout:
             raise PlatformError(
                 f"{address} gave no answer for {timeout_s:g} s; is the model loaded?"
             ) from None
+        except (requests.exceptions.InvalidURL, LocationValueError):
+            raise SettingsError(f"{address!r} names no host; write http://HOST:8501/v1/models/NAME") from None
         except requests.RequestException as error:
             raise PlatformError(
                 f"{address} is not reached ({type(error).__name__}); is the server running?"
             ) from None
-        return Answer(_predictions(address, status, content), time.perf_counter() - began)
+        except ValueError:  # which requests lets through
+            raise PlatformError(f"{address} redirects to what is no address; probe another one") from None
+        return Answer(_predictions(address, status, answer), time.perf_counter() - began)
 
     return server
 
@@ -79,6 +89,7 @@ def predict_address(url: str) -> str:
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")  # raises for a..b and for labels that are too long
     except ValueError:
         known, parts = False, urlsplit("")
     if parts.username or parts.password:
@@ -98,7 +109,7 @@ def endpoint_server(
 
     Requests go to an endpoint as a whole; its traffic decides which deployed model answers, and no request
     can ask for another. Where `model`, the id of a deployed model, is given, each request is repeated until
-    that one has answered, which a model without traffic never does.
+    that one has answered, which a model without traffic never does; the others may take other inputs.
 
     Source: googleapis/python-aiplatform#827; PredictRequest has no deployed_model_id, PredictResponse has.
 
@@ -106,6 +117,8 @@ def endpoint_server(
         PlatformError: When the endpoint is not there.
         SettingsError: When nothing is deployed to it, or the model there has no traffic.
     """
+    from google.api_core.exceptions import BadRequest
+
     platform = Platform.of(name, endpoint=api_endpoint)
     found = ask(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
     shares = {deployed.id: found.traffic_split.get(deployed.id, 0) for deployed in found.deployed_models}
@@ -123,11 +136,20 @@ def endpoint_server(
     attempts = max(_FEWEST_ATTEMPTS, _attempts(shares[model] / 100)) if model else 1
 
     def server(instances: Sequence[Any]) -> Answer:
-        for _ in range(attempts):
-            answer = _predict(platform, name, instances, timeout_s)
+        refused = ""
+        for attempt in range(attempts):
+            time.sleep(_PAUSE_S if attempt else 0)
+            try:
+                answer = _predict(platform, name, instances, timeout_s)
+            except PlatformError as error:
+                if not model or not isinstance(error.__cause__, BadRequest):
+                    raise
+                refused = f"; the last that was refused: {error}"
+                continue
             if model in ("", answer.model):
                 return answer
-        raise RunError(f"the deployed model {model} of {name} answered none of {attempts:,} requests")
+        words = f"the deployed model {model} of {name} answered none of {attempts:,} requests"
+        raise RunError(f"{words}{refused}")
 
     return server
 
@@ -165,7 +187,7 @@ def _post(session: Any, address: str, content: Any, timeout_s: float) -> tuple[i
     import requests
     from urllib3.exceptions import HTTPError, TimeoutError
 
-    end, content_read = time.monotonic() + timeout_s, b""
+    end, content_read = time.monotonic() + timeout_s, bytearray()
     with session.post(
         address, json=content, timeout=timeout_s, allow_redirects=False, stream=True
     ) as response:
@@ -180,7 +202,32 @@ def _post(session: Any, address: str, content: Any, timeout_s: float) -> tuple[i
         except HTTPError as error:  # what is read past requests is not in its own words
             late = isinstance(error, TimeoutError)
             raise (requests.Timeout if late else requests.ConnectionError)(error) from error
-        return response.status_code, content_read
+        return response.status_code, bytes(content_read)
+
+
+def _in_time(work: Callable[[], tuple[int, bytes]], limit_s: float) -> tuple[int, bytes]:
+    """Returns what a call returns; raises Timeout after the limit, whatever the server goes on sending.
+
+    Timeouts of a connection begin anew with each byte, and no deadline holds before the answer's own status.
+    """
+    import requests
+
+    done: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put(work())
+        except Exception as error:
+            done.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        found = done.get(timeout=limit_s)
+    except queue.Empty:
+        raise requests.Timeout from None
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _predictions(address: str, status: int, content: bytes) -> Any:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import reprlib
 import select
 import site
 import subprocess
@@ -25,6 +26,10 @@ from shardline.trainer.errors import ModelError
 
 #: Seconds that the process may take from the request to the answer, TensorFlow's import included.
 _LIMIT_S = 600.0
+
+#: What a server sends may be anything, of any length.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 80
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,30 @@ def _compare_row(expected: Mapping[str, Any], found: Any, names: Sequence[str]) 
     gap = max(gaps)
     other = (found["label"], found["label_name"]) != (expected["label"], expected["label_name"])
     if other and not _is_tie(wanted, expected["label"], found, names, gap):
-        return Agreement(max(1.0, gap), f"{found['label_name']!r} instead of {expected['label_name']!r}")
+        return Agreement(
+            max(1.0, gap), f"{_SHORT.repr(found['label_name'])} instead of {expected['label_name']!r}"
+        )
     place = gaps.index(gap)
-    words = f"probability of {names[place]!r} is {given[place]} instead of {wanted[place]}" if gap else ""
+    words = (
+        f"probability of {names[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
+        if gap
+        else ""
+    )
     return Agreement(gap, words)
 
 
 def _gap(expected: Any, found: Any) -> float:
-    finite = [isinstance(value, int | float) and math.isfinite(value) for value in (expected, found)]
+    finite = [_is_finite(value) for value in (expected, found)]
     if not all(finite):
         return 1.0 if any(finite) else 0.0
     return float(abs(expected - found))
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # a whole number without end
+        return False
 
 
 def _is_tie(

@@ -122,6 +122,7 @@ def test_a_server_that_fails_is_one_line(server, exported, status, body, code, w
         ("before", "gave no answer for 0.3 s"),
         ("middle", "gave no answer for 0.3 s"),
         ("bytes", "gave no answer for 0.3 s"),
+        ("continue", "gave no answer for 0.3 s"),
         ("drops", "is not reached (ConnectionError)"),
     ],
 )
@@ -131,6 +132,34 @@ def test_a_server_that_hangs_is_left_in_time(server, exported, hangs, words):
 
     assert result.exit_code == 3
     assert words in error(result)
+
+
+@pytest.mark.parametrize("location", ["http://[bad", "http://h\xff\xfe/"])
+def test_a_redirection_to_no_address_is_one_line(server, exported, location):
+    server.status, server.body, server.location = 302, b"there", location
+    result = probe(server.url, exported)
+
+    assert result.exit_code == 3, result.output
+    assert "redirects to " in error(result)
+
+
+@pytest.mark.parametrize("change", [{"label_name": "z" * 10**4}, {"label_name": "\ud800"}])
+def test_words_of_a_server_are_short_and_can_be_printed(server, exported, change):
+    server.change = lambda rows: [{**row, **change} for row in rows]
+    result = probe(server.url, exported, "--json")
+
+    assert result.exit_code == 1, result.output
+    assert len(json.loads(result.stdout)["words"].encode()) < 300
+
+
+def test_a_number_without_end_is_not_finite(server, exported):
+    server.change = lambda rows: [
+        {**row, "probabilities": [10**400, *row["probabilities"][1:]]} for row in rows
+    ]
+    result = probe(server.url, exported)
+
+    assert result.exit_code == 1, result.output
+    assert "largest difference 1 on" in result.output
 
 
 def test_a_server_that_is_not_there_is_one_line(exported):
@@ -160,6 +189,8 @@ def test_no_password_of_this_machine_is_sent(server, exported, tmp_path, monkeyp
         ),
         ("http://host:port/v1/models/m", [], "is no REST predict endpoint"),
         ("http://host/v1/models/m?token=a", [], "is no REST predict endpoint"),
+        ("http://a..b/v1/models/m", [], "is no REST predict endpoint"),
+        (f"http://{'a' * 64}.b/v1/models/m", [], "is no REST predict endpoint"),
         ("ftp://host/v1/models/m", [], "is no REST predict endpoint"),
         ("projects/p/locations/l/models/1", [], "ENDPOINT must be projects/P/locations/L/endpoints/ID"),
         ("http://h/v1/models/m", ["--deployed-model", "1"], "--deployed-model is about an endpoint"),

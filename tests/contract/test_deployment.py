@@ -15,7 +15,7 @@ from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from google.rpc import code_pb2
 from kfp import dsl
 
-from shardline.components.register import deployment
+from shardline.components.register import deployment, servers
 from shardline.components.register.component import model_deploy
 from shardline.components.register.deployment import deploy_model
 from shardline.components.register.settings import Deploy
@@ -23,6 +23,7 @@ from shardline.components.vertex.client import Platform
 from shardline.pipelines.cli.main import main
 from shardline.trainer import progress
 from shardline.trainer.errors import PlatformError, RunError
+from tests.contract.fake.api import ApiError
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
 from tests.contract.fake.vertex import DEDICATED, LOCATION, FakeVertex
 from tests.helpers.exports import golden_answers, write_golden
@@ -43,6 +44,7 @@ def wrong(instances: list[Any]) -> list[Any]:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployment, "_POLL_S", 0.01)
+    monkeypatch.setattr(servers, "_PAUSE_S", 0)
 
 
 @pytest.fixture
@@ -248,6 +250,21 @@ def test_an_attempt_that_finds_all_traffic_moved_asks_the_model_and_knows_the_sh
     with pytest.raises(RunError, match=r"is without it again: 5 60 %, 6 40 %$"):
         deploy(tmp_path)
     assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+
+
+def test_models_of_other_inputs_beside_it_are_not_it(services: FakeServices, tmp_path: Path) -> None:
+    def serve(endpoint: str, model: DeployedModel, instances: list[Any]) -> list[Any]:
+        if model.id in BEFORE:
+            raise ApiError(code_pb2.INVALID_ARGUMENT, "Failed to process element: 0 key: y of instances")
+        return golden_answers(instances)
+
+    services.serving.serve = serve
+    assert deploy(tmp_path) == ENDPOINT
+
+    services.endpoints[ENDPOINT].traffic_split = {"6": 100}
+    result = probe(ENDPOINT, str(tmp_path / "exported"), "--deployed-model", "6")
+    assert result.exit_code == 1
+    assert "answered none of 100 requests; the last that was refused: cannot ask" in result.output
 
 
 @pytest.mark.parametrize("answer", [golden_answers, wrong])

@@ -26,7 +26,9 @@ class ModelServer:
         change: What is done to the right answer.
         status: What it answers with; another one than 200 comes with `body`.
         body: Instead of the answer.
-        hangs: "before" the answer, in the "middle" of it, or between "bytes"; "drops" the line.
+        hangs: "before" the answer, in the "middle" of it, or between "bytes"; "drops" the line, or says
+            "continue" for ever.
+        location: Where a redirection leads.
         requests: Headers of what it was asked.
     """
 
@@ -35,6 +37,7 @@ class ModelServer:
     status: int = 200
     body: bytes = b""
     hangs: str = ""
+    location: str = "http://127.0.0.1:9/elsewhere"
     requests: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -51,9 +54,11 @@ def serve_model(exported: Path, process: CleanProcess) -> Iterator[ModelServer]:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if found.hangs == "before":
                 over.wait()
+            while found.hangs == "continue" and not over.wait(0.001):
+                self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             content = found.body or self._answer(asked)
             self.send_response(found.status)
-            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+            self.send_header("Location", found.location)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if not found.hangs:
