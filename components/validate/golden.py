@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import math
@@ -202,8 +203,10 @@ class CleanProcess:
 
 
 def _directories() -> Iterator[str]:
-    """Yields the directories from which this interpreter imports installed packages."""
+    """Yields the directories from which this interpreter imports packages, TensorFlow among them."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    for directory in (*site.getsitepackages(), *user):
+    found = importlib.util.find_spec("tensorflow")  # perhaps on PYTHONPATH alone
+    own = [str(Path(found.origin).parents[1])] if found and found.origin else []
+    for directory in dict.fromkeys((*site.getsitepackages(), *user, *own)):
         if Path(directory).is_dir():
             yield directory

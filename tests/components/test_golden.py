@@ -166,3 +166,12 @@ def test_an_export_that_answers_too_late_is_one_line(exported, monkeypatch):
 
     assert found.difference == 1.0
     assert "no answer for 0 s" in found.words
+
+
+def test_a_tensorflow_that_is_on_the_path_alone_is_found(monkeypatch, tmp_path):
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("")
+    monkeypatch.delitem(golden.sys.modules, "tensorflow")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert str(tmp_path) in golden._directories()
