@@ -179,7 +179,7 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
         uploaded = upload_task(component, settings.model_upload, ready, labels=labels)
         before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
         if settings.deploy:
-            before.append(deploy_task(component, settings.deploy, exported, uploaded, labels))
+            before.append(deploy_task(component, settings.deploy, exported, uploaded, labels, gate))
         if settings.batch_predict:
             name = settings.model_upload.display_name
             batch_prediction_task(settings.batch_predict, name, uploaded, labels)

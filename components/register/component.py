@@ -136,6 +136,7 @@ def model_deploy(
     endpoint: dsl.Output[VertexEndpoint],
     deploy: dict,  # type: ignore[type-arg]
     labels: dict,  # type: ignore[type-arg]
+    gate: dict,  # type: ignore[type-arg]
     encryption_key: str,
     job_name: str,
     project: str,
@@ -143,12 +144,15 @@ def model_deploy(
 ) -> None:
     """Deploys a model that gives its golden answers, once in a run.
 
+    It gets no traffic where the champion is another than it was judged against.
+
     Args:
         exported: SavedModel with its golden examples.
         model: The uploaded model.
         endpoint: Where it is deployed.
         deploy: The fields of `shardline.components.register.settings.Deploy`.
         labels: Labels of a new endpoint.
+        gate: Where it will be published: the fields of `shardline.components.parameters.GateSettings`.
         encryption_key: Resource name of the key of a new endpoint; "" for Google's own.
         job_name: Name of the run.
         project: Where the pipeline runs.
@@ -156,14 +160,15 @@ def model_deploy(
     """
     from pathlib import Path
 
-    from shardline.components.parameters import read
+    from shardline.components.champions import check_judged
+    from shardline.components.parameters import GateSettings, read
     from shardline.components.register.deployment import deploy_model
     from shardline.components.register.settings import Deploy
     from shardline.components.vertex.client import Platform
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("deploy"):
-        platform = Platform(project, location)
+        platform, champion = Platform(project, location), read(GateSettings, gate, "gate").champion_uri
         name = deploy_model(
             platform,
             read(Deploy, deploy, "deploy"),
@@ -172,6 +177,7 @@ def model_deploy(
             labels=labels,
             encryption_key=encryption_key,
             run=job_name,
+            check=lambda: check_judged(Path(exported.path), champion, job_name),
         )
         endpoint.uri = f"https://{platform.host}/v1/{name}" if name else "local:not-deployed"
         endpoint.metadata.update({"resourceName": name} if name else {})

@@ -72,6 +72,7 @@ def deploy_model(
     labels: Mapping[str, str],
     encryption_key: str,
     run: str,
+    check: Callable[[], None] = lambda: None,
 ) -> str:
     """Deploys a model that gives the golden answers of its export, and returns the endpoint's resource name.
 
@@ -85,9 +86,10 @@ def deploy_model(
         labels: Labels of new endpoints.
         encryption_key: Resource name of the key of a new endpoint; "" for Google's own.
         run: Name of the run.
+        check: Raises ModelError where the model can be the champion no more; asked before it gets traffic.
 
     Raises:
-        ModelError: When the export has no golden examples.
+        ModelError: When the export has no golden examples, or of `check`.
         RunError: When the deployed model does not agree with them; the traffic is as it was.
         PlatformError: When the API refuses or is not reached.
     """
@@ -99,7 +101,9 @@ def deploy_model(
             f"a local run: the model is not deployed; on Vertex AI it would be, to {where}, on {machines}",
         )
         return ""
-    task = _Deployment(platform, deploy, model, exported, labels_of(labels), encryption_key, run_mark(run))
+    task = _Deployment(
+        platform, deploy, model, exported, labels_of(labels), encryption_key, run_mark(run), check
+    )
     name = task.to_endpoint(deploy.endpoint) if deploy.endpoint else task.to_new_endpoint()
     fact("endpoint", name)
     return name
@@ -116,6 +120,7 @@ class _Deployment:
     labels: Mapping[str, str]
     encryption_key: str
     mark: str
+    check: Callable[[], None] = lambda: None
 
     @cached_property
     def id(self) -> str:
@@ -128,6 +133,7 @@ class _Deployment:
         try:
             self._deploy(name, self.deploy, {"0": 100})
             self._probe(name)
+            self.check()
         except BaseException:
             self._remove(name)
             raise
@@ -169,10 +175,12 @@ class _Deployment:
         start, wanted = done.get(self.id, 0), done
         try:
             if start:  # by an earlier attempt, which may not have come to ask
+                self.check()
                 self._probe(name)
             for percent in self.deploy.steps:
                 if percent <= start:
                     continue
+                self.check()
                 wanted = share_traffic(before, self.id, percent)
                 if _split(self._get(name)) != done:
                     raise RunError(f"{self.model} gets no more traffic")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardline.components import champions
+from shardline.trainer.errors import ModelError
 from shardline.trainer.progress import fact, say
 
 
@@ -22,7 +23,10 @@ def register_model(exported: Path, accuracy: float, champion_uri: str, run: str 
     if not champion_uri:
         say("register", "champion_uri is empty: the blessed model is not published")
         return
-    published = champions.publish(exported, champion_uri, accuracy=accuracy, run=run)
+    try:
+        published = champions.publish(exported, champion_uri, accuracy=accuracy, run=run)
+    except ModelError as error:
+        raise ModelError(f"{error}; an endpoint to which this run has deployed it serves it") from error
     now = champions.require_current(champion_uri).version
     if now != published.version:
         how = f"was the champion, {now} is so since"

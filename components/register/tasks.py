@@ -44,17 +44,19 @@ def deploy_task(
     exported: Any,
     uploaded: dsl.PipelineTask,
     labels: Mapping[str, str],
+    gate: Any,
 ) -> dsl.PipelineTask:
     """Adds the deployment of an uploaded model to the pipeline that is being defined, and returns its task.
 
     `component` makes a component of a function; `exported` is the validated model, `labels` are those of a
-    new endpoint.
+    new endpoint, `gate` says where champions are.
     """
     return component(model_deploy)(
         exported=exported,
         model=uploaded.outputs["model"],
         deploy={**asdict(deploy), "traffic_steps": list(deploy.traffic_steps)},
         labels=dict(labels),
+        gate=gate,
         encryption_key=ENCRYPTION_KEY,
         job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         project=PROJECT,

@@ -215,3 +215,10 @@ def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, ev
 
     assert ended.value.code == 2
     assert [event.kind for event in events] == ["error"]
+
+
+def test_a_model_that_lost_the_race_may_be_served(exported, champion, tmp_path):
+    publish(write_export(tmp_path / "other"), champion, accuracy=0.9)
+
+    with pytest.raises(ModelError, match=r"; an endpoint to which this run has deployed it serves it$"):
+        register_model(exported, 0.97, str(champion))

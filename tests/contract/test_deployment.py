@@ -15,6 +15,7 @@ from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from google.rpc import code_pb2
 from kfp import dsl
 
+from shardline.components.champions import check_judged, publish
 from shardline.components.register import deployment, servers
 from shardline.components.register.component import model_deploy
 from shardline.components.register.deployment import deploy_model
@@ -22,11 +23,12 @@ from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform
 from shardline.pipelines.cli.main import main
 from shardline.trainer import progress
-from shardline.trainer.errors import PlatformError, RunError
+from shardline.trainer.errors import ModelError, PlatformError, RunError
 from tests.contract.fake.api import ApiError
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
 from tests.contract.fake.vertex import DEDICATED, LOCATION, FakeVertex
-from tests.helpers.exports import golden_answers, write_golden
+from tests.helpers.evaluations import EVALUATION
+from tests.helpers.exports import golden_answers, write_export, write_golden
 
 PLACE = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}"
 MODEL = f"{PLACE}/models/7@1"
@@ -356,6 +358,7 @@ def test_the_task_puts_out_the_endpoint(services: FakeServices, tmp_path: Path) 
         endpoint=endpoint,
         deploy={"endpoint": ENDPOINT, "machine_type": "n1-standard-2", **numbers},
         labels={},
+        gate={"champion_uri": ""},
         encryption_key="",
         job_name="retrain-1",
         project=PROJECT,
@@ -364,6 +367,27 @@ def test_the_task_puts_out_the_endpoint(services: FakeServices, tmp_path: Path) 
 
     assert endpoint.metadata["resourceName"] == ENDPOINT
     assert services.endpoints[ENDPOINT].traffic_split[ids(services)[-1]] == 50
+
+
+@pytest.mark.parametrize("lost_at", [0, 10, 50])
+def test_a_model_that_can_become_the_champion_no_more_gets_no_traffic(
+    services: FakeServices, tmp_path: Path, lost_at: int
+) -> None:
+    """Another run publishes while this one deploys, in the moment when its model has `lost_at` percent."""
+    exported = write_golden(write_export(tmp_path / "exported"))
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+
+    def check() -> None:
+        champion = str(tmp_path / "champion")
+        if services.endpoints[ENDPOINT].traffic_split.get(ids(services)[-1], 0) == lost_at:
+            publish(write_export(tmp_path / "other"), champion, accuracy=0.9)
+        check_judged(exported, champion, "retrain-1")
+
+    with pytest.raises(ModelError, match=r"was judged against no champion, .* is without it again"):
+        deploy(tmp_path, check=check)
+
+    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+    assert ids(services) == ["5", "6", "8"]
 
 
 def probe(*arguments: str) -> Any:

@@ -46,7 +46,7 @@ def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
     def pipeline() -> None:
         component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
         uploaded = upload_task(component(), UPLOAD, ready(), labels={})
-        deploy_task(component(), deploy, export().output, uploaded, labels={})
+        deploy_task(component(), deploy, export().output, uploaded, labels={}, gate={"champion_uri": ""})
         # The launchers of a pipeline that deploys with them.
         endpoint = EndpointCreateOp(display_name="other").outputs["endpoint"]
         ModelDeployOp(
