@@ -121,7 +121,9 @@ def test_one_upload_and_one_champion_whatever_failed_before(
     assert len(services.evaluations) == 1
     assert services.calls.count("ImportModelEvaluation") <= 2
     assert complete_versions(publication.champion) == [current(publication.champion)]
-    assert len(list((publication.champion / "versions").iterdir())) == 1
+    # A copy without a record stays until prune finds it a day old: its publisher may be at work.
+    left = 2 if where in {"after put", "write"} else 1
+    assert len(list((publication.champion / "versions").iterdir())) == left
 
 
 def test_the_next_run_uploads_and_publishes_its_own(vertex_environ: FakeVertex, tmp_path: Path) -> None:
