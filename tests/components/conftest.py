@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +45,12 @@ def source_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 @pytest.fixture(scope="session")
-def clean_process() -> Iterator[CleanProcess]:
+def clean_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CleanProcess]:
     """A process without Shardline; TensorFlow's import is dear, so that tests share one."""
-    with CleanProcess() as process:
+    with pytest.MonkeyPatch.context() as patch:  # a command that asks first has a directory of its own
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
+        process = CleanProcess()
+    with process:
         yield process
 
 
