@@ -226,7 +226,6 @@ class GateSettings:
     def __post_init__(self) -> None:
         check_types(self)
         self.gate.check_formats(self.formats)
-        self.gate.check_champion(self.champion_uri)
 
     @property
     def gate(self) -> Gate:

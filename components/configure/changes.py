@@ -143,6 +143,7 @@ def look(
     gate = read(GateSettings, objects["gate"], "gate")
     # Training takes hours: what would refuse its model then does so now.
     _check_formats(gate.formats, data)
+    gate.gate.check_champion(gate.champion_uri)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
 

@@ -533,6 +533,13 @@ def test_formats_of_a_table_without_images_are_refused_before_anything_is_traine
         assert "only models of images can be converted to int8, and the data are a table" in events[-1].text
 
 
+def test_a_rule_about_a_champion_without_a_place_is_refused_before_training(photos, events):
+    with pytest.raises(SystemExit):
+        look("", f"images:{photos}", rules=["macro_f1 >= champion"])
+
+    assert "compares with the champion; say where champions are published" in events[-1].text
+
+
 def test_a_directory_for_champions_that_is_not_there_is_refused_and_not_made(photos, tmp_path, events):
     with pytest.raises(SystemExit):
         look("", f"images:{photos}", champion_uri=str(tmp_path / "new" / "champion"))
