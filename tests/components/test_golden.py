@@ -54,7 +54,7 @@ def answers(row=0, **changes):
             "example 2: probability of 'a' is 0.1 instead of None",
         ),
         (answers(probabilities=[1.0]), 1.0, "example 0: no 3 probabilities"),
-        (answers(probabilities="abc"), 1.0, "example 0: probability of 'a' is a instead of 0.7"),
+        (answers(probabilities="abc"), 1.0, "example 0: probability of 'a' is 'a' instead of 0.7"),
         (answers(probabilities=9), 1.0, "example 0: no 3 probabilities"),
         ([*ROWS[:2], {"probabilities": []}], 1.0, "example 2: no label, label_name"),
         ([*ROWS[:2], [0.7, 0.2, 0.1]], 1.0, "example 2: no outputs"),
