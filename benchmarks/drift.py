@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +132,14 @@ def datasets(
 def main() -> None:
     """Prints the shares for every dataset and change."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("/work/shared/data"))
+    given = os.environ.get("SHARDLINE_TEST_DATA")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=given,
+        required=not given,
+        help="Directory with photos/ and text/; default: SHARDLINE_TEST_DATA.",
+    )
     data = parser.parse_args().data
     rows = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -111,13 +111,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     ):
         for example in _examples(source):
             try:
-                if type(example) is not Example:
-                    raise _bad_example(example)
-                name, label, image, split, values = example
-                if type(name) is not str or not name or type(label) is not int or split not in _SPLITS:
-                    label = _check(example)
-                if not 0 <= label < classes:
-                    raise _out_of_range(label, classes, name)
+                name, label, image, split, values = _checked(example, classes)
                 existing.add(split)
                 key = name.encode("utf-8", "surrogateescape")
                 where = place, offset, length, path, checksum = images.locate(image, name)
@@ -144,6 +138,20 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
                 meter.advance(_TICK)
     _check_content(count, bad, seen, class_names)
     return Survey(class_names, features, images.places, buckets, counts, sizes, frozenset(existing), bad)
+
+
+def _checked(found: Any, classes: int) -> Example:
+    """Returns an example that is one, of one of the classes; raises SourceError or BadRecordError."""
+    if type(found) is not Example:
+        raise _bad_example(found)
+    example: Example = found
+    name, label, split = example.key, example.label, example.split
+    if type(name) is not str or not name or type(label) is not int or split not in _SPLITS:
+        label = _check(example)
+        example = example._replace(label=label)
+    if not 0 <= label < classes:
+        raise _out_of_range(label, classes, name)
+    return example
 
 
 def _described(source: Source) -> tuple[tuple[str, ...], tuple[Any, ...], int]:

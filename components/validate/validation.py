@@ -114,18 +114,13 @@ def validate(
         challenge = challenge_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
     is_own = training_keys.data is not None
     evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile, own=is_own)
+    of_keys = (training_keys.warning, training_keys.describe_leak(examples))
     blessing = judge(
         evaluation,
         gate,
         absence=challenge.absence,
         champion=challenge.champion,
-        warnings=_warnings(
-            manifest,
-            evaluation,
-            training_keys.warning,
-            training_keys.describe_leak(examples),
-            challenge.warning,
-        ),
+        warnings=_warnings(manifest, evaluation, *of_keys, challenge.warning),
     )
     card = make_card(manifest, export, training, evaluation, blessing.headline)
     origin = Origin.of(model_file, training, run)
@@ -223,15 +218,15 @@ def validate_artifacts(
         ShardlineError: As `validate` does.
     """
     out = Path(exported.path)
-    judge = read(GateSettings, gate, "gate")
+    settings = read(GateSettings, gate, "gate")
     model_file = Path(model.path) / "model.keras"
     outcome = validate(
         model_file,
         Path(dataset.path),
         out,
-        gate=judge.gate,
-        champion_uri=judge.champion_uri,
-        formats=judge.formats,
+        gate=settings.gate,
+        champion_uri=settings.champion_uri,
+        formats=settings.formats,
         model_function=str(model.metadata.get("model_function", "")),
         run=run,
     )

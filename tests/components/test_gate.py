@@ -10,7 +10,6 @@ import shutil
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from click.testing import CliRunner
 from sklearn import metrics
 
@@ -25,34 +24,13 @@ from shardline.components.validate.verdict import judge
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import SettingsError
+from tests.helpers.costly import Large, Slow
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 from tests.helpers.fake_storage import fake_storage
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
-
-
-@keras.saving.register_keras_serializable("tests")
-class Slow(keras.layers.Layer):
-    """Takes a while, and changes nothing."""
-
-    def call(self, inputs):
-        matrix = tf.random.uniform((700, 700))
-        for _ in range(8):
-            matrix = tf.matmul(matrix, matrix) / 1e4
-        return inputs + 0.0 * tf.reduce_sum(tf.clip_by_value(matrix, 0.0, 1.0))
-
-
-@keras.saving.register_keras_serializable("tests")
-class Large(keras.layers.Layer):
-    """Has 1.2 MB of weights that do nothing."""
-
-    def build(self, shape):
-        self.ballast = self.add_weight(shape=(300, 1000), initializer="zeros")
-
-    def call(self, inputs):
-        return inputs + self.ballast[0, 0]
 
 
 def band_model(*, bias=(0.0, 0.0, 0.0), order=(0, 1, 2), layers=(), nan=False):

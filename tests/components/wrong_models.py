@@ -26,6 +26,7 @@ from shardline.components.validate.gate import Gate
 from shardline.components.validate.validation import validate
 from shardline.components.validate.verdict import Blessing
 from tests.helpers import preprocessing
+from tests.helpers.costly import Large, Slow
 
 _EPOCHS = 12
 
@@ -43,28 +44,6 @@ class Leaked:
             yield Example(key=f"{place}", split=split, **given)
             if split == "test":
                 yield Example(key=f"copy of {place}", split="train", **given)
-
-
-@keras.saving.register_keras_serializable("wrong_models")
-class Slow(keras.layers.Layer):
-    """Takes a while, and changes nothing."""
-
-    def call(self, inputs: Any) -> Any:
-        matrix = tf.random.uniform((500, 500))
-        for _ in range(6):
-            matrix = tf.matmul(matrix, matrix) / 1e4
-        return inputs + 0.0 * tf.reduce_sum(tf.clip_by_value(matrix, 0.0, 1.0))
-
-
-@keras.saving.register_keras_serializable("wrong_models")
-class Large(keras.layers.Layer):
-    """Has weights that do nothing."""
-
-    def build(self, shape: Any) -> None:
-        self.ballast = self.add_weight(shape=(300, 1000), initializer="zeros")
-
-    def call(self, inputs: Any) -> Any:
-        return inputs + self.ballast[0, 0]
 
 
 def build(*layers: keras.layers.Layer, seed: int = 0) -> keras.Model:
