@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.pipelines import image as images
 from shardline.pipelines.cli.options import (
     PATH,
     dry_run_option,
@@ -21,7 +20,9 @@ from shardline.pipelines.cli.options import (
     show,
     show_json,
 )
-from shardline.pipelines.image import VARIANTS, Image
+from shardline.pipelines.image import build as images
+from shardline.pipelines.image.build import Image
+from shardline.pipelines.image.settings import VARIANTS
 
 if TYPE_CHECKING:
     from shardline.pipelines.remote.environment import Environment

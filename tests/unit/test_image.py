@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from shardline.pipelines.image import REVISION_LABEL, VARIANTS
+from shardline.pipelines.image.build import REVISION_LABEL
+from shardline.pipelines.image.settings import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.image import Image
+from shardline.pipelines.image.build import Image
 from shardline.trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]

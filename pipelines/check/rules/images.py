@@ -11,7 +11,7 @@ from shardline.components.vertex.payload import argv, known_text, lacks
 from shardline.pipelines.check.job import Pool, jobs
 from shardline.pipelines.check.pipeline import Executor, Pipeline
 from shardline.pipelines.check.registry import Found, rules
-from shardline.pipelines.image import has_registry
+from shardline.pipelines.image.build import has_registry
 
 #: Vertex AI's prebuilt images: the documentation demands the tag `latest` for them.
 _PREBUILT = re.compile(

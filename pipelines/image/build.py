@@ -15,8 +15,6 @@ from typing import Any
 
 from shardline.trainer.errors import PlatformError, RunError, SettingsError
 
-#: Sets of packages in the image; docker/Dockerfile says what each is for.
-VARIANTS = ("cpu", "gpu", "control")
 #: The label that the OCI image specification has for the revision of the source.
 REVISION_LABEL = "org.opencontainers.image.revision"
 

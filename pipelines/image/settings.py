@@ -1,0 +1,66 @@
+"""Settings of the container image, the table [image]: what goes into it beside Shardline, and its base."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardline.trainer.errors import SettingsError
+
+#: Sets of packages in the image; docker/Dockerfile says what each is for.
+VARIANTS = ("cpu", "gpu", "control")
+
+# Both stand in lines of a Dockerfile, which a shell reads.
+_APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
+_USER = re.compile(r"\d+(:\d+)?")
+_BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """What `shardline image build` makes.
+
+    Attributes:
+        name: Name of the image, REGISTRY/PROJECT/REPOSITORY/NAME:TAG.
+        packages: Directories of your own code, from the settings file's: packages, which are copied, or
+            projects with a pyproject.toml, setup.cfg or setup.py, which are installed.
+        requirements: Locked requirements of your code, a file from the settings file's; "" is none.
+        apt: Packages of Debian.
+        base: Image with Python that it is built from; "" is Shardline's own choice, by digest.
+        variant: One of VARIANTS; "" is cpu, or gpu where a machine of the settings has accelerators.
+        user: User as which it runs, UID or UID:GID; "" is root, as in the platform's own training images.
+    """
+
+    name: str
+    packages: tuple[str, ...] = ()
+    requirements: str = ""
+    apt: tuple[str, ...] = ()
+    base: str = ""
+    variant: str = ""
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise SettingsError("name is empty; give the container image that all components run in")
+        if "" in self.packages:
+            raise SettingsError('packages holds ""; give directories of your code, as in ["../leafnet"]')
+        if self.variant not in ("", *VARIANTS):
+            raise SettingsError(f"variant is one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        for package in self.apt:
+            if not _APT.fullmatch(package):
+                raise SettingsError(
+                    f"apt holds {package!r}, which is no name of a Debian package (NAME or NAME=VERSION)"
+                )
+        if self.user and not _USER.fullmatch(self.user):
+            raise SettingsError(f"user is a number, UID or UID:GID, got {self.user!r}")
+        if self.base and not _BASE.fullmatch(self.base):
+            raise SettingsError(f"base is no name of an image: {self.base!r}; NAME:TAG@sha256:DIGEST")
+
+    def below(self, directory: Path) -> ImageSettings:
+        """Returns the same with the paths of a settings file that lies in `directory`."""
+        return replace(
+            self,
+            packages=tuple(str(directory / package) for package in self.packages),
+            requirements=str(directory / self.requirements) if self.requirements else "",
+        )
