@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from shardline.pipelines.check.secrets import kind_of
 from shardline.pipelines.spec import declared
+from shardline.pipelines.tables import read_toml
 from shardline.trainer import files
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.errors import PipelineError, SettingsError
 
 #: Whole numbers travel as doubles, here as on the platform.
 _LARGEST_INTEGER = 2**53
+
+
+class Given(dict[str, Any]):
+    """Values of parameters by name, as they were given, with the file of those that came from one.
+
+    Attributes:
+        origins: File of a value, by the name of the parameter.
+    """
+
+    origins: Mapping[str, Path] = {}
+
+    def with_texts(self, texts: Mapping[str, str]) -> Given:
+        """Returns these values and those that a command line gives, which win."""
+        both = Given({**self, **texts})
+        both.origins = {name: path for name, path in self.origins.items() if name not in texts}
+        return both
+
+
+def read_parameters(path: Path) -> Given:
+    """Returns the parameters in a TOML file: names and values, tables and arrays for objects and lists.
+
+    Raises SettingsError when there is no such file or it is no TOML, or a value is none that JSON has.
+    """
+    found = Given(read_toml(path, f"no parameter file {path}; it has lines NAME = VALUE (TOML)"))
+    for name, value in found.items():
+        if wrong := next(_not_json(name, value), None):
+            raise SettingsError(f"{path}: {wrong}")
+    found.origins = dict.fromkeys(found, path)
+    return found
+
+
+def _not_json(name: str, value: Any) -> Iterator[str]:
+    """Yields what in a TOML value is none that JSON has, with its key."""
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _not_json(f"{name}.{key}", item)
+    elif isinstance(value, (datetime.date, datetime.time)):
+        yield f"{name} is a date or time, {value}; put it in quotes to pass it on as text"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{name} must be finite, got {value}"
 
 
 def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,21 +69,30 @@ def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[
     known = declared(spec)
     checked = {}
     for name, value in given.items():
-        if name not in known:
-            raise PipelineError(_unknown(name, known))
-        checked[name] = convert(name, value, known[name])
-        if kind := kind_of(name, checked[name]):
-            raise PipelineError(
-                f"the parameter {name} holds {kind}, which everybody who sees the run would see; put it into "
-                "Secret Manager, give its name there, projects/PROJECT/secrets/NAME/versions/latest, and "
-                "revoke this one"
-            )
+        try:
+            checked[name] = _check(name, value, known)
+        except PipelineError as error:
+            file = given.origins.get(name) if isinstance(given, Given) else None
+            raise PipelineError(f"{file}: {error}" if file else str(error)) from None
     for name, declaration in known.items():
         if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
             raise PipelineError(
                 f"the parameter {name} ({_type_of(declaration)}) has no default and must be given"
             )
     return checked
+
+
+def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any:
+    if name not in known:
+        raise PipelineError(_unknown(name, known))
+    converted = convert(name, value, known[name])
+    if kind := kind_of(name, converted):
+        raise PipelineError(
+            f"the parameter {name} holds {kind}, which everybody who sees the run would see; put it into "
+            "Secret Manager, give its name there, projects/PROJECT/secrets/NAME/versions/latest, and "
+            "revoke this one"
+        )
+    return converted
 
 
 def _unknown(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,13 @@ from shardline.pipelines.cli.options import (
     environment_flags,
     foreground,
     json_option,
-    pairs,
-    param_option,
+    parameter_options,
     runs_dir_option,
     show,
     show_json,
     show_table,
 )
-from shardline.trainer.errors import EXIT_FAILED, PipelineError
+from shardline.trainer.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from shardline.pipelines.check.registry import Finding
@@ -37,25 +36,30 @@ _PLACES = 3
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=PATH)
-@param_option
+@parameter_options
 @click.option("--cron", help="Check it for this schedule, too: 'TZ=Europe/Vienna 0 6 * * 1'.")
 @click.option("--max-concurrent-run-count", type=int, default=1, show_default=True, help="With --cron.")
 @click.option("--max-concurrent-active-run-count", type=int, help="With --cron; no limit unless given.")
 @json_option
 def check(
-    files: tuple[Path, ...], params: tuple[str, ...], cron: str | None, as_json: bool, **limits: Any
+    files: tuple[Path, ...],
+    given: Mapping[str, Any] | None,
+    cron: str | None,
+    as_json: bool,
+    **limits: Any,
 ) -> None:
     """Find mistakes in compiled pipelines and settings before anything runs.
 
     FILES are compiled pipelines (YAML or JSON), Shardline's or not, and Shardline's settings (TOML).
-    Parameters are checked when --param or --cron is given. Exits with 1 when there are errors, with 2 when a
-    file is no pipeline. docs/check.md lists the rules.
+    Parameters are checked when --params, --param or --cron is given. Exits with 1 when there are errors, with
+    2 when a file is no pipeline. docs/check.md lists the rules.
     """
     from shardline.pipelines.check.checks import check as find
     from shardline.pipelines.check.checks import load
     from shardline.pipelines.check.schedule import Schedule
 
-    given = pairs(params, "--param", PipelineError) if params or cron is not None else None
+    if given is None and cron is not None:
+        given = {}
     schedule = None if cron is None else Schedule(cron=cron, **limits)
     findings = {str(file): find(load(file, given), schedule) for file in files}
     if as_json:

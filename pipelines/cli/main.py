@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,7 @@ from shardline.pipelines.cli.options import (
     foreground,
     inject_option,
     network_option,
-    pairs,
-    param_option,
+    parameter_options,
     path_option,
     runs_dir_option,
 )
@@ -29,7 +29,6 @@ from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
 from shardline.trainer.crash import as_error
-from shardline.trainer.errors import PipelineError
 
 #: Replicas that one machine may be asked for.
 _MOST_REPLICAS = 100
@@ -104,14 +103,14 @@ def compile(
 
 @main.command()
 @click.argument("pipeline", type=PATH)
-@param_option
+@parameter_options
 @runs_dir_option
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
 @network_option
 @inject_option
 def run(
     pipeline: Path,
-    params: tuple[str, ...],
+    given: Mapping[str, Any] | None,
     runs_dir: Path,
     require_blessing: bool,
     network: str,
@@ -129,7 +128,7 @@ def run(
     from shardline.pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
-    parameters, _ = check_run(spec, pairs(params, "--param", PipelineError), here=True)
+    parameters, _ = check_run(spec, given or {}, here=True)
     if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
         # Models of different data do not replace each other.
         source = parameters.get("source", defaults(spec)["source"])

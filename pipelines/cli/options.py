@@ -14,7 +14,7 @@ import click
 
 from shardline.components.text import table
 from shardline.trainer import progress
-from shardline.trainer.errors import ShardlineError, printable
+from shardline.trainer.errors import PipelineError, ShardlineError, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.local.terminal import Terminal
@@ -37,9 +37,6 @@ def path_option(name: str, default: str, text: str) -> Callable[[Callable[..., A
     return click.option(name, type=PATH, default=Path(default), show_default=True, help=text)
 
 
-param_option = click.option(
-    "--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A pipeline parameter."
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
 settings_option = click.option(
@@ -47,6 +44,30 @@ settings_option = click.option(
     type=PATH,
     help="Settings file (TOML) with a table [vertex]; VERTEX_* and options override it.",
 )
+
+
+def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command --params and --param, and passes it `given`: values by name, or None without any."""
+
+    @click.option("--params", "file", type=PATH, metavar="FILE", help="A file (TOML) of pipeline parameters.")
+    @click.option(
+        "--param",
+        "-p",
+        "texts",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A pipeline parameter; it overrides FILE.",
+    )
+    @functools.wraps(command)
+    def with_parameters(*args: Any, file: Path | None, texts: tuple[str, ...], **values: Any) -> Any:
+        from shardline.pipelines.parameters import Given, read_parameters
+
+        given = None if file is None else read_parameters(file)
+        if texts:
+            given = (given or Given()).with_texts(pairs(texts, "--param", PipelineError))
+        return command(*args, given=given, **values)
+
+    return with_parameters
 
 
 def environment_options(

@@ -6,7 +6,7 @@ import datetime
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,13 @@ from shardline.pipelines.cli.options import (
     foreground,
     json_option,
     pairs,
-    param_option,
+    parameter_options,
     runs_dir_option,
     show,
     show_json,
     show_table,
 )
-from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, PipelineError, RestartError, SettingsError
+from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
 if TYPE_CHECKING:
     from shardline.components.vertex.client import Platform
@@ -42,7 +42,7 @@ _wait_option = click.option(
 
 @click.command()
 @click.argument("pipeline")
-@param_option
+@parameter_options
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label of the run.")
 @click.option("--job-id", default="", help="Id of the run; by default one that no other run has.")
 @click.option("--no-cache", is_flag=True, help="Do every task anew.")
@@ -52,7 +52,7 @@ _wait_option = click.option(
 @environment_options
 def submit(
     pipeline: str,
-    params: tuple[str, ...],
+    given: Mapping[str, Any] | None,
     labels: tuple[str, ...],
     job_id: str,
     no_cache: bool,
@@ -71,7 +71,7 @@ def submit(
     from shardline.pipelines.remote import submit as submission
 
     spec, template_uri = read_spec(pipeline)
-    parameters, warnings = check_run(spec, pairs(params, "--param", PipelineError))
+    parameters, warnings = check_run(spec, given or {})
     request = submission.job_request(
         environment,
         spec,
