@@ -50,7 +50,7 @@ class ImageSettings:
         for package in self.apt:
             if not _APT.fullmatch(package):
                 raise SettingsError(
-                    f"apt holds {package!r}, which is no name of a Debian package (NAME or NAME=VERSION)"
+                    f"apt holds {package!r}, which is no Debian package: NAME or NAME=VERSION"
                 )
         if self.user and not _USER.fullmatch(self.user):
             raise SettingsError(f"user is a number, UID or UID:GID, got {self.user!r}")

@@ -1,0 +1,141 @@
+"""Contents of the image: the modules that it holds, as settings say, and plug-ins of a run that it lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from shardline.components.preprocess.sources import KNOWN_FORMS
+from shardline.pipelines.image.settings import ImageSettings
+from shardline.trainer.errors import ModelError
+from shardline.trainer.models import import_string
+
+LOCKS = Path(__file__).resolve().parents[2] / "docker" / "lock"
+#: Files by which a directory is a project, which is installed, and not a package, which is copied.
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
+
+_BUILT_IN_SOURCES = tuple(form.partition(":")[0] for form in KNOWN_FORMS[:-1])
+_PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])? ?===?", re.MULTILINE)
+_NOT_CODE = {"build", "dist", "node_modules", "runs", "__pycache__"}
+
+
+def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the plug-ins of a run, one line each: those that the image does not hold.
+
+    Args:
+        image: The image, as the settings have it, with paths that are true from here (`ImageSettings.below`).
+        parameters: Parameters of the run, by name; those that name no module are not looked at.
+    """
+    found = []
+    for name, reference in plugins_of(parameters).items():
+        module = reference.partition(":")[0]
+        if not holds(image, module):
+            found.append(f"{name}={reference}: {_lacks(image, module)}")
+    return found
+
+
+def _lacks(image: ImageSettings, module: str) -> str:
+    top = module.partition(".")[0]
+    if top in {Path(package).resolve().name for package in image.packages}:
+        return f"{top} in packages of [image] has no module {module}; name one that it has"
+    return (
+        f"the image {image.name} has no module {top}; add its directory to the settings, [image] packages = "
+        f'["../{top}"] (a path from the settings file), or its distribution to [image] requirements, and '
+        "build the image again"
+    )
+
+
+def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the import strings among the parameters of a run, by the parameter that names each."""
+    options = parameters.get("train_options")
+    options = options if isinstance(options, Mapping) else {}
+    callbacks = options.get("callbacks")
+    named = {
+        "model": _model(parameters.get("model")),
+        "source": _source(parameters.get("source")),
+        "train_options.augment": options.get("augment"),
+        "train_options.transform": options.get("transform"),
+        **{
+            f"train_options.callbacks[{index}]": callback
+            for index, callback in enumerate(callbacks if isinstance(callbacks, list | tuple) else ())
+        },
+    }
+    return {name: value for name, value in named.items() if isinstance(value, str) and ":" in value}
+
+
+def holds(image: ImageSettings, module: str) -> bool:
+    """Whether the image has a module, as far as can be told here without building it."""
+    top = module.partition(".")[0]
+    if top == "shardline" or top in sys.stdlib_module_names:
+        return True
+    if any(module in _Modules(Path(package)) for package in image.packages):
+        return True
+    own = _names(Path(image.requirements)) if image.requirements else set()
+    locked = own | _names(LOCKS / f"{image.variant or 'cpu'}.txt")
+    if _normal(top) in locked:
+        return True
+    # What a distribution calls its modules is known where it is installed.
+    installed = metadata.packages_distributions()
+    return any(_normal(name) in locked for name in installed.get(top, ())) or (
+        top not in installed and not own <= {_normal(name) for names in installed.values() for name in names}
+    )
+
+
+def is_project(directory: Path) -> bool:
+    """Whether a directory of [image] packages is a project, which is installed."""
+    return any((directory / name).is_file() for name in PROJECT_FILES)
+
+
+class _Modules:
+    """Modules that a directory of [image] packages brings: its own, or those anywhere in a project."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __contains__(self, module: str) -> bool:
+        first, *rest = module.split(".")
+        if not is_project(self._directory):
+            own = self._directory.resolve()
+            return first == own.name and (not own.is_dir() or _has(own.parent, [first, *rest]))
+        return any(_has(Path(root), [first, *rest]) for root in self._roots())
+
+    def _roots(self) -> Iterator[str]:
+        for root, directories, _ in os.walk(self._directory):
+            directories[:] = [name for name in directories if name[0] != "." and name not in _NOT_CODE]
+            yield root
+
+
+def _has(root: Path, parts: Iterable[str]) -> bool:
+    path = root.joinpath(*parts)
+    # Also a module that was compiled, as in fast.cpython-311-x86_64-linux-gnu.so.
+    return path.is_dir() or any(
+        found.suffix in (".py", ".so") for found in path.parent.glob(f"{path.name}.*")
+    )
+
+
+def _names(requirements: Path) -> set[str]:
+    try:
+        return {_normal(name) for name in _PINNED.findall(requirements.read_text(encoding="utf-8"))}
+    except (OSError, UnicodeDecodeError):
+        return set()  # the build refuses it, and says why
+
+
+def _normal(name: str) -> str:
+    """Returns a distribution's name as PyPA's specification compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _model(model: Any) -> str:
+    try:
+        return import_string(model) if isinstance(model, str) else ""
+    except ModelError:
+        return ""
+
+
+def _source(source: Any) -> str:
+    return source if isinstance(source, str) and source.partition(":")[0] not in _BUILT_IN_SOURCES else ""
