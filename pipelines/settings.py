@@ -23,7 +23,9 @@ _OWN_MACHINE = ("parameter_servers", "reduction_server")
 _POOL_KEYS = keys_of(WorkerPool)
 _JOB_KEYS = keys_of(CustomJobSettings, "cluster")
 #: What parameter servers do not take over from [train]: they need no accelerators.
-_MACHINE_KEYS = {name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "reservation"))}
+_MACHINE_KEYS = {
+    name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "tpu", "reservation"))
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster import health
+from shardline.trainer.cluster import devices, health
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
@@ -63,7 +63,10 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     SIGTERM, when a checkpoint has been saved, a RestartError.
     """
     cluster = read_cluster(environ)
+    devices.announce(cluster, environ)
     asked = settings
+    if settings.strategy == "auto" and devices.asks_for_tpu(environ):
+        settings = replace(settings, strategy="tpu")
     if has_evaluator(environ):
         settings = replace(settings, evaluator=True)
     name = strategies.choose(settings, cluster)

@@ -7,6 +7,7 @@ A `WorkerPool` is a WorkerPoolSpec of the CustomJob API (worker_pool_specs) with
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -19,6 +20,7 @@ from shardline.components.vertex.forms import (
     check_text,
 )
 from shardline.components.vertex.payload import at, whole
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
 from shardline.trainer.errors import SettingsError
 
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
@@ -52,6 +54,7 @@ class WorkerPool:
     replica_count: int = 1
     accelerator_type: str = ""
     accelerator_count: int = 0
+    tpu_topology: str = ""
     reservation_affinity_type: str = ""
     reservation_affinity_key: str = ""
     reservation_affinity_values: tuple[str, ...] = ()
@@ -71,6 +74,8 @@ class WorkerPool:
                 "accelerator_type and accelerator_count go together, got "
                 f"{self.accelerator_type!r} and {self.accelerator_count}"
             )
+        if self.tpu_topology and not re.fullmatch(r"[0-9]+(x[0-9]+){1,2}", self.tpu_topology):
+            raise SettingsError(f"tpu_topology is chips by chips, as in '2x4', got {self.tpu_topology!r}")
         if self.boot_disk_type not in ("", *BOOT_DISK_TYPES):
             raise SettingsError(
                 f"boot_disk_type is one of {', '.join(BOOT_DISK_TYPES)}, got {self.boot_disk_type!r}"
@@ -89,12 +94,27 @@ class WorkerPool:
         """What kind of machine it is: machine type, accelerator type, accelerator count."""
         return self.machine_type, self.accelerator_type, self.accelerator_count
 
-    def spec(self, container: Mapping[str, Any]) -> dict[str, Any]:
+    @property
+    def accelerators(self) -> str:
+        """Accelerators that each replica has to see, "1 NVIDIA_TESLA_T4"; "" for none."""
+        if self.accelerator_type:
+            return f"{self.accelerator_count} {self.accelerator_type}"
+        # The chips of this machine, of perhaps several that make the topology.
+        chips = re.search(r"-([0-9]+)t$", self.machine_type)
+        return f"{chips[1]} TPU" if chips and self.tpu_topology else ""
+
+    def spec(self, container: Mapping[str, Any], reduction_servers: int = 0) -> dict[str, Any]:
         """Returns the platform's WorkerPoolSpec.
 
-        `container` has image_uri, and command and args where they are not the image's own.
+        `container` has image_uri, and command and args where they are not the image's own. The trainer learns
+        from variables which accelerators the replicas should have, and how many `reduction_servers` the job.
         """
-        env = [{"name": name, "value": value} for name, value in self.env.items()]
+        own = {
+            ACCELERATORS_VARIABLE: self.accelerators,
+            REDUCTION_SERVERS_VARIABLE: str(reduction_servers or ""),
+        }
+        told = {**self.env, **{name: value for name, value in own.items() if value}}
+        env = [{"name": name, "value": value} for name, value in told.items()]
         pool: dict[str, Any] = {"container_spec": {**container, "env": env}}
         for path, name in _PATHS.items():
             value = getattr(self, name)
@@ -130,10 +150,9 @@ class WorkerPool:
             )
 
     def _check_variables(self) -> None:
-        if len(self.env) > MOST_VARIABLES:
-            raise SettingsError(
-                f"env: a container has at most {MOST_VARIABLES} variables, got {len(self.env)}"
-            )
+        most = MOST_VARIABLES - 2  # and our own
+        if len(self.env) > most:
+            raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
         for name, value in self.env.items():
             if not VARIABLE.fits(name):
                 raise SettingsError(f"env: {name!r} is no name of an environment variable")
@@ -147,6 +166,7 @@ _PATHS = {
     "machine_spec.machine_type": "machine_type",
     "machine_spec.accelerator_type": "accelerator_type",
     "machine_spec.accelerator_count": "accelerator_count",
+    "machine_spec.tpu_topology": "tpu_topology",
     "machine_spec.reservation_affinity.reservation_affinity_type": "reservation_affinity_type",
     "machine_spec.reservation_affinity.key": "reservation_affinity_key",
     "machine_spec.reservation_affinity.values": "reservation_affinity_values",
@@ -239,11 +259,13 @@ class Cluster:
 
         `container` is the container_spec of the program that all replicas but a Reduction Server run.
         """
-        server = {"image_uri": REDUCTION_SERVER_IMAGE}
+        servers = self.reduction_server.replica_count if self.reduction_server else 0
         return [
             dict(EMPTY_POOL)
             if pool is None
-            else pool.spec(server if pool is self.reduction_server else container)
+            else pool.spec({"image_uri": REDUCTION_SERVER_IMAGE})
+            if pool is self.reduction_server
+            else pool.spec(container, servers)
             for pool in self.pools
         ]
 
@@ -285,6 +307,8 @@ def _read_pool(name: str, spec: Any) -> WorkerPool | None:
         raise SettingsError(f"{name}.machine_spec.machine_type is missing")
     if not at(spec, "disk_spec"):
         values["boot_disk_type"] = ""
+    for told in (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE):  # of machines that may be others now
+        values.get("env", {}).pop(told, None)
     try:
         return WorkerPool(**values)
     except SettingsError as error:

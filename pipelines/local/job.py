@@ -14,7 +14,11 @@ from typing import Any
 from shardline.components.vertex import forms
 from shardline.components.vertex.payload import JobSpec, PoolSpec, at, list_at, read_payload, whole
 from shardline.components.vertex.pools import EMPTY_POOL
-from shardline.trainer.cluster.cluster import SECRET_VARIABLE
+from shardline.trainer.cluster.cluster import (
+    ACCELERATORS_VARIABLE,
+    REDUCTION_SERVERS_VARIABLE,
+    SECRET_VARIABLE,
+)
 from shardline.trainer.errors import PipelineError
 
 #: Role of the replicas of each worker pool, by the pool's index.
@@ -156,6 +160,8 @@ PLATFORM_VARIABLES = (
     "CLOUD_ML_HP_METRIC_FILE",
     SECRET_VARIABLE,
 )
+#: Variables of a pool that describe the platform's machines, for which this one stands in.
+_OF_MACHINES = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
 LOCAL_PROJECT = "local-project"
 
 
@@ -182,6 +188,11 @@ def replicas(job: CustomJob) -> tuple[ReplicaId, ...]:
     return tuple(
         ReplicaId(pool, index) for pool, spec in enumerate(job.worker_pools) for index in range(spec.replicas)
     )
+
+
+def variables(pool: PoolSpec) -> dict[str, str]:
+    """Returns the variables of a pool that mean something on this machine."""
+    return {name: value for name, value in pool.variables.items() if name not in _OF_MACHINES}
 
 
 def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], job_id: str) -> dict[str, str]:

@@ -3,6 +3,8 @@
 Five things change, and nothing else:
 
 * An executor that runs one of GCPC's launchers, or its e-mail component, runs the stand-in (`stand_ins`).
+  That of a custom job leaves out what describes machines: the variables SHARDLINE_ACCELERATORS and
+  SHARDLINE_REDUCTION_SERVERS, and the replicas of a Reduction Server.
 * A task that will load TensorFlow is started by `start`, which may fork it from a process that has loaded it.
 * Placeholders that only the platform can resolve become local values.
 * A condition on a task's named output is written so that kfp.local finds the output (`kfp_internals`).

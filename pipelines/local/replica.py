@@ -55,7 +55,7 @@ def launches(
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
-            **processes.on_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **pool.variables}),
+            **processes.on_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **cluster.variables(pool)}),
             **cluster.environment(job, member, network.addresses, job_id),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),

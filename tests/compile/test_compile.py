@@ -111,6 +111,19 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config"}  # a table
 
 
+@pytest.mark.parametrize(
+    "machine",
+    [
+        'machine_type = "ct6e-standard-4t"\ntpu_topology = "2x2"\nboot_disk_type = "hyperdisk-balanced"',
+        'machine_type = "ct5lp-hightpu-1t"\ntpu_topology = "1x1"',
+    ],
+)
+def test_a_tpu_compiles_and_passes_the_check(tmp_path, machine):
+    (tmp_path / "tpu.toml").write_text(f'image = "r/i:tpu"\n[train]\nreplica_count = 1\n{machine}\n')
+    found = check_pipeline(yaml.safe_load(compile_pipeline(settings.load(tmp_path / "tpu.toml"))))
+    assert not [str(finding) for finding in found if finding.severity == "error"]
+
+
 def test_drift_is_an_error(tmp_path):
     output = tmp_path / "retrain.yaml"
     arguments = ["compile", "--settings", str(ROOT / "settings/local.toml"), "--output", str(output)]

@@ -107,6 +107,10 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
         reservation_affinity_values=("projects/p/zones/z/reservations/r",),
     )
     servers = WorkerPool(machine_type="n1-highcpu-16", replica_count=2, boot_disk_type="")
+    told = [
+        {"name": "SHARDLINE_ACCELERATORS", "value": "2 NVIDIA_TESLA_T4"},
+        {"name": "SHARDLINE_REDUCTION_SERVERS", "value": "2"},
+    ]
     cluster = Cluster(chief=chief, workers=GPU, reduction_server=servers)
     pools = sent(CustomJobSettings(cluster=cluster), tmp_path, note="n")["job_spec"]["worker_pool_specs"]
     container = pools[0].pop("container_spec")
@@ -126,7 +130,8 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
         "nfs_mounts": [{"server": "10.0.0.2", "path": "/data", "mount_point": "data"}],
     }
     assert container["image_uri"] == "other:2"
-    assert container["env"] == [{"name": "NOTE", "value": AWKWARD}, {"name": "EMPTY"}]
+    assert container["env"] == [{"name": "NOTE", "value": AWKWARD}, {"name": "EMPTY"}, *told]
+    assert pools[1]["container_spec"]["env"] == told
     assert pools[1]["container_spec"]["image_uri"] == "image:1"
     assert pools[1]["container_spec"]["command"] == container["command"]
     assert pools[2] == {
@@ -134,6 +139,13 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
         "replica_count": "2",
         "container_spec": {"image_uri": REDUCTION_SERVER_IMAGE},
     }
+
+
+def test_a_tpu_and_what_the_trainer_is_told_of_it(tmp_path: Path) -> None:
+    tpu = WorkerPool(machine_type="ct5lp-hightpu-4t", tpu_topology="2x2", boot_disk_type="")
+    (pool,) = sent(CustomJobSettings(cluster=Cluster(chief=tpu)), tmp_path)["job_spec"]["worker_pool_specs"]
+    assert pool["machine_spec"] == {"machine_type": "ct5lp-hightpu-4t", "tpu_topology": "2x2"}
+    assert pool["container_spec"]["env"] == [{"name": "SHARDLINE_ACCELERATORS", "value": "4 TPU"}]
 
 
 def test_a_parameter_reaches_every_replica_as_it_was_given(tmp_path: Path) -> None:
@@ -259,7 +271,8 @@ REFUSED = [
     (pool(env={"A B": ""}), "env: 'A B' is no name"),
     (pool(env={"TF_CONFIG": ""}), "env: TF_CONFIG is set by the platform"),
     (pool(env={"AIP_MODEL_DIR": ""}), "env: AIP_MODEL_DIR is set by the platform"),
-    (pool(env={f"V{i}": "" for i in range(101)}), "at most 100 variables, got 101"),
+    (pool(env={f"V{i}": "" for i in range(99)}), "a container has room for 98 variables, got 99"),
+    (pool(tpu_topology="2 by 4"), "chips by chips, as in '2x4', got '2 by 4'"),
     (pool(env={"A": "{{$.inputs}}"}), r"env\.A holds '\{\{\$', which begins a placeholder"),
     (pool(env={"A": "a\0b"}), r"env\.A holds a NUL"),
     (pool(env={"A": "\udc80"}), r"env\.A is not valid UTF-8"),

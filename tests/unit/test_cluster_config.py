@@ -33,6 +33,8 @@ def environ(cluster, kind, index):
         ({**CHIEF, "evaluator": ["e:1"]}, "evaluator", 0, False, "chief + 2 workers"),
         ({**CHIEF, "evaluator": ["e:1"]}, "worker", 0, False, "chief + 2 workers"),
         ({"chief": ["a:1"]}, "evaluator", 0, False, "one process"),
+        ({**CHIEF, "ps": [], "evaluator": []}, "chief", 0, True, "chief + 2 workers"),  # none are listed
+        ({"chief": [], **WORKERS}, "worker", 0.0, True, "worker 0 as chief + 1 worker"),  # a Struct's number
     ],
 )
 def test_reads_both_shapes(cluster, kind, index, is_chief, words):
@@ -60,6 +62,16 @@ def test_knows_its_role(cluster, kind, index, role, num_workers):
     assert found.num_workers == num_workers
 
 
+@pytest.mark.parametrize(
+    ("count", "words"), [("2", "chief + 1 worker"), ("", "chief + 1 worker + 2 parameter servers")]
+)
+def test_reduction_servers_are_no_parameter_servers(count, words):
+    """On the platform both are worker pool 2, and "ps" in TF_CONFIG."""
+    variables = {**environ(SERVED, "worker", 0), "SHARDLINE_REDUCTION_SERVERS": count}
+
+    assert str(read_cluster(variables)) == words
+
+
 def test_names_every_address():
     found = read_cluster(environ({**SERVED, "evaluator": ["e:1"]}, "chief", 0))
 
@@ -82,7 +94,7 @@ def test_no_cluster_is_one_chief(variables):
         ("[]", "no 'cluster'"),
         ('{"cluster": {"worker": "a:1"}}', "no 'cluster' of task types with lists of hosts"),
         ('{"cluster": {}}', "neither a chief nor workers"),
-        ('{"cluster": {"worker": []}}', "no hosts for 'worker'"),
+        ('{"cluster": {"worker": []}}', "neither a chief nor workers"),
         ('{"cluster": {"worker": ["a:1", "b:1"]}}', "no 'task'"),
         ('{"cluster": {"boss": ["a:1"]}}', "type 'boss'; this trainer knows chief, worker, ps, evaluator"),
     ],

@@ -17,6 +17,10 @@ _TASKS = ("chief", "worker", "ps", "evaluator")
 #: Names, in the environment of a job's processes, the secret by which they know each other. The platform
 #: hands out none: there whoever reaches their ports is taken for one of them.
 SECRET_VARIABLE = "SHARDLINE_JOB_SECRET"
+#: Names what this replica's worker pool was given, "1 NVIDIA_TESLA_T4"; of no meaning on another machine.
+ACCELERATORS_VARIABLE = "SHARDLINE_ACCELERATORS"
+#: Names the number of Reduction Servers, which TF_CONFIG lists as if they were parameter servers.
+REDUCTION_SERVERS_VARIABLE = "SHARDLINE_REDUCTION_SERVERS"
 _INDEX = re.compile(r"(-?[0-9]{1,9})(?:\.0)?")
 _HOST, _PORT = re.compile(r"[!-~]+"), re.compile(r"[0-9]{1,5}")
 # What TensorFlow 1 called the chief; older templates still write it.
@@ -115,14 +119,16 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     """Reads TF_CONFIG in all its shapes; without it there is no cluster.
 
     It has a chief (formerly "master") and workers or workers only, and perhaps parameter servers. An
-    evaluator knows itself by its task alone; whether the cluster lists it makes no difference. A ClusterError
-    says what is malformed.
+    evaluator knows itself by its task alone; whether the cluster lists it makes no difference. Tasks without
+    hosts are none, and Reduction Servers no parameter servers. A ClusterError says what is malformed.
     """
     text = environ.get("TF_CONFIG", "").strip()
     if not text:
         return Cluster()
     config = files.parse_json(text, "TF_CONFIG", ClusterError)
     tasks = _tasks(config, text)
+    if environ.get(REDUCTION_SERVERS_VARIABLE, "").strip() not in ("", "0"):
+        tasks.pop("ps", None)
     task_type, task_index = _this_task(config, tasks)
     hosts = (*tasks.get("chief", ()), *tasks.get("worker", ()))
     if len(hosts) == 1 and "ps" not in tasks:
@@ -150,9 +156,8 @@ def _tasks(config: Any, text: str) -> dict[str, list[str]]:
             )
         if name in tasks:
             raise ClusterError(f"TF_CONFIG has both {kind!r} and {name!r}, two names of the same task")
-        if not hosts:
-            raise ClusterError(f"TF_CONFIG's cluster has no hosts for {kind!r}; leave it out")
-        tasks[name] = hosts
+        if hosts:
+            tasks[name] = hosts
     _check_hosts(tasks)
     if len(tasks.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG has {len(tasks['chief'])} chiefs; a cluster has one")

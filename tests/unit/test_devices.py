@@ -1,0 +1,84 @@
+"""Devices of a replica: named in its first line, and compared with what its worker pool was given."""
+
+import ctypes
+import importlib.metadata
+
+import pytest
+
+from shardline.trainer.cluster import devices
+from shardline.trainer.errors import SettingsError
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Returns what makes TensorFlow see GPUs of these models, and no TPU."""
+
+    def set_models(*models):
+        kinds = {"GPU": list(models), "TPU": []}
+        monkeypatch.setattr(devices.tf.config, "list_physical_devices", kinds.__getitem__)
+        monkeypatch.setattr(
+            devices.tf.config.experimental, "get_device_details", lambda gpu: {"device_name": gpu}
+        )
+
+    return set_models
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (["Tesla T4"], "1 GPU, Tesla T4"),
+        (["Tesla T4"] * 2, "2 GPUs, Tesla T4"),
+        (["Tesla T4", "NVIDIA L4"], "2 GPUs: 1 Tesla T4, 1 NVIDIA L4"),
+    ],
+)
+def test_names_the_gpus(seen, models, words):
+    seen(*models)
+    assert devices.described() == words
+
+
+@pytest.mark.parametrize(("cores", "words"), [({0}, "CPU, 1 core"), ({0, 3}, "CPU, 2 cores")])
+def test_names_the_cores_that_it_may_use(seen, monkeypatch, cores, words):
+    seen()
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda pid: cores)
+    assert devices.described() == words
+
+
+@pytest.mark.parametrize("asked", ["", "1 NVIDIA_TESLA_T4", "4 TPU"])
+def test_what_was_given_is_there(seen, asked):
+    seen("Tesla T4")
+    devices.check({"SHARDLINE_ACCELERATORS": asked})
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "words"),
+    [
+        (
+            False,
+            False,
+            "sees no GPU: the image has no CUDA .*: it is the cpu variant; build and name the gpu",
+        ),
+        (True, False, "LD_LIBRARY_PATH is '/opt/lib' and must hold .*, /usr/local/nvidia/lib64 on the plat"),
+        (True, True, "the driver is there; it may be too old"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused_with_its_cause(seen, monkeypatch, cuda, driver, words):
+    seen()
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    monkeypatch.setattr(importlib.metadata, "version", {"nvidia-cudnn-cu12": "9"}.get if cuda else missing)
+    monkeypatch.setattr(ctypes, "CDLL", (lambda name: None) if driver else failing)
+    with pytest.raises(SettingsError, match=f"was to have 1 NVIDIA_TESLA_T4, and TensorFlow .*{words}"):
+        devices.check({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4"})
+
+
+def test_fewer_gpus_than_were_given_are_refused(seen):
+    seen("Tesla T4")
+    with pytest.raises(SettingsError, match="was to have 2 NVIDIA_TESLA_T4, and TensorFlow sees 1 GPU"):
+        devices.check({"SHARDLINE_ACCELERATORS": "2 NVIDIA_TESLA_T4"})
+
+
+def missing(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def failing(name):
+    raise OSError(f"{name}: cannot open shared object file")
