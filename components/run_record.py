@@ -32,6 +32,8 @@ RUN_VARIABLE = "SHARDLINE_RUN"
 #: In the run directory: the logs of replicas by job, and all that was printed.
 REPLICAS, LOG = "replicas", "run.log"
 JOB_FILE = "job.json"
+#: Beside the run directories: a link to the newest.
+LATEST = "latest"
 
 #: The error of a run that has not said how it ended.
 ABANDONED = "its process has ended without a word: it was killed, or could not write to the run directory"

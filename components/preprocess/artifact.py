@@ -79,4 +79,6 @@ def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, ca
     except Exception as failure:  # the dataset is there, and its card only shows it
         progress.say(_TOPIC, f"no card of the dataset: {plugins.describe(failure)}")
         page = "<!doctype html><title>No card</title><p>The card could not be drawn; the log says why."
-    files.write_text(page_path(card), page)
+    path = page_path(card)
+    files.write_text(path, page)
+    progress.fact("dataset card", str(path))

@@ -271,6 +271,7 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
     for warning in blessing.warnings:
         say("validate", f"warning: {warning}")
     fact("report", str(out / model_store.REPORT_FILE))
+    fact("model card", str(out / model_store.CARD_FILE))
     fact("exported model", str(out / model_store.SAVED_MODEL))
 
 

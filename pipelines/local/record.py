@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.run_directory import observe
-from shardline.components.run_record import JOB_FILE, LOG, RUNNING, RunRecord, State, held
+from shardline.components.run_record import JOB_FILE, LATEST, LOG, RUNNING, RunRecord, State, held
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.doctor import version_of
@@ -68,6 +68,7 @@ class RunDirectory:
             **facts,
         )
         self.record.write(self.directory)
+        _point_to(self.directory)
 
     @property
     def duration(self) -> float:
@@ -80,6 +81,34 @@ class RunDirectory:
         ended = dataclasses.replace(self.record, state=state, duration_s=seconds, facts=facts, error=error)
         with self._lock:  # without a record, its end shows how it ended
             observe(self.directory, record=ended).write(self.directory)
+
+    def shorten(self, value: str) -> str:
+        """Returns the short path of an output, at the top of the run directory; other values as they are.
+
+        There a link to it is made. Learning curves are found from the run directory on, and a link to them
+        would show them twice.
+        """
+        target = Path(value)
+        if not target.is_relative_to(self.directory / "outputs") or not target.exists():
+            return value
+        if target.name == "logs":
+            return str(self.directory)
+        link = self.directory / target.name
+        with contextlib.suppress(OSError):  # there is one, or the disk has no links
+            link.symlink_to(target.relative_to(self.directory))
+        return str(link) if link.exists() and link.samefile(target) else value
+
+
+def _point_to(directory: Path) -> None:
+    """Makes RUNS_DIR/latest a link to a run directory, in one step; no link where there can be none."""
+    link = directory.parent / LATEST
+    temporary = directory / f".{LATEST}"
+    with contextlib.suppress(OSError):
+        temporary.symlink_to(directory.name)
+        try:
+            temporary.replace(link)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _make_unique(runs: Path, name: str) -> Path:

@@ -309,7 +309,7 @@ def _end_run(
     run.judge(blessed)
     rows = [
         ("pipeline", f"sha256 {book.record.sha256}"),
-        *((name, event.text) for name, event in run.facts.items()),
+        *((name, book.shorten(event.text)) for name, event in run.facts.items()),
         (state, f"in {summary.duration(book.duration)}"),
         ("run directory", str(book.directory)),
         ("log", str(run.log)),

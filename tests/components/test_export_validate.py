@@ -519,6 +519,7 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
         "test accuracy": (1.0, "1.0000 on 90 examples"),
         "blessed": (True, "yes: Compared with no champion, accuracy 1.0000"),
         "report": (str(tmp_path / "out/report.html"),) * 2,
+        "model card": (str(tmp_path / "out/model_card.html"),) * 2,
         "exported model": (str(tmp_path / "out/saved_model"),) * 2,
     }
     assert [(e.done, e.total) for e in events if e.kind == "progress"][-1] == (TEST_RECORDS, TEST_RECORDS)

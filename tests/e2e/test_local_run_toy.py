@@ -69,7 +69,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _only(runs: Path) -> Path:
-    (directory,) = runs.iterdir()
+    (directory,) = (path for path in runs.iterdir() if not path.is_symlink())
     return directory
 
 
@@ -110,6 +110,10 @@ def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
     assert "\nworker-0 | a plain line\n" in shown
     assert "executor_input" not in shown  # KFP's own words, of a replica as well
     assert record["sha256"] in shown
+    # What a person copies from the terminal is short.
+    assert (runs / "latest").readlink() == Path(result.directory.name)
+    assert f"champion       {result.directory}/model\n" in shown
+    assert (runs / "latest" / "model").resolve() == model
     assert "KFP" not in shown
     log = (result.directory / "run.log").read_text()
     assert "chief-0 | a plain line" in log
@@ -249,7 +253,7 @@ def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[p
     while True:
         assert time.monotonic() < deadline
         assert process.poll() is None
-        logs = [path.read_text() for path in runs.glob("*/replicas/train/*.log")]
+        logs = [path.read_text() for path in runs.glob("latest/replicas/train/*.log")]
         if len([log for log in logs if "hanging\n" in log]) == 2:
             return process, _of_run(runs)
         time.sleep(0.05)

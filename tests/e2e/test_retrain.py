@@ -28,8 +28,7 @@ def run(runs, *options, **params):
 
 
 def record(runs):
-    (path,) = runs.glob("*/run.json")
-    return json.loads(path.read_text())
+    return json.loads((runs / "latest" / "run.json").read_text())
 
 
 def test_the_main_job_ends_with_a_champion(tmp_path):
@@ -43,13 +42,19 @@ def test_the_main_job_ends_with_a_champion(tmp_path):
     assert facts["strategy"] == "multi_worker_mirrored"
     for name in ("model", "report", "exported model", "TensorBoard logs", "champion"):
         assert Path(facts[name]).exists(), name
+    # What one opens lies at the top of the run directory, and so does what it leads to.
+    for name in ("report.html", "model_card.html", "card.html", "saved_model", "model.keras"):
+        assert (tmp_path / "runs" / "latest" / name).exists(), name
+        assert f"Z/{name}\n" in done.stdout
+    assert 'href="model_card.html"' in (tmp_path / "runs" / "latest" / "report.html").read_text()
+    assert "/outputs/" not in done.stdout.rpartition("pipeline  ")[2]
     champion = json.loads((tmp_path / "runs" / "champions" / "digits" / "champion.json").read_text())
     assert champion["fingerprint"] == facts["dataset"]
     # The terminal tells the story; KFP's own words are in the log alone.
     assert "chief + 1 worker" in done.stdout
     assert "epoch 20/20" in done.stdout
     assert "KFP Executor" not in done.stdout
-    assert "KFP Executor" in next((tmp_path / "runs").glob("*/run.log")).read_text()
+    assert "KFP Executor" in (tmp_path / "runs" / "latest" / "run.log").read_text()
     assert done.stderr == ""
 
 

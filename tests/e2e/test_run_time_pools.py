@@ -83,7 +83,7 @@ def test_the_pools_of_a_parameter_train(tmp_path):
     done = run(tmp_path, [POOL, POOL])
 
     assert done.returncode == 0, done.stdout + done.stderr
-    facts = json.loads(next((tmp_path / "runs").glob("*/run.json")).read_text())["facts"]
+    facts = json.loads((tmp_path / "runs" / "latest" / "run.json").read_text())["facts"]
     assert facts["replicas"] == 2
     assert list((tmp_path / "runs").glob("*/outputs/**/dataset"))
     assert "model.keras" in facts["trained"]
