@@ -11,10 +11,11 @@ from shardline.components.train.component import check_worker_pools
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import RETRAIN
 from shardline.pipelines.steps import (
-    component_factory,
     configure_task,
     exit_task,
     make_pipeline,
+    on_machine,
+    rehearse_task,
     this_run,
 )
 
@@ -37,9 +38,10 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     *,
     source: str = "digits",
     model: str = "mnist_cnn",
-    preprocess_processes: int = 1,
+    preprocess_processes: int = 0,
     preprocess_tasks: int = 1,
     history_uri: str = "",
+    continue_run: str = "",
     force: bool = False,
     deep: bool = False,
     worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006  # KFP reads type and default
@@ -50,21 +52,23 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     1. Configure: the parameters become three objects, data, training and gate. Without any change since the
        last run that is remembered, the run ends here.
     2. Preprocess: the source becomes TFRecord shards with a manifest, in one task or in many.
-    3. Train: a CustomJob of one chief and its workers.
-    4. Export and validate: the exported model is judged on the test split.
-    5. Register, if blessed: the model is uploaded and deployed if the settings say so, and then the champion.
-    6. Record: the run is remembered.
-    7. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
+    3. Rehearse: what comes next is tried on a few examples, before its machines are paid for.
+    4. Train: a CustomJob of one chief and its workers.
+    5. Export and validate: the exported model is judged on the test split.
+    6. Register, if blessed: the model is uploaded and deployed if the settings say so, and then the champion.
+    7. Record: the run is remembered.
+    8. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
 
     Args:
-        preprocess_processes: How many processes write the shards on one machine.
+        preprocess_processes: How many processes write the shards on one machine; 0 for one per core.
         preprocess_tasks: Over how many tasks, each with a machine of its own, the shards are spread.
         history_uri: Where runs are remembered; empty remembers none, and every run trains.
+        continue_run: Run whose checkpoints the training goes on from, or their directory; empty begins anew.
         force: Whether to train although nothing has changed.
         deep: Whether files are compared by content, not by names, sizes and times.
         worker_pool_specs: Machines of the training job, as the CustomJob API has them.
     """
-    component = component_factory(settings)
+    component = on_machine(settings, settings.register.uncached())
     pools = {"worker_pool_specs": worker_pool_specs} if settings.pools_at_run_time else {}
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
         found = configure_task(
@@ -79,16 +83,24 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
         ).outputs
 
         def train_on(dataset: Any) -> None:
-            judged = train_and_register(
-                dataset=dataset, training=found["training"], gate=found["gate"], **pools
+            rehearsed = rehearse_task(
+                settings,
+                dataset=dataset,
+                training=found["training"],
+                gate=found["gate"],
+                continue_run=continue_run,
+                fingerprint=found["fingerprint"],
+                **this_run(history_uri),
             )
+            job = {name: rehearsed.outputs[name] for name in ("training", "base_output_directory")}
+            judged = train_and_register(dataset=dataset, gate=found["gate"], **job, **pools)
             component(record_run)(
                 exported=judged.output,
                 state=found["state"],
                 reason=found["reason"],
                 champion_uri=flat["champion_uri"],
                 **this_run(history_uri),
-            ).set_caching_options(False)
+            )
 
         with dsl.If(found["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
             if pools:
@@ -96,7 +108,9 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
                 pools["worker_pool_specs"] = checked.output
             data = {"data": found["data"], "processes": preprocess_processes}
             with dsl.If(preprocess_tasks <= 1, name="one-task"):
-                preprocessed = component(preprocess)(fingerprint=found["fingerprint"], **data)
+                preprocessed = on_machine(settings, settings.preprocess)(preprocess)(
+                    fingerprint=found["fingerprint"], **data
+                )
                 train_on(preprocessed.outputs["dataset"])
             with dsl.Else(name="many-tasks"):
                 train_on(_preprocess_in_tasks(settings, preprocess_tasks, data))
@@ -107,12 +121,10 @@ def _preprocess_in_tasks(settings: Settings, tasks: Any, data: dict[str, Any]) -
 
     They share a directory, which another run may be filling: none of them is cached.
     """
-    component = component_factory(settings)
-    planned = component(plan_shards)(tasks=tasks, **data).set_caching_options(False)
+    component = on_machine(settings, settings.preprocess.uncached())
+    planned = component(plan_shards)(tasks=tasks, **data)
     directory = planned.outputs["planned"]
     with dsl.ParallelFor(planned.outputs["Output"], name="shards") as task:
-        written = component(write_shards)(planned=directory, task=task, tasks=tasks).set_caching_options(
-            False
-        )
-    finished = component(finish_dataset)(planned=directory).after(written).set_caching_options(False)
+        written = component(write_shards)(planned=directory, task=task, tasks=tasks)
+    finished = component(finish_dataset)(planned=directory).after(written)
     return finished.outputs["dataset"]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
 from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.machines import TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.remote.environment import DEFAULT, NAMES, TABLE
 from shardline.pipelines.tables import begun_with, check_tables, keys_of, read_file, read_one, values
 from shardline.trainer.errors import SettingsError
@@ -27,6 +29,13 @@ _MACHINE_KEYS = {
     name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "tpu", "reservation"))
 }
 
+#: Machines of the tasks beside training, where their table leaves them open.
+_MACHINES = {
+    "preprocess": TaskMachine(cpu=8, memory="32G"),
+    "validate": TaskMachine(cpu=8, memory="32G"),
+    "register": TaskMachine(),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -34,7 +43,11 @@ class Settings:
 
     Attributes:
         image: Container image of all components and of the trainer.
+        build: How the image is built, and with what in it; None where the settings name it alone.
         train: The custom job of the training step: its machines, and how the platform runs it.
+        preprocess: Machine of each task that makes the dataset.
+        validate: Machine of the tasks that rehearse the training, and export and judge the model.
+        register: Machine of all other tasks, which compare, upload, deploy and publish.
         pools_at_run_time: Whether each run has its own training machines, as parameter worker_pool_specs.
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
@@ -43,7 +56,11 @@ class Settings:
     """
 
     image: str
+    build: ImageSettings | None = None
     train: CustomJobSettings
+    preprocess: TaskMachine = _MACHINES["preprocess"]
+    validate: TaskMachine = _MACHINES["validate"]
+    register: TaskMachine = _MACHINES["register"]
     pools_at_run_time: bool = False
     model_upload: ModelUpload | None = None
     deploy: Deploy | None = None
@@ -56,6 +73,8 @@ class Settings:
         if self.model_upload is None and (self.deploy or self.batch_predict):
             table = "deploy" if self.deploy else "batch_predict"
             raise SettingsError(f"{table} needs a model in the Model Registry; add a table [model_upload]")
+        if self.register.machine_type:
+            raise SettingsError("register.machine_type: none of these tasks needs a disk; leave it out")
 
 
 #: The tables that are one dataclass each.
@@ -65,10 +84,10 @@ _KINDS: dict[str, type[Any]] = {
     "batch_predict": BatchPrediction,
     "notify": NotifySettings,
 }
-_TABLES = ("train", *_KINDS)
+_TABLES = ("train", *_MACHINES, *_KINDS)
 #: Tables that are of no concern to the compiler: `read_table`.
 _RUN_TABLES = ("vertex",)
-_OWN_KEYS = keys_of(Settings, *_TABLES)
+_OWN_KEYS = keys_of(Settings, *_TABLES, "build")
 
 
 def load(path: Path) -> Settings:
@@ -80,11 +99,22 @@ def load(path: Path) -> Settings:
     for name in _RUN_TABLES:
         content.pop(name, None)
     with begun_with(f"{path}: "):
+        build = None
+        if isinstance(content.get("image"), dict):
+            build = read_one("image", ImageSettings, content["image"]).below(path.parent)
+            content["image"] = build.name
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
         own = values(content, _OWN_KEYS, "", also=_TABLES, whole=True)
         read = {name: read_one(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
-        return Settings(**own, train=_read_job(tables.get("train", {})), **read)
+        machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
+        return Settings(**own, build=build, train=_read_job(tables.get("train", {})), **machines, **read)
+
+
+def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
+    given = values(table, keys_of(TaskMachine), f"{name}.")
+    with begun_with(f"{name}."):
+        return replace(TaskMachine() if "machine_type" in given else _MACHINES[name], **given)
 
 
 def _read_job(train: dict[str, Any]) -> CustomJobSettings:
@@ -164,6 +194,8 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         value, name = getattr(node, item.name), (*path, item.name)
         if dataclasses.is_dataclass(value):
             yield from _leaves(value, name)
+        elif name == ("build", "name"):
+            continue  # the image's own, which has been shown
         elif name[:2] != ("train", "cluster") or value is not None or len(name) > 3:
             yield name, value
 
@@ -175,16 +207,22 @@ def _places(field: tuple[str, ...]) -> list[tuple[str, ...]]:
         return [("train", pool, key), ("train", key)]
     if field[0] == "train":
         return [("train", "job", field[1])]
-    return [field]
+    if field == ("image",):
+        return [field, ("image", "name")]
+    return [("image", *field[1:])] if field[0] == "build" else [field]
 
 
 def _origin(path: Path, written: Mapping[str, Any], places: list[tuple[str, ...]], value: Any) -> str:
     for *tables, key in places:
         table: Any = written
         for name in tables:
-            table = table.get(name, {})
+            table = table.get(name, {}) if isinstance(table, dict) else {}
         # Some pools take over nothing of [train]; replicas and variables are put together from both.
-        if key in table and (_same(table[key], value) or key in ("replica_count", "env")):
+        if (
+            isinstance(table, dict)
+            and key in table
+            and (_same(table[key], value) or key in ("replica_count", "env"))
+        ):
             return f"{path} [{'.'.join(tables)}]" if tables else str(path)
     return DEFAULT
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, get_origin
 
 import docstring_parser
@@ -15,9 +15,13 @@ from shardline.components.parameters import GateSettings, TrainingSettings, fiel
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.register.component import register, registry_evaluation, serving_model
 from shardline.components.register.tasks import PROJECT, batch_prediction_task, deploy_task, upload_task
+from shardline.components.rehearse.component import rehearse
 from shardline.components.train.component import train
 from shardline.components.train.custom_job import custom_job, custom_job_at_run_time
 from shardline.components.validate.component import export_validate
+from shardline.components.vertex.job import SERVICE_ACCOUNT, CustomJobSettings
+from shardline.components.vertex.machines import TaskMachine
+from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.settings import Settings
 
 #: Fields of the objects that are no parameters of a pipeline: it knows them, or has another name for them.
@@ -91,6 +95,42 @@ def component_factory(settings: Settings) -> Callable[..., Any]:
     return functools.partial(dsl.component, base_image=settings.image, install_kfp_package=False)
 
 
+def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
+    """Returns what makes a component of a function, whose tasks run on a machine of a settings' table.
+
+    Of these the machine's own tasks are made for inputs by name, as those of `component_factory` are.
+    """
+    component = component_factory(settings)
+    if not machine.machine_type:
+        return lambda function: lambda **inputs: machine.ask(component(function)(**inputs))
+    job = _single(settings.train, machine)
+    return lambda function: lambda **inputs: machine.schedule(custom_job(component(function), job)(**inputs))
+
+
+def _single(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
+    """Returns the custom job of one replica that runs a task, in the network of the training job."""
+    pool = WorkerPool(
+        machine_type=machine.machine_type,
+        accelerator_type=machine.accelerator_type,
+        accelerator_count=machine.accelerator_count,
+        boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
+    )
+    return replace(
+        job,
+        cluster=Cluster.of(pool),
+        display_name="",
+        strategy=CustomJobSettings.strategy,
+        max_wait_duration=CustomJobSettings.max_wait_duration,
+        timeout=machine.timeout,
+        num_retries=0,
+        # It reads and writes as the pipeline's other tasks do; training has an account of its own.
+        service_account=SERVICE_ACCOUNT,
+        tensorboard="",
+        base_output_directory="",
+        persistent_resource_id="",
+    )
+
+
 def this_run(history_uri: Any) -> dict[str, Any]:
     """Returns the arguments that name a run and the place where runs are remembered."""
     return {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "history_uri": history_uri}
@@ -101,12 +141,25 @@ def configure_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
 
     The settings' machines say how many workers will read the dataset.
     """
-    return component_factory(settings)(configure)(
+    return on_machine(settings, settings.register.uncached())(configure)(
         scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
         created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
-        readers=1 if settings.pools_at_run_time else settings.train.replica_count,
+        readers=_readers(settings),
         **given,
-    ).set_caching_options(False)
+    )
+
+
+def _readers(settings: Settings) -> int:
+    return 1 if settings.pools_at_run_time else settings.train.replica_count
+
+
+def rehearse_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
+    """Adds the rehearsal of what comes after a dataset, with the inputs `given`, and returns its task."""
+    return on_machine(settings, settings.validate.uncached())(rehearse)(
+        readers=_readers(settings),
+        base_output_directory=settings.train.base_output_directory,
+        **given,
+    )
 
 
 def exit_task(settings: Settings, history_uri: Any) -> Any:
@@ -130,21 +183,23 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
     `name` is the whole pipeline's, for labels.
     """
     train_model = _training(settings, name)
-    export_validate_op = component_factory(settings)(export_validate)
+    # Compared with the champion of today: never cached, nor is what comes after.
+    export_validate_op = on_machine(settings, settings.validate.uncached())(export_validate)
 
     def train_and_register(
         dataset: dsl.Input[dsl.Dataset],
         training: dict,  # type: ignore[type-arg]
         gate: dict,  # type: ignore[type-arg]
+        base_output_directory: str,
         worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006  # KFP reads the default
     ) -> dsl.Model:
         """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
         pools = {"worker_pool_specs": worker_pool_specs} if settings.pools_at_run_time else {}
-        trained = train_model(dataset=dataset, training=training, **pools)
+        trained = train_model(
+            dataset=dataset, training=training, base_output_directory=base_output_directory, **pools
+        )
         job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
         validated = export_validate_op(dataset=dataset, model=trained, gate=gate, job_name=job_name)
-        # Compared with the champion of today: never cached, nor is what comes after.
-        validated.set_caching_options(False)
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
             _register(settings, validated, gate, labels={"pipeline": name})
         return validated.outputs["exported"]
@@ -168,14 +223,13 @@ def _training(settings: Settings, name: str) -> Callable[..., Any]:
 
 def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
     """Adds what becomes of a blessed model: the champion, but only once it is uploaded and deployed."""
-    component = component_factory(settings)
+    component = on_machine(settings, settings.register.uncached())
     exported, accuracy = validated.outputs["exported"], validated.outputs["accuracy"]
     of_run = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
     before = []
     if settings.model_upload:
         image_uri = settings.model_upload.serving_image_uri
         ready = component(serving_model)(exported=exported, accuracy=accuracy, image_uri=image_uri, **of_run)
-        ready.set_caching_options(False)
         uploaded = upload_task(component, settings.model_upload, ready, labels=labels)
         before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
         if settings.deploy:
@@ -184,4 +238,4 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
             name = settings.model_upload.display_name
             batch_prediction_task(settings.batch_predict, name, uploaded, labels)
     registered = component(register)(exported=exported, accuracy=accuracy, **of_run)
-    registered.set_caching_options(False).after(*before)
+    registered.after(*before)

@@ -11,10 +11,11 @@ from shardline.components.vertex.forms import check_labels, check_pasted_text
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import TUNE
 from shardline.pipelines.steps import (
-    component_factory,
     configure_task,
     exit_task,
     make_pipeline,
+    on_machine,
+    rehearse_task,
     this_run,
 )
 from shardline.trainer.errors import SettingsError
@@ -38,7 +39,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
     train_and_register: Callable[..., dsl.PipelineTask],
     *,
     source: str = "digits",
-    preprocess_processes: int = 1,
+    preprocess_processes: int = 0,
     # As text: KFP writes the keys of an object with more than one key in an order that changes.
     study: str,
     max_trial_count: int = 0,
@@ -51,13 +52,14 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
 
     1. Configure: the parameters become three objects, data, training and gate.
     2. Preprocess: the source becomes TFRecord shards with a manifest.
-    3. Tune: a HyperparameterTuningJob, each of whose trials is a training on the whole cluster.
-    4. Find the best trial.
-    5. Train with its parameters, validate and register as the retraining pipeline does.
-    6. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
+    3. Rehearse: what comes next is tried on a few examples, before its machines are paid for.
+    4. Tune: a HyperparameterTuningJob, each of whose trials is a training on the whole cluster.
+    5. Find the best trial.
+    6. Train with its parameters, validate and register as the retraining pipeline does.
+    7. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
 
     Args:
-        preprocess_processes: How many processes write the shards.
+        preprocess_processes: How many processes write the shards; 0 for one per core.
         study: What is searched, how, and for which metric: a study file as JSON.
         max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
         trial_epochs: Passes over the training split in each trial; 0 for as many as epochs.
@@ -66,14 +68,17 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             local run, also of the search.
         history_uri: Where the run is recorded; empty records nothing.
     """
-    component = component_factory(settings)
+    component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
         # Nothing is compared with an earlier run.
         once = {**this_run(""), "force": False, "deep": False}
         found = configure_task(settings, source=source, model=model, **once, **flat).outputs
-        preprocessed = component(preprocess)(data=found["data"], processes=preprocess_processes)
         # The same source string may hold other data tomorrow: a cached result would be stale.
-        dataset = preprocessed.set_caching_options(False).outputs["dataset"]
+        made = on_machine(settings, settings.preprocess.uncached())(preprocess)
+        dataset = made(data=found["data"], processes=preprocess_processes).outputs["dataset"]
+        rehearsed = rehearse_task(
+            settings, dataset=dataset, training=found["training"], gate=found["gate"], **this_run("")
+        )
         planned = component(plan_study)(
             study=study,
             max_trial_count=max_trial_count,
@@ -82,14 +87,17 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             image=settings.image,
             job_labels={"component": "tune", "pipeline": TUNE, **settings.train.labels},
             dataset=dataset,
-            training=found["training"],
+            training=rehearsed.outputs["training"],
         )
-        # A plan that is cached names the directory of an earlier run.
-        planned.set_caching_options(False)
         fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
         tuned = tuning_job(job_arguments(settings))(**fields)
         best = component(best_trial)(gcp_resources=tuned.outputs["gcp_resources"], training=found["training"])
-        train_and_register(dataset=dataset, training=best.outputs["training"], gate=found["gate"])
+        train_and_register(
+            dataset=dataset,
+            training=best.outputs["training"],
+            gate=found["gate"],
+            base_output_directory=rehearsed.outputs["base_output_directory"],
+        )
 
 
 def job_arguments(settings: Settings) -> dict[str, Any]:

@@ -16,15 +16,18 @@ import json
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from shardline.trainer import crash
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.errors import RunError, ShardlineError
 
 EVENTS_VARIABLE = "SHARDLINE_EVENTS"
+#: Seconds after which a task of a pipeline ends itself, in its environment.
+TIMEOUT_VARIABLE = "SHARDLINE_TIMEOUT"
 _MARK = "@shardline "
 
 Scalar = str | int | float | bool | None
@@ -130,13 +133,30 @@ def fail(topic: str, error: ShardlineError) -> None:
 
 @contextlib.contextmanager
 def errors_end_the_process(topic: str) -> Iterator[None]:
-    """Turns an exception into one line and an exit code; of one that is not ours, a file keeps the rest."""
+    """Turns an exception into one line and an exit code; of one that is not ours, a file keeps the rest.
+
+    What takes longer than SHARDLINE_TIMEOUT says, in seconds, is ended likewise: a pipeline has no other way.
+    """
+    timer = None
+    if timeout := float(os.environ.get(TIMEOUT_VARIABLE) or 0):
+        timer = threading.Timer(timeout, _end_late, (topic, timeout))
+        timer.daemon = True
+        timer.start()
     try:
         yield
     except Exception as failure:
         error = crash.as_error(failure)
         fail(topic, error)
         raise SystemExit(error.exit_code) from None
+    finally:
+        if timer:
+            timer.cancel()
+
+
+def _end_late(topic: str, timeout: float) -> None:
+    error = RunError(f"not done after {timeout:,.0f} s; give it more time, or a larger machine")
+    fail(topic, error)
+    os._exit(error.exit_code)
 
 
 _INTERVAL_SECONDS = 2.0

@@ -165,9 +165,8 @@ def look(
     say(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the weights: a model that began with older ones must not come from it.
     known = content.known_by and not force and not start
-    return found(
-        True, _key(state) if known else _unique(), reason, json.dumps(asdict(state), ensure_ascii=False)
-    )
+    key = last_run.dataset_key(history, _key(state)) if known else _unique()
+    return found(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
 
 
 def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:

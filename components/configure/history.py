@@ -2,6 +2,7 @@
 
     HISTORY/runs/<job name>.json    result of a run, one file per run
     HISTORY/latest.json             the last run that trained; replaced atomically
+    HISTORY/datasets/<key>.json     the dataset that was made of the same content last
 
 A run that failed writes neither, so that the next one trains.
 """
@@ -9,6 +10,7 @@ A run that failed writes neither, so that the next one trains.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -19,12 +21,14 @@ from shardline.components import model_store
 from shardline.components.champions import champion_directory, published_by
 from shardline.components.model_store import Measured, Verdict, read_part
 from shardline.trainer import crash, files
-from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
 from shardline.trainer.progress import say
 from shardline.trainer.records import load, restore
 
 RUNS = "runs"
 LATEST = "latest.json"
+DATASETS = "datasets"
 
 _NAME = re.compile(r"\w[\w.-]{0,127}")
 
@@ -66,6 +70,14 @@ class Run:
             raise SettingsError(f"a run's name has letters, digits, '.', '_' and '-', got {self.run!r}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """Dataset by its content: what tells it from others of the same content, and its URI once it is whole."""
+
+    nonce: str
+    uri: str = ""
+
+
 def make_directory(history: Path) -> None:
     """Makes the directory that remembers; raises SettingsError when it cannot be written."""
     try:
@@ -82,6 +94,43 @@ def read_latest(history: Path) -> Run | None:
     if not path.exists():
         return None
     return load(Run, path, ModelError)
+
+
+def dataset_key(history: Path, key: str) -> str:
+    """Returns what a dataset with the content `key` is known by in KFP's cache.
+
+    The cache does not look whether a dataset is still there, of which a lifecycle rule may have removed the
+    shards: one that is not is known by another name, and made again.
+    """
+    path = history / DATASETS / f"{key}.json"
+    try:
+        made = load(Made, path, ModelError) if path.exists() else None
+    except ModelError:
+        made = None
+    if made is None or not made.uri or not _is_whole(files.local_path(made.uri)):
+        if made and made.uri:
+            say("changes", f"the dataset {made.uri} is no longer whole: it is made again")
+        made = Made(nonce=uuid.uuid4().hex[:8])
+        path.parent.mkdir(exist_ok=True)
+        files.write_json(path, asdict(made))
+    return f"{key}-{made.nonce}"
+
+
+def keep_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
+    """Remembers that a dataset is whole; `fingerprint` is as `dataset_key` gave it."""
+    key, _, nonce = fingerprint.rpartition("-")
+    path = champion_directory(history_uri) / DATASETS / f"{key}.json"
+    if path.exists():
+        files.write_json(path, asdict(Made(nonce=nonce, uri=uri)))
+
+
+def _is_whole(dataset: Path) -> bool:
+    """Whether all files of a dataset are there, in their size."""
+    try:
+        manifest = manifests.load(dataset)
+        return all((dataset / shard.file).stat().st_size == shard.bytes for shard in manifest.files)
+    except (DatasetError, OSError):
+        return False
 
 
 def write_run(history: Path, run: Run) -> None:

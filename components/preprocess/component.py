@@ -12,7 +12,7 @@ def preprocess(
     metrics: dsl.Output[dsl.Metrics],
     card: dsl.Output[dsl.HTML],
     data: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    processes: int = 1,
+    processes: int = 0,
     fingerprint: str = "",
 ) -> None:
     """Turns a source of labelled examples into balanced TFRecord shards and a manifest.
@@ -24,7 +24,7 @@ def preprocess(
         card: The dataset card, a page to look at.
         data: What is read, and how it becomes shards: the fields of
             `shardline.components.preprocess.settings.PreprocessSettings`.
-        processes: How many processes write; it has no effect on the bytes.
+        processes: How many processes write; 0 for one per core. It has no effect on the bytes.
         fingerprint: What the source's content is known by; not read. KFP's cache compares inputs, and the
             source string does not change when the data does.
     """
@@ -37,7 +37,7 @@ def plan_shards(
     planned: dsl.Output[dsl.Dataset],
     tasks: int,
     data: dict,  # type: ignore[type-arg]
-    processes: int = 1,
+    processes: int = 0,
 ) -> list[int]:
     """Surveys a source and plans its shards.
 
@@ -45,7 +45,7 @@ def plan_shards(
         planned: Directory in which the dataset comes into being.
         tasks: How many tasks write at the same time.
         data: What is read, and how it becomes shards, as for `preprocess`.
-        processes: How many processes each of them has.
+        processes: How many processes each of them has; 0 for one per core.
 
     Returns:
         The numbers of the writing tasks: as many as were asked for, but not more than there are shards.

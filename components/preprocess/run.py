@@ -123,7 +123,7 @@ def _working(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
 
 
 def _processes(settings: PreprocessSettings) -> Processes:
-    return Processes(settings.processes, check_buckets, write_planned)
+    return Processes(settings.processes or len(os.sched_getaffinity(0)), check_buckets, write_planned)
 
 
 def _complete_before(

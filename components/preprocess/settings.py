@@ -53,7 +53,7 @@ class PreprocessSettings:
         shards: About how many shards the training split gets; 0 follows from shard_size.
         shard_size: About how large a shard is, in MiB, where shards is 0.
         compression: Of whole shards, none or gzip.
-        processes: How many processes write; it has no effect on the bytes.
+        processes: How many processes write; 0 for one per core. It has no effect on the bytes.
         on_bad_record: fail, or skip to leave bad examples out.
         max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
         max_pixels: An image with more pixels is refused (decompression bombs).
@@ -79,7 +79,7 @@ class PreprocessSettings:
     shards: int = 8
     shard_size: int = 128
     compression: str = "none"
-    processes: int = 1
+    processes: int = 0
     on_bad_record: str = "fail"
     max_bad_fraction: float = 0.01
     max_pixels: int = 100_000_000
@@ -92,7 +92,7 @@ class PreprocessSettings:
         _check_whole(self, 0, _MOST, "shards", "image_size")
         _check_whole(self, 1, _MOST, "readers", "shard_size")
         _check_whole(self, 1, LARGEST_SEED, "max_pixels")
-        _check_whole(self, 1, _MOST_PROCESSES, "processes")
+        _check_whole(self, 0, _MOST_PROCESSES, "processes")
         _check_choice(self, "resize_mode", RESIZE_MODES)
         _check_choice(self, "encoding", ENCODINGS)
         _check_choice(self, "compression", COMPRESSIONS)

@@ -35,7 +35,7 @@ def upload_task(
         job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         project=PROJECT,
         location=LOCATION,
-    ).set_caching_options(False)
+    )
 
 
 def deploy_task(
@@ -61,7 +61,7 @@ def deploy_task(
         job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         project=PROJECT,
         location=LOCATION,
-    ).set_caching_options(False)
+    )
 
 
 def batch_prediction_task(

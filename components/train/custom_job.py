@@ -94,8 +94,8 @@ def custom_job_at_run_time(
         labels: Labels of the job, beside those of the settings, which win.
 
     Returns:
-        A pipeline with the training component's parameters, and worker_pool_specs, which
-        `check_worker_pools` should have checked in a task at the start of the run.
+        A pipeline with the training component's parameters, base_output_directory, and worker_pool_specs,
+        which `check_worker_pools` should have checked in a task at the start of the run.
     """
     plan_op = component(plan_training)
     all_labels = {"component": "train", **(labels or {}), **settings.labels}
@@ -109,6 +109,7 @@ def custom_job_at_run_time(
         worker_pool_specs: list,  # type: ignore[type-arg]
         dataset: dsl.Input[dsl.Dataset],
         training: dict,  # type: ignore[type-arg]
+        base_output_directory: str = "",
     ) -> dsl.Model:
         """Trains on the machines of a parameter."""
         plan = plan_op(worker_pool_specs=worker_pool_specs, image=image, dataset=dataset, training=training)
@@ -119,7 +120,7 @@ def custom_job_at_run_time(
             display_name=settings.display_name or "train",
             worker_pool_specs=plan.outputs["worker_pool_specs"],
             labels=all_labels,
-            **{**restart, **arguments},
+            **{**restart, **arguments, "base_output_directory": base_output_directory},
         )
         _retry(job, settings)
         return plan.outputs["model"]

@@ -97,7 +97,7 @@ def validate(
         dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
     )
     with golden.start() as clean:  # imports TensorFlow while the model is exported here
-        export = _export(
+        export = export_trained(
             model_file,
             examples,
             out,
@@ -131,7 +131,7 @@ def validate(
     return _conclude(evaluation, blessing, card, out)
 
 
-def _export(
+def export_trained(
     model_file: Path,
     examples: Examples,
     out: Path,

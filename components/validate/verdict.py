@@ -30,6 +30,9 @@ _MOST_NAMES = 5
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9
 
+#: Why a rule about a metric that an evaluation lacks is undecided.
+NOT_MEASURED = "it was not measured"
+
 # What a sentence says of the metrics that are counts.
 _LABELS = {metric.name: metric.label for metric in CHECKS}
 
@@ -356,7 +359,7 @@ def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
         return _worst(rule.metric, evaluation)
     if not rule.slice or rule.format or rule.is_drift:
         value = {**evaluation.metrics, **evaluation.parts}.get(rule.left)
-        return value, evaluation.notes.get(rule.metric, "") if value is not None else "it was not measured"
+        return value, evaluation.notes.get(rule.metric, "") if value is not None else NOT_MEASURED
     found = next((item for item in evaluation.slices if item.name == rule.slice), None)
     if found is None or not found.decided:
         return None, f"{found.examples if found else 0:,} examples are too few"

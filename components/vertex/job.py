@@ -52,6 +52,8 @@ class CustomJobSettings:
         restart_job_on_worker_restart: Whether all replicas start again when one has; None: when they
             train in step.
         service_account: Whom the replicas run as; "" for the platform's own agent.
+        base_output_directory: Root of AIP_MODEL_DIR and its siblings, the same in all attempts; "" for
+            PIPELINE_ROOT/jobs/RUN.
     """
 
     cluster: Cluster
@@ -135,8 +137,8 @@ class CustomJobSettings:
         pools = [pool for pool in self.cluster.pools if pool]
         if any(pool.nfs_mounts for pool in pools) and not (self.network or self.psc_interface_config):
             raise SettingsError("nfs_mounts need a network on which the server can be reached; give network")
-        if self.tensorboard and not (self.service_account and self.base_output_directory):
-            raise SettingsError("tensorboard needs service_account and base_output_directory")
+        if self.tensorboard and not self.service_account:
+            raise SettingsError("tensorboard needs service_account")
         if self.persistent_resource_id not in ("", PERSISTENT_RESOURCE) and not self.service_account:
             raise SettingsError("persistent_resource_id needs service_account")
         if self.base_output_directory and not any(

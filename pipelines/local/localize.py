@@ -1,6 +1,6 @@
 """Localization of a compiled pipeline: a pure rewrite of the IR into one that stock kfp.local can run.
 
-Five things change, and nothing else:
+Six things change, and nothing else:
 
 * An executor that runs one of GCPC's launchers, or its e-mail component, runs the stand-in (`stand_ins`).
   That of a custom job leaves out what describes machines: the variables SHARDLINE_ACCELERATORS and
@@ -10,6 +10,7 @@ Five things change, and nothing else:
 * A condition on a task's named output is written so that kfp.local finds the output (`kfp_internals`).
 * An optional pipeline parameter without default and without value is removed from the tasks that would
   receive it, since kfp.local cannot pass on "no value".
+* A custom job is tried again at once, and no other task is: here one looks at what has failed.
 """
 
 from __future__ import annotations
@@ -99,9 +100,21 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
             )
         if start.recognize(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
+    _try_again_at_once(local, spec)
     name_outputs_in_conditions(local)
     _drop_unset(local, set(given))
     return local
+
+
+def _try_again_at_once(local: dict[str, Any], spec: dict[str, Any]) -> None:
+    executors = spec["deploymentSpec"]["executors"]
+    for component in components_with_tasks(local):
+        for task in component["dag"]["tasks"].values():
+            used = local["components"].get(task["componentRef"]["name"], {})
+            if _is_custom_job(executors.get(used.get("executorLabel"), {})) and "retryPolicy" in task:
+                task["retryPolicy"]["backoffDuration"] = "0s"
+            else:
+                task.pop("retryPolicy", None)
 
 
 def _check_names(spec: dict[str, Any]) -> None:
@@ -121,10 +134,11 @@ def _check_names(spec: dict[str, Any]) -> None:
 
 def has_custom_jobs(spec: dict[str, Any]) -> bool:
     """Whether a compiled pipeline has a task that is a custom job."""
-    return any(
-        _LAUNCHER in executor.get("container", {}).get("command", ())
-        for executor in spec["deploymentSpec"]["executors"].values()
-    )
+    return any(_is_custom_job(executor) for executor in spec["deploymentSpec"]["executors"].values())
+
+
+def _is_custom_job(executor: dict[str, Any]) -> bool:
+    return _LAUNCHER in executor.get("container", {}).get("command", ())
 
 
 def localize_value(value: Any, *, created: str = _EPOCH) -> Any:

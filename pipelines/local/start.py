@@ -31,7 +31,11 @@ STAND_INS = "shardline.pipelines.local.stand_ins"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
 _TRAINER = "shardline.trainer.task"
 #: Components whose source has one of these words will load TensorFlow anyway.
-_SIGNS = ("tensorflow", "keras", "shardline.components.train", "shardline.components.validate")
+_SIGNS = (
+    "tensorflow",
+    "keras",
+    *(f"shardline.components.{name}" for name in ("rehearse", "train", "validate")),
+)
 #: An NVIDIA driver: whether a process may be forked next to one has not been proven.
 _NVIDIA = Path("/dev/nvidiactl")
 #: Seconds for the server to load TensorFlow and fork.

@@ -1,0 +1,229 @@
+"""Rehearsal on a few examples: one step of training, the saved model, its export, and the gate's judgement.
+
+What would fail after the cluster has been paid for fails here, with the message that it would have had.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardline.components.champions import champion_directory, open_shelf
+from shardline.components.configure.history import keep_dataset
+from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
+from shardline.components.parameters import GateSettings, TrainingSettings, read
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
+from shardline.trainer.files import local_path
+from shardline.trainer.settings import TrainSettings
+
+_TOPIC = "rehearse"
+#: Examples of each split that are tried, at most.
+_EXAMPLES = 32
+#: What the validation alone measures: with a process of its own, and with the profile of a whole dataset.
+_NOT_HERE = ("golden_difference", "max_difference", "leaked", "drifted")
+#: Directories of the job below a run's own.
+_JOBS, _CHECKPOINTS = "jobs", "checkpoints"
+
+
+def rehearse_run(
+    *,
+    dataset: str,
+    dataset_uri: str,
+    job_uri: str,
+    training: Mapping[str, Any],
+    gate: Mapping[str, Any],
+    readers: int,
+    base_output_directory: str,
+    continue_run: str,
+    history_uri: str,
+    fingerprint: str,
+    job_name: str,
+) -> tuple[dict[str, Any], str]:
+    """Rehearses a run and returns what `component.rehearse` does; the arguments are as there.
+
+    Raises:
+        ShardlineError: As training, export and judgement would, or when an output cannot be written to.
+    """
+    base = base_output_directory or place_of_job(job_uri, job_name)
+    checked = read(TrainingSettings, training, "training")
+    given = dict(training)
+    if continue_run:
+        checkpoints = _checkpoints_of(continue_run, base, job_name)
+        given["train_options"] = {**given.get("train_options", {}), "checkpoint_dir": checkpoints}
+        progress.say(_TOPIC, f"the training goes on from {checkpoints}")
+    rehearse(Path(dataset), checked, read(GateSettings, gate, "gate"), readers=readers)
+    _check_writable(base)
+    if history_uri:
+        keep_dataset(history_uri, fingerprint, dataset_uri)
+    return given, base
+
+
+def place_of_job(job_uri: str, job_name: str) -> str:
+    """Returns the directory of a run's training job: jobs/RUN beside the directory of the run's artifacts.
+
+    An artifact lies in ROOT/PROJECT NUMBER/RUN/TASK/NAME on the platform, in ROOT/RUN/TASK/NAME elsewhere.
+    """
+    root, found, _ = job_uri.partition(f"/{job_name}/")
+    if not job_name or not found:
+        raise RunError(f"the artifact {job_uri} is in no directory of the run {job_name!r}")
+    return f"{re.sub(r'/[0-9]+$', '', root)}/{_JOBS}/{job_name}"
+
+
+def _checkpoints_of(run: str, base: str, job_name: str) -> str:
+    """Returns the directory with the checkpoints of a run that is to be continued.
+
+    Raises SettingsError when there is none.
+    """
+    directory = run if "/" in run else f"{base.replace(job_name, run).rstrip('/')}/{_CHECKPOINTS}"
+    if not local_path(directory).is_dir() or not any(local_path(directory).iterdir()):
+        raise SettingsError(
+            f"there are no checkpoints of the run {run} in {directory}; leave out continue_run"
+        )
+    return directory
+
+
+def rehearse(dataset: Path, training: TrainingSettings, gate: GateSettings, *, readers: int = 1) -> None:
+    """Trains for one step on a few examples, and exports and judges the model, in a temporary directory.
+
+    Args:
+        dataset: Dataset directory; all of its shards must be there.
+        training: As for the training job; its checkpoints are neither read nor written.
+        gate: As for the validation; the champion is measured on the few examples.
+        readers: Replicas that will train.
+
+    Raises:
+        ShardlineError: As training, export and judgement would.
+    """
+    from shardline.trainer import task
+    from shardline.trainer.run import check_splits
+
+    started = time.monotonic()
+    manifest = manifests.load(dataset)
+    check_whole(dataset, manifest)
+    gate.gate.check(manifest, gate.champion_uri, gate.formats)
+    if gate.champion_uri:
+        open_shelf(gate.champion_uri).check()
+    settings = training.of_trainer(dataset=str(dataset), usual_batch_size=1)
+    check_splits(settings, manifest, readers, evaluator=settings.evaluator)
+    progress.say(_TOPIC, f"one step of {training.model}, its export and its judgement on a few examples")
+    with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
+        few, model = Path(scratch, "dataset"), Path(scratch, "model")
+        sample = write_sample(dataset, manifest, few)
+        with progress.sink(lambda event: None):  # of a model that nobody will see
+            task.run(_one_step(settings, few, model, sample))
+            _judge(model, few, sample, training.model, gate)
+    progress.say(_TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s")
+
+
+def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: GateSettings) -> None:
+    """Exports a model, measures the export and the champion, and refuses rules that cannot be judged."""
+    from shardline.components.validate.challenge import Challenge, challenge_champion
+    from shardline.components.validate.conversions import measure_formats
+    from shardline.components.validate.evaluate import Examples, measure
+    from shardline.components.validate.rules import OFF
+    from shardline.components.validate.validation import export_trained
+    from shardline.components.validate.verdict import NOT_MEASURED, judge
+
+    examples, out, rules = Examples(dataset, manifest), model / "exported", gate.gate
+    export = export_trained(
+        model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
+    )
+    measured = measure(out / SAVED_MODEL, examples, min_slice=1)
+    formats = measure_formats(out, tuple(export.formats or ()), examples, measured)
+    measured = replace(measured, evaluation=replace(measured.evaluation, formats=formats))
+    challenge = Challenge(measured.evaluation)
+    if gate.champion_uri:
+        challenge = challenge_champion(measured, gate.champion_uri, examples, min_slice=1)
+        wanted = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
+        if wanted and challenge.absence and not challenge.absence.first:
+            raise ModelError(f"the champion cannot be compared with: {challenge.absence.text}")
+    for rule in judge(challenge.evaluation, rules, absence=challenge.absence).rules:
+        if rule.note == NOT_MEASURED and rule.metric not in _NOT_HERE:
+            raise SettingsError(f"the rule {rule.rule!r} can never be judged: {rule.metric} is not measured")
+
+
+def check_whole(dataset: Path, manifest: Manifest) -> None:
+    """Checks that the files of a dataset are there in their size; raises DatasetError when one is not."""
+    for shard in manifest.files:
+        path = dataset / shard.file
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
+        if size != shard.bytes:
+            raise DatasetError(
+                f"{path} has {size:,} bytes, the manifest says {shard.bytes:,}; preprocess the data again"
+            )
+
+
+def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
+    """Writes the first examples of each split of a dataset as a dataset of one shard a split."""
+    import google_crc32c
+    import tensorflow as tf
+
+    from shardline.components.preprocess.example import parse
+    from shardline.components.validate.export import take_samples
+
+    out.mkdir()
+    splits = {}
+    for name in manifest.splits:
+        examples = take_samples(manifest, dataset, _EXAMPLES, [name])
+        labels = [int(parse(example)["label"][1][0]) for example in examples]
+        path = out / f"{name}-00000-of-00001.tfrecord"
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for example in examples:
+                writer.write(example)
+        data = path.read_bytes()
+        checksum = f"{google_crc32c.value(data):08x}"
+        shard = manifests.Shard(path.name, len(examples), len(data), checksum)
+        counts = tuple(labels.count(label) for label in range(len(manifest.class_names)))
+        splits[name] = Split((shard,), counts)
+    sample = replace(manifest, splits=splits, compression="", keys=None)
+    manifests.save(sample, out)
+    return sample
+
+
+def _one_step(settings: TrainSettings, dataset: Path, model: Path, sample: Manifest) -> TrainSettings:
+    """Returns the settings of the rehearsed training: those of the job, but for its size and its places."""
+    records = sample.splits["train"].records
+    return replace(
+        settings,
+        dataset=str(dataset),
+        model_dir=str(model),
+        checkpoint_dir="",
+        tensorboard_log_dir="",
+        max_steps=1,
+        per_replica_batch_size=max(1, min(settings.per_replica_batch_size, records)),
+        strategy="auto",
+        communication="auto",
+        averaging_steps=0,
+        cpu_devices=0,
+        evaluator=False,
+        jit_compile="off",
+        checkpoint_steps=0,
+        checkpoint_minutes=0.0,
+        profile_steps="",
+        cache="off",
+    )
+
+
+def _check_writable(base: str) -> None:
+    """Checks that a directory of outputs can be written to, and leaves nothing; raises SettingsError."""
+    directory = champion_directory(base)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".rehearsal-"):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to {base}: {error.strerror}; give the run's service account access to it, or "
+            "another base_output_directory"
+        ) from None
