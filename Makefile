@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SETTINGS := settings/local.toml
+# Your own settings, where there are any: the pipeline that they compile to runs here and on the platform.
+SETTINGS := $(firstword $(wildcard settings/vertex.toml) settings/local.toml)
 PIPELINE := compiled/retrain.yaml
 # Processes that share the tests, a file to each at a time; JOBS=0 runs them in one, as a debugger wants it.
 JOBS ?= 2
@@ -32,7 +33,7 @@ lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the com
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shardline compile --check
+	$(BIN)/shardline compile --settings $(SETTINGS) --check
 
 compile: $(BIN)/.run  ## Compile the pipeline
 	$(BIN)/shardline compile --settings $(SETTINGS) --output $(PIPELINE)

@@ -194,8 +194,8 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         value, name = getattr(node, item.name), (*path, item.name)
         if dataclasses.is_dataclass(value):
             yield from _leaves(value, name)
-        elif name == ("build", "name"):
-            continue  # the image's own, which has been shown
+        elif name in (("build",), ("build", "name")):
+            continue  # the image's own name, which is shown as such
         elif name[:2] != ("train", "cluster") or value is not None or len(name) > 3:
             yield name, value
 

@@ -80,7 +80,7 @@ def test_settings_reach_the_worker_pools():
         for name, task in tasks
         if "readers" in task.get("inputs", {}).get("parameters", {})
     }
-    assert readers == {"configure": 4}
+    assert readers == {"configure": 4, "rehearse": 4, "rehearse-2": 4}
 
 
 def test_no_task_installs_packages(spec):

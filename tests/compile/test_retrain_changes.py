@@ -63,7 +63,8 @@ def test_the_steps_and_their_order(spec):
     one, many = (titled(spec, both, title) for title in ("one-task", "many-tasks"))
     assert graph(one) == {
         "preprocess": [],
-        "train-and-register": ["preprocess"],
+        "rehearse": ["preprocess"],
+        "train-and-register": ["preprocess", "rehearse"],
         "record-run": ["train-and-register"],
     }
     (loop,) = [name for name in graph(many) if name.startswith("for-loop")]
@@ -71,7 +72,8 @@ def test_the_steps_and_their_order(spec):
         "plan-shards": [],
         loop: ["plan-shards"],
         "finish-dataset": [loop, "plan-shards"],
-        "train-and-register-2": ["finish-dataset"],
+        "rehearse-2": ["finish-dataset"],
+        "train-and-register-2": ["finish-dataset", "rehearse-2"],
         "record-run-2": ["train-and-register-2"],
     }
     follow_up = titled(spec, one, "train-and-register")
@@ -153,7 +155,7 @@ def test_every_parameter_is_looked_at_but_those_without_effect_on_the_result(spe
         if "componentInputParameter" in value
     }
 
-    assert parameters - looked == {"preprocess_processes", "preprocess_tasks"}
+    assert parameters - looked == {"preprocess_processes", "preprocess_tasks", "continue_run"}
     # Each under its own name.
     names = {name for name in configure.__annotations__ if name != "return"}
     assert looked <= names

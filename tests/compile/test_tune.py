@@ -66,6 +66,7 @@ def test_the_best_trial_parametrizes_the_final_training():
     assert set(steps) == {
         "configure",
         "preprocess",
+        "rehearse",
         "plan-study",
         "hyperparameter-tuning-job",
         "best-trial",
@@ -77,7 +78,11 @@ def test_the_best_trial_parametrizes_the_final_training():
         for name, item in final.items()
         if "taskOutputParameter" in item
     }
-    assert producers == {"training": "best-trial", "gate": "configure"}
+    assert producers == {
+        "training": "best-trial",
+        "gate": "configure",
+        "base_output_directory": "rehearse",
+    }
     # A plan that is cached names the directory of an earlier run.
     assert not steps["plan-study"]["cachingOptions"].get("enableCache")
 

@@ -296,7 +296,10 @@ REFUSED = [
     (job(network="", reserved_ip_ranges=("r",)), "reserved_ip_ranges are ranges of a network"),
     (job(network="", cluster=Cluster(chief=replace(CPU, nfs_mounts=(MOUNT,)))), "nfs_mounts need a network"),
     (job(encryption_spec_key_name="key"), "encryption_spec_key_name must be projects/"),
-    (job(tensorboard="projects/p/locations/l/tensorboards/1"), "tensorboard needs service_account and base"),
+    (
+        job(tensorboard="projects/p/locations/l/tensorboards/1", service_account=""),
+        "tensorboard needs service_account",
+    ),
     (job(persistent_resource_id="pr", service_account=""), "persistent_resource_id needs service_account"),
     (
         job(base_output_directory="s3://b/{{$.pipeline_job_name}}"),

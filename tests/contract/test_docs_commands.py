@@ -57,7 +57,7 @@ def _set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(text)
     shutil.copy(tmp_path / "settings" / "minimal.toml", tmp_path / "settings" / "vertex.toml")
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
-    shardline("compile", "--settings", "settings/vertex.toml", "--output", "compiled/retrain-vertex.yaml")
+    shardline("compile", "--settings", "settings/vertex.toml")
 
 
 def _serve(services: FakeServices, directory: Path) -> None:

@@ -60,9 +60,9 @@ def shardline(command: Command) -> None:
         if options := context.params.get("trainer_options"):
             task.parse(["--dataset", "d", "--model", "m", *options])
         if context.command.name in ("run", "submit"):
-            compiled = ROOT / str(context.params["pipeline"]).replace("-vertex.yaml", ".yaml")
+            compiled = ROOT / context.params["pipeline"]
             if command.whole and compiled.is_file():
-                given = pairs(context.params["params"], "--param", PipelineError)
+                given = pairs(context.params["texts"], "--param", PipelineError)
                 check_parameters(load_pipeline(compiled), given)
 
 
