@@ -8,6 +8,7 @@ replicas/TASK/job.json, *.log   of each custom job: how its replicas ended, and 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
@@ -65,6 +66,27 @@ def is_run_directory(directory: Path) -> bool:
     return (directory / RECORD_FILE).is_file() and (directory / LOG).is_file()
 
 
+def local_runs(runs_dir: Path, limit: int) -> list[RunRecord]:
+    """Returns the records of the newest runs in a directory, newest first, but for damaged ones."""
+    found: list[RunRecord] = []
+    for path in sorted(runs_dir.glob(f"*/{RECORD_FILE}"), reverse=True):
+        if len(found) < limit and not path.parent.is_symlink():
+            with contextlib.suppress(SettingsError):
+                found.append(RunRecord.read(path.parent))
+    return found
+
+
+def find_run(run: str, runs_dir: Path) -> Path:
+    """Returns the directory of a run on this machine, given it or its name among the runs there.
+
+    Raises SettingsError when there is none.
+    """
+    for path in (Path(run), runs_dir / run):
+        if is_run_directory(path):
+            return path.resolve() if path.is_symlink() else path
+    raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
+
+
 def observe(directory: Path, state: State | None = None, *, record: RunRecord | None = None) -> RunRecord:
     """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
 
@@ -76,8 +98,10 @@ def observe(directory: Path, state: State | None = None, *, record: RunRecord | 
     """
     record = record or RunRecord.read(directory)
     state = state or record.state
-    made = results(_outputs(directory))
-    made["links"] = {"run": str(directory), **made["links"]}
+    # Of a run whose outputs have been removed, its record knows what they were.
+    made = {name: value or getattr(record, name) for name, value in results(_outputs(directory)).items()}
+    here = {"run": str(directory)}
+    made["links"] = here | made["links"] | here
     explanation = explain(failure_of(directory, record)) if state == FAILED else None
     return replace(record, state=state, explanation=explanation, **made)
 

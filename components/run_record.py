@@ -68,6 +68,7 @@ class RunRecord:
         verdict: "blessed", "not blessed", "unchanged" (nothing was trained), or "" where nothing was judged.
         reason: Why it is unchanged.
         metrics: Metrics of the exported model on the test split.
+        data: What its dataset's artifact says of it: fingerprint, classes, records of each split.
         links: Where to look, by name: URLs, gs:// or paths.
         explanation: Of a failure; None for a run that has not failed.
         parameters: Parameters of the pipeline, on this machine with their defaults.
@@ -90,6 +91,7 @@ class RunRecord:
     verdict: str = ""
     reason: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     explanation: Explanation | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -158,9 +160,11 @@ class TaskOutputs:
 
 
 def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
-    """Returns verdict, reason, metrics and links for a `RunRecord`, from what the tasks have put out."""
-    found: dict[str, Any] = {"verdict": "", "reason": "", "metrics": {}, "links": {}}
+    """Returns verdict, reason, metrics, data and links for a `RunRecord`, from the outputs of tasks."""
+    found: dict[str, Any] = {"verdict": "", "reason": "", "metrics": {}, "data": {}, "links": {}}
     for task in tasks:
+        if "fingerprint" in (data := task.artifacts.get("dataset", {})):
+            found["data"] = data
         if task.parameters.get("changed") is False:
             found["verdict"], found["reason"] = "unchanged", str(task.parameters.get("reason", ""))
         blessed = task.artifacts.get("exported", {}).get("blessed")

@@ -1,9 +1,8 @@
-"""The command `shardline`, with its verbs that compile, run and train."""
+"""The command `shardline`, with its verbs that compile and train."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,17 @@ import click
 from shardline.pipelines.cli.champions import champion
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
+from shardline.pipelines.cli.history import runs
 from shardline.pipelines.cli.models import validate
 from shardline.pipelines.cli.options import (
     PATH,
     foreground,
     inject_option,
     network_option,
-    parameter_options,
     path_option,
-    runs_dir_option,
 )
 from shardline.pipelines.cli.probe import probe
+from shardline.pipelines.cli.run import run
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
@@ -101,48 +100,6 @@ def compile(
         click.echo(f"{output} {'written' if changed else 'is up to date'}", err=aside)
 
 
-@main.command()
-@click.argument("pipeline", type=PATH)
-@parameter_options
-@runs_dir_option
-@click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
-@network_option
-@inject_option
-def run(
-    pipeline: Path,
-    given: Mapping[str, Any] | None,
-    runs_dir: Path,
-    require_blessing: bool,
-    network: str,
-    injections: tuple[str, ...],
-) -> None:
-    """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
-
-    Everything is written to a new directory in RUNS_DIR. The champion_uri of Shardline's own pipelines
-    is RUNS_DIR/champions/SOURCE unless it is given; a SOURCE with other characters than letters, digits, _
-    and single hyphens is shortened to these, and to a digest.
-    """
-    from shardline.components.champions import of_source
-    from shardline.pipelines.local.run import run_pipeline
-    from shardline.pipelines.preflight import OURS, check_run
-    from shardline.pipelines.spec import defaults, load_pipeline
-
-    spec = load_pipeline(pipeline)
-    parameters, _ = check_run(spec, given or {}, here=True)
-    if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
-        # Models of different data do not replace each other.
-        source = parameters.get("source", defaults(spec)["source"])
-        parameters["champion_uri"] = str(of_source(runs_dir.absolute() / "champions", source))
-    run_pipeline(
-        pipeline,
-        parameters,
-        runs_dir=runs_dir,
-        require_blessing=require_blessing,
-        injections=injections,
-        network=network,
-    )
-
-
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("dataset", type=PATH)
 @click.argument("out", type=PATH)
@@ -204,7 +161,7 @@ def train(
 
 
 _CHECKS = (check, settings, doctor)
-_PARTS = (preprocess, dataset, drift, validate, probe, champion, scaling)
-_PLATFORM = (image, upload, submit, status, cancel, logs, explain, schedule)
+_PARTS = (run, preprocess, dataset, drift, validate, probe, champion, scaling)
+_PLATFORM = (image, upload, submit, runs, status, cancel, logs, explain, schedule)
 for command in (*_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

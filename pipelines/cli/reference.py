@@ -58,6 +58,8 @@ def _below(context: click.Context) -> Iterator[click.Context]:
     if not isinstance(command, click.Group):
         yield context
         return
+    if command.invoke_without_command:
+        yield context
     for name in command.list_commands(context):
         child = command.get_command(context, name)
         if child is not None and not child.hidden:

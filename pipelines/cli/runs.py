@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.run_directory import is_run_directory, observe, read_log
+from shardline.components.run_directory import find_run, observe, read_log
 from shardline.components.run_record import CANCELLED, FAILED, RunRecord
 from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
@@ -166,7 +167,7 @@ def logs(
 
     RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform.
     """
-    place = _find(run, runs_dir, settings, flags)
+    place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
             if since:
@@ -193,7 +194,7 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
     RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform. Ends with 1
     when it failed, with 4 when it was cancelled.
     """
-    place = _find(run, runs_dir, settings, flags)
+    place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
             found = observe(place)
@@ -221,7 +222,7 @@ def show_runs(runs: list[Run], none: str, as_json: bool) -> None:
     if as_json:
         show_json({"runs": [item.as_json() for item in runs]})
     elif runs:
-        rows = ((item.job_id, item.state, _local(item.created), item.duration) for item in runs)
+        rows = ((item.job_id, item.state, local_time(item.created), item.duration) for item in runs)
         show_table([("RUN", "STATE", "SUBMITTED", "DURATION"), *rows])
     else:
         click.echo(none)
@@ -259,7 +260,8 @@ def _show(found: Run) -> None:
         click.echo(f"error: {found.error}")
 
 
-def _local(moment: str) -> str:
+def local_time(moment: str) -> str:
+    """Returns a time (RFC 3339) as a clock here shows it; "" for none."""
     return f"{datetime.datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
 
 
@@ -274,13 +276,12 @@ def _page(found: RunRecord) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _find(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Platform:
+def find_place(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Platform:
     """Returns the directory of a run on this machine, or where on the platform it is."""
     from shardline.pipelines.remote.environment import load_environment
 
-    for path in (Path(run), runs_dir / run):
-        if is_run_directory(path):
-            return path
+    with contextlib.suppress(SettingsError):
+        return find_run(run, runs_dir)
     try:
         return load_environment(settings, flags, os.environ).platform
     except SettingsError as error:

@@ -31,7 +31,7 @@ from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
 from shardline.pipelines.local.terminal import Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import defaults, has_exit_tasks, parse_pipeline, read_pipeline
+from shardline.pipelines.spec import RETRAIN, defaults, has_exit_tasks, parse_pipeline, read_pipeline
 from shardline.trainer import crash, files, progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.progress import Event, Scalar
@@ -314,9 +314,17 @@ def _end_run(
         ("run directory", str(book.directory)),
         ("log", str(run.log)),
     ]
+    if state != SUCCEEDED and book.record.pipeline == RETRAIN:
+        rows.append(("to continue", f"shardline run --resume {book.directory.name}{_elsewhere(book)}"))
     summary.show(rows, stream)
     book.end(state, run.values, explanation)
     return blessed
+
+
+def _elsewhere(book: record.RunDirectory) -> str:
+    """Returns the option that names where the run directory is, unless it is where it is looked for."""
+    runs = book.directory.parent
+    return "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
 
 
 def _make_own_place(runs_dir: Path, parameters: Mapping[str, Any]) -> None:

@@ -267,6 +267,15 @@ def test_status_lists_the_latest_runs(fake: FakeVertex) -> None:
     ]
     content = json.loads(shardline("status", "--json").stdout)
     assert [item["run"] for item in content["runs"]] == ["toy-2", "toy-1", "toy-0"]
+    # Among the runs of this machine they are listed where the platform is named.
+    assert shardline("runs").stdout == "no runs in runs\n"
+    both = shardline("runs", "--project", PROJECT, "--limit", "2").stdout.splitlines()
+    assert [line.split()[:4] for line in both[1:]] == [
+        ["toy-2", "platform", "toy", "succeeded"],
+        ["toy-1", "platform", "toy", "succeeded"],
+    ]
+    compared = shardline("runs", "compare", "toy-1", "toy-2", "--project", PROJECT, "--all").stdout
+    assert ["count", "3", "3"] in [line.split() for line in compared.splitlines()]
     full = shardline("status", f"{NAME}/toy-0").stdout
     assert "toy-0: succeeded" in full
     assert f"/runs/toy-0?project={PROJECT}" in full

@@ -1,11 +1,15 @@
 """The committed pipeline, run whole on this machine by the command a user gives."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from shardline.components.preprocess.run import preprocess
@@ -17,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARDLINE = str(Path(sys.executable).with_name("shardline"))
 
 
-def run(runs, *options, **params):
+def run(runs, *options, pipeline=("compiled/retrain.yaml",), **params):
     given = [part for name, value in params.items() for part in ("--param", f"{name}={value}")]
     return subprocess.run(
-        [SHARDLINE, "run", "compiled/retrain.yaml", "--runs-dir", str(runs), *options, *given],
+        [SHARDLINE, "run", *pipeline, "--runs-dir", str(runs), *options, *given],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -80,6 +84,36 @@ def test_the_example_plugins_and_a_model_that_is_not_good_enough(tmp_path):
     shapes = PreprocessSettings(source="examples.shapes.source:Shapes", readers=2)
     assert settings["facts"]["dataset"] == preprocess(shapes, tmp_path / "dataset").fingerprint
     assert not list((tmp_path / "runs" / "champions").rglob("champion.json"))
+
+
+def test_a_run_whose_training_was_killed_for_good_is_continued(tmp_path):
+    """The next run trains on, and ends with the weights of a run that nothing happened to."""
+    kills = [word for step in (50, 100) for word in ("--inject", f"kill:chief@step={step}")]
+    killed = run(tmp_path / "runs", *kills, epochs=4)
+    assert killed.returncode == 1, killed.stdout + killed.stderr
+    assert "\nto continue    shardline run --resume 20" in killed.stdout
+
+    done = run(tmp_path / "runs", "--resume", "latest", pipeline=())
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "run: continues 20" in done.stdout
+    assert "train: resuming after step " in done.stdout
+    assert "epoch 1/4" not in done.stdout
+    assert run(tmp_path / "other", epochs=4).returncode == 0
+    one, other = (weights(tmp_path / name / "latest" / "model.keras") for name in ("runs", "other"))
+    assert one.keys() == other.keys() != set()
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+def weights(model):
+    """Returns the arrays in a model file, by name; without TensorFlow."""
+    found = {}
+    with zipfile.ZipFile(model) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
+        file["layers"].visititems(
+            lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+        )
+    return found
 
 
 def test_a_mistake_that_only_a_replica_can_find_is_one_line(tmp_path):

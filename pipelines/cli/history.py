@@ -1,0 +1,176 @@
+"""Commands that look back: `shardline runs` lists runs, `shardline runs compare` sets two side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardline.components.run_directory import local_runs, observe
+from shardline.components.run_record import RunRecord
+from shardline.components.text import duration
+from shardline.pipelines.cli.options import (
+    environment_flags,
+    foreground,
+    json_option,
+    runs_dir_option,
+    show_json,
+    show_table,
+)
+from shardline.pipelines.cli.runs import find_place, local_time
+
+if TYPE_CHECKING:
+    from shardline.components.vertex.runs import Run
+
+#: Characters of a value that are shown.
+_WIDTH = 40
+
+
+@click.group(invoke_without_command=True)
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="The newest only.")
+@runs_dir_option
+@json_option
+@environment_flags
+@click.pass_context
+def runs(
+    context: click.Context, /, limit: int, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str
+) -> None:
+    """List the newest runs: those in RUNS_DIR, and with --settings or --project those on the platform."""
+    if context.invoked_subcommand is not None:
+        return
+    found = [_local_row(record) for record in local_runs(runs_dir, limit)]
+    where = str(runs_dir)
+    if settings is not None or flags["project"]:
+        from shardline.components.vertex.runs import latest_runs
+        from shardline.pipelines.remote.environment import load_environment
+
+        platform = load_environment(settings, flags, os.environ).platform
+        found += [_platform_row(run) for run in latest_runs(platform, limit)]
+        where = f"{where} and {platform.parent}"
+    found = sorted(found, key=lambda row: row["created"], reverse=True)[:limit]
+    if as_json:
+        show_json({"runs": found})
+    elif not found:
+        click.echo(f"no runs in {where}")
+    else:
+        show_table([("RUN", "WHERE", "PIPELINE", "STATE", "BEGAN", "TOOK", ""), *map(_cells, found)])
+
+
+def _local_row(record: RunRecord) -> dict[str, Any]:
+    failed = record.explanation.failed if record.explanation else ""
+    return {
+        "run": record.name,
+        "place": "here",
+        "pipeline": record.pipeline,
+        "state": record.state,
+        "created": record.created,
+        "duration_s": record.duration_s,
+        "outcome": failed or record.headline().partition(": ")[2],
+    }
+
+
+def _platform_row(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.job_id,
+        "place": "platform",
+        "pipeline": run.pipeline,
+        "state": run.state,
+        "created": run.created,
+        "duration_s": run.seconds,
+        "outcome": run.error,
+    }
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    took = "" if row["duration_s"] is None else duration(row["duration_s"])
+    began = local_time(row["created"])
+    return row["run"], row["place"], row["pipeline"], row["state"], began, took, row["outcome"][:80]
+
+
+@runs.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--all", "everything", is_flag=True, help="Show what is the same, too.")
+@runs_dir_option
+@json_option
+@environment_flags
+def compare(
+    a: str,
+    b: str,
+    everything: bool,
+    runs_dir: Path,
+    as_json: bool,
+    settings: Path | None,
+    **flags: str,
+) -> None:
+    """Set the runs A and B side by side: parameters, data and metrics that differ.
+
+    Each is a run directory, the name of one under RUNS_DIR, latest, or the id of a run on the platform.
+    """
+    records = []
+    with foreground():
+        for run in (a, b):
+            place = find_place(run, runs_dir, settings, flags)
+            if isinstance(place, Path):
+                records.append(observe(place))
+            else:
+                from shardline.components.vertex.evidence import read_record
+
+                records.append(read_record(place, run))
+    sections = [_sections(record) for record in records]
+    if as_json:
+        show_json(
+            {"runs": [{"run": record.name, **of} for record, of in zip(records, sections, strict=True)]}
+        )
+        return
+    rows, same = [("", *(record.name for record in records), "")], 0
+    for title in sections[0]:
+        lines = list(_compared(*(of[title] for of in sections)))
+        chosen = [line[1:] for line in lines if everything or line[0]]
+        same += len(lines) - len(chosen)
+        rows += [(title, "", "", ""), *chosen] if chosen else []
+    show_table(rows)
+    click.echo(f"{same} values are the same; --all shows them" if same else "nothing else is known of them")
+
+
+def _sections(record: RunRecord) -> dict[str, dict[str, Any]]:
+    """Returns what is known of a run, flat and by section."""
+    outcome = {"state": record.state, "verdict": record.verdict, "seconds": record.duration_s}
+    code = {"pipeline": record.pipeline, "sha256": record.sha256, **record.versions}
+    return {
+        "outcome": outcome,
+        "parameters": dict(_flat(record.parameters)),
+        "data": dict(_flat(record.data)),
+        "metrics": dict(record.metrics),
+        "code": {name: value for name, value in code.items() if value},
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _compared(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[bool, str, str, str, str]]:
+    """Yields a line per name: whether the values differ, the name, both values, and by how much they do."""
+    for name in dict.fromkeys([*one, *other]):
+        pair = one.get(name), other.get(name)
+        numbers = all(isinstance(value, float) for value in pair)
+        change = f"{pair[1] - pair[0]:+.4g}" if numbers else ""  # type: ignore[operator]  # both are numbers
+        yield pair[0] != pair[1], f"  {name}", _shown(pair[0]), _shown(pair[1]), change
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH // 2]}...{text[3 - _WIDTH // 2 :]}"

@@ -1,0 +1,175 @@
+"""Runs are listed, set side by side, and continued after a failure: what their directories tell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardline.components.run_directory import find_run
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.local.resume import FailedRun
+from shardline.trainer import progress
+from shardline.trainer.errors import PipelineError, SettingsError
+
+PIPELINE = b"pipelineInfo: {name: retrain}\n"
+
+
+def write_run(runs: Path, name: str, **facts: Any) -> Path:
+    """Writes the directory of a failed run of the retraining pipeline, or of what the facts say."""
+    directory = runs / name
+    directory.mkdir(parents=True)
+    yaml = runs.parent / "retrain.yaml"
+    yaml.write_bytes(PIPELINE)
+    content = {
+        "pipeline": "retrain",
+        "state": "failed",
+        "created": f"2026-01-0{name[-1]}T06:00:00Z",
+        "duration_s": 61.5,
+        "yaml": str(yaml),
+        "sha256": hashlib.sha256(PIPELINE).hexdigest(),
+        "parameters": {"epochs": 3, "train_options": {}},
+    }
+    (directory / "run.json").write_text(json.dumps(content | facts))
+    (directory / "run.log").touch()
+    return directory
+
+
+def shardline(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def two(runs: Path) -> Path:
+    """A failed run, and one that succeeded."""
+    why = {"failed": "train, replica chief-0", **dict.fromkeys(("exit", "error", "cause", "next_step"), "")}
+    write_run(runs, "run-1", explanation={**why, "lines": []})
+    succeeded = {"state": "succeeded", "verdict": "blessed", "metrics": {"accuracy": 0.9, "f1": 0.8}}
+    write_run(
+        runs, "run-2", **succeeded, parameters={"epochs": 6, "train_options": {"grace_period": 5}, "seed": 0}
+    )
+    (runs / "latest").symlink_to("run-2")
+    return runs
+
+
+def test_runs_are_listed_newest_first_and_the_link_is_no_run(two: Path) -> None:
+    (two / "run-3").mkdir()
+    (two / "run-3" / "run.json").write_text("damaged")
+
+    lines = shardline("runs", "--runs-dir", two).stdout.splitlines()
+
+    assert [line.split()[:4] for line in lines] == [
+        ["RUN", "WHERE", "PIPELINE", "STATE"],
+        ["run-2", "here", "retrain", "succeeded"],
+        ["run-1", "here", "retrain", "failed"],
+    ]
+    assert lines[1].endswith("1 min 02 s  blessed, accuracy 0.9000")
+    assert lines[2].endswith("train, replica chief-0")
+    listed = json.loads(shardline("runs", "--runs-dir", two, "--json", "--limit", 1).stdout)["runs"]
+    assert [item["run"] for item in listed] == ["run-2"]
+
+
+def test_where_nothing_has_run_is_said(runs: Path) -> None:
+    assert shardline("runs", "--runs-dir", runs).stdout == f"no runs in {runs}\n"
+
+
+def test_what_differs_between_two_runs_stands_side_by_side(two: Path) -> None:
+    shown = shardline("runs", "compare", "run-1", "latest", "--runs-dir", two).stdout
+
+    rows = [line.split() for line in shown.splitlines()]
+    assert rows[0] == ["run-1", "run-2"]
+    assert ["epochs", "3", "6"] in rows
+    assert ["train_options.grace_period", "-", "5"] in rows
+    assert ["accuracy", "-", "0.9"] in rows
+    assert rows[-1] == ["3", "values", "are", "the", "same;", "--all", "shows", "them"]
+    everything = shardline("runs", "compare", "run-1", "run-2", "--all", "--runs-dir", two).stdout
+    assert "seconds" in everything
+    assert "seconds" not in shown
+
+
+def test_how_much_better_a_metric_is_is_said(two: Path) -> None:
+    write_run(two, "run-4", state="succeeded", metrics={"accuracy": 0.95, "f1": 0.8})
+
+    rows = shardline("runs", "compare", "run-2", "run-4", "--runs-dir", two).stdout.splitlines()
+
+    assert ["accuracy", "0.9", "0.95", "+0.05"] in [row.split() for row in rows]
+    assert not any("f1" in row for row in rows)
+
+
+def test_a_failed_run_is_continued_with_its_pipeline_and_its_checkpoints(runs: Path) -> None:
+    directory = write_run(runs, "run-1")
+    places = [
+        directory / "outputs" / "retrain-1" / "train" / name / "checkpoints" for name in ("old", "model")
+    ]
+    for place, step in zip(places, (46, 92), strict=True):
+        place.mkdir(parents=True)
+        (place / f"ckpt-{step}.index").touch()
+        os.utime(place / f"ckpt-{step}.index", (step, step))
+
+    failed = FailedRun.find(find_run("run-1", runs))
+
+    assert failed.pipeline(None, changed=False) == runs.parent / "retrain.yaml"
+    options = failed.with_checkpoints({"train_options": {"grace_period": 5}})["train_options"]
+    assert options == {"grace_period": 5, "checkpoint_dir": str(places[1])}
+    # A run that was continued before, and has failed again, goes on from the same place.
+    assert failed.with_checkpoints({"train_options": {"checkpoint_dir": "x"}})["train_options"] == {
+        "checkpoint_dir": "x"
+    }
+
+
+def test_a_run_without_checkpoints_begins_anew(runs: Path) -> None:
+    events: list[progress.Event] = []
+    failed = FailedRun.find(write_run(runs, "run-1"))
+
+    with progress.sink(events.append):
+        assert failed.with_checkpoints({"train_options": {}}) == {"train_options": {}}
+    assert events[-1].text == "continues run-1; it has no checkpoints: training begins anew"
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"state": "running"}, "run-1 is still running; 'shardline logs"),
+        ({"state": "succeeded"}, "run-1 has succeeded: there is nothing to continue"),
+        ({"pipeline": "tune"}, "only runs of 'retrain' can be continued"),
+    ],
+)
+def test_what_cannot_be_continued(runs: Path, facts: dict[str, str], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        FailedRun.find(write_run(runs, "run-1", **facts))
+    with pytest.raises(SettingsError, match="there is no run 'run-9', neither as a directory nor in"):
+        find_run("run-9", runs)
+
+
+def test_a_changed_pipeline_is_refused_unless_it_is_wanted(runs: Path) -> None:
+    failed = FailedRun.find(write_run(runs, "run-1"))
+    yaml = runs.parent / "retrain.yaml"
+    yaml.write_text("pipelineInfo: {name: other}\n")
+
+    with pytest.raises(PipelineError, match=r"retrain\.yaml is not what ran in run-1; --changed takes it"):
+        failed.pipeline(None, changed=False)
+    assert failed.pipeline(None, changed=True) == yaml
+    yaml.unlink()
+    with pytest.raises(
+        PipelineError, match=r"there is no .*retrain\.yaml; 'shardline run .*/run-1/pipeline\.yaml"
+    ):
+        failed.pipeline(None, changed=False)
+
+
+def test_options_that_belong_together(runs: Path) -> None:
+    for words, message in (
+        (("run",), "Missing argument 'PIPELINE'"),
+        (("run", "x.yaml", "--changed"), "--changed needs --resume"),
+    ):
+        result = shardline(*words)
+        assert (result.exit_code, message in result.output) == (2, True)
