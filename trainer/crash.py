@@ -67,6 +67,17 @@ def as_error(failure: Exception) -> ShardlineError:
     return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
 
 
+def is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether an error comes from one of the system that may be gone at the next attempt."""
+    seen = []
+    while error is not None and error not in seen:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in _OF_A_PATH):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _in_code_of_the_user(failure: BaseException) -> str:
     """Says where in a plug-in an exception comes from; "" where it comes from code that is installed."""
     package = Path(__file__).parents[1]

@@ -3,6 +3,7 @@
     ShardlineError
     ├── SettingsError, DatasetError, ModelError, ClusterError, PipelineError
     ├── SourceError, with BadRecordError below it
+    ├── RepeatedError, a mistake that an earlier attempt has found
     ├── RunError (exit code 1), with DivergedError (2) below it
     └── PlatformError (3), CancelledRunError (4), CrashError (70), RestartError (75)
 
@@ -76,6 +77,10 @@ class ClusterError(ShardlineError):
 
 class PipelineError(ShardlineError):
     """A compiled pipeline, or a parameter given to it, is wrong."""
+
+
+class RepeatedError(ShardlineError):
+    """A mistake ended an earlier attempt of this job, in these words, and nothing has changed since."""
 
 
 class RunError(ShardlineError):

@@ -93,6 +93,24 @@ def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) ->
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
 
 
+def python_files(package: str) -> Iterator[Path]:
+    """Yields the files of a package, or of what lies beside a module that is in none, without importing it.
+
+    A plug-in may import any of them. There are none where it is missing.
+    """
+    try:
+        spec = _neighbour(package) or importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return
+    if spec is None:
+        return
+    if spec.submodule_search_locations is not None:
+        for location in spec.submodule_search_locations:
+            yield from sorted(Path(location).rglob("*.py"))
+    elif spec.origin:
+        yield from sorted(Path(spec.origin).parent.glob("*.py"))
+
+
 def _refuse_name_of_python(reference: str, kind: str, error: type[ShardlineError]) -> None:
     """Raises when a file of the working directory was meant, and the module of Python is found instead."""
     name = reference.partition(":")[0].partition(".")[0]

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, get_type_hints
 
-from shardline.trainer import files
+from shardline.trainer import attempts, files
 from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
 from shardline.trainer.settings import CHOICES, TrainSettings, flag_of
@@ -92,8 +93,12 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def run(settings: TrainSettings) -> dict[str, float]:
     """Takes part in a training run as `train.train` does, in a process made ready for it."""
+    cluster = read_cluster(os.environ)  # its mistakes are said before TensorFlow is loaded
     # Before NumPy and TensorFlow start threads: they must not take the signal.
-    with Preemption(settings.grace_period) as preemption:
+    with (
+        attempts.remembered(settings, cluster, os.environ),
+        Preemption(settings.grace_period) as preemption,
+    ):
         from shardline.trainer import tensorflow_internals
 
         tensorflow_internals.keep_freed_memory()

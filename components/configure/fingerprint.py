@@ -7,7 +7,6 @@ Shardline's own, of the user's plug-ins, and by the versions of the libraries th
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import itertools
 import os
@@ -220,9 +219,9 @@ def code_versions(model: str, source: str) -> dict[str, str]:
     The model function and the source may be plug-ins. A plug-in is known by all Python files of its top-level
     package, or beside its module where that is in no package: it may import any of them.
     """
-    versions = {"shardline": _digest(path for name in _OWN for path in _python_files(name))}
+    versions = {"shardline": _digest(path for name in _OWN for path in plugins.python_files(name))}
     for name in _plugin_packages(model, source):
-        versions[name] = _digest(_python_files(name))
+        versions[name] = _digest(plugins.python_files(name))
     for name in _LIBRARIES:
         try:
             versions[name] = metadata.version(name)
@@ -238,21 +237,6 @@ def _plugin_packages(model: str, source: str) -> Iterator[str]:
         package = reference.partition(":")[0].partition(".")[0]
         if package and package != "shardline":
             yield package
-
-
-def _python_files(package: str) -> Iterator[Path]:
-    """Yields the files of a top-level package or module; none where it is missing, as the next step says."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return
-    if spec is None:
-        return
-    if spec.submodule_search_locations is not None:
-        for location in spec.submodule_search_locations:
-            yield from sorted(Path(location).rglob("*.py"))
-    elif spec.origin:
-        yield from sorted(Path(spec.origin).parent.glob("*.py"))
 
 
 def _digest(files: Iterator[Path]) -> str:

@@ -138,7 +138,7 @@ def train(
     from shardline.pipelines.local.job import CustomJob
     from shardline.pipelines.local.rehearsal import parse_injection
     from shardline.pipelines.local.supervisor import run_job
-    from shardline.trainer import plugins, task
+    from shardline.trainer import attempts, plugins, task
     from shardline.trainer.data import manifest as manifests
     from shardline.trainer.models import import_string
 
@@ -156,6 +156,7 @@ def train(
         restart_job_on_worker_restart=not ps,
     )
     failures = [parse_injection(text) for text in injections]
+    attempts.forget(Path(given.model_dir))
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
 

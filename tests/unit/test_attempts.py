@@ -1,0 +1,181 @@
+"""Attempts of a job: a mistake ends the next one at once, unless something has changed since."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from shardline.trainer import attempts
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.errors import (
+    ClusterError,
+    DatasetError,
+    DivergedError,
+    ModelError,
+    RepeatedError,
+    RestartError,
+    RunError,
+)
+from shardline.trainer.settings import TrainSettings
+
+WORDS = "the model returns no probabilities"
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Settings whose dataset and model lie in the working directory, as a user's do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.json").write_text("{}")
+    (tmp_path / "net_of_a_user.py").write_text("import layers_of_a_user\n")
+    (tmp_path / "layers_of_a_user.py").write_text("")
+    return TrainSettings(
+        dataset="data", model="net_of_a_user:build", model_dir="out", initial_model="weights.keras"
+    )
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"CLOUD_ML_JOB_ID": "1", "AIP_CHECKPOINT_DIR": f"{tmp_path}/base/checkpoints/"}
+
+
+def attempt(settings, environ, failure=None, cluster=None):
+    """Makes one attempt that fails so, and returns the error that ends it; None when nothing does."""
+    try:
+        with attempts.remembered(settings, cluster or Cluster(), environ):
+            if failure:
+                raise failure
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("failure", [ModelError(WORDS), DivergedError(WORDS), DatasetError(WORDS)])
+def test_the_next_attempt_ends_with_the_first_message(settings, environ, failure):
+    attempt(settings, environ, failure)
+
+    again = attempt(replace(settings, model_dir="of-the-second-task"), {**environ, "CLOUD_ML_JOB_ID": "2"})
+
+    assert isinstance(again, RepeatedError)
+    assert (again.line, again.exit_code) == (WORDS, failure.exit_code)
+
+
+def test_every_replica_ends_and_the_first_message_stays(settings, environ):
+    cluster = Cluster("chief", 0, ("a:1", "b:1"))
+    attempt(settings, environ, ModelError(WORDS), cluster)
+    worker = replace(cluster, task_type="worker", hosts=("c:7", "d:8"))  # as a restarted one may find them
+
+    assert str(attempt(settings, environ, ModelError("another"), worker)) == WORDS
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        RunError("lost worker-1"),
+        RestartError("asked to stop"),
+        OSError(errno.EIO, "Input/output error"),
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        MemoryError(),
+        RuntimeError("of nobody's"),
+    ],
+)
+def test_what_may_be_gone_at_the_next_attempt_is_tried_again(settings, environ, failure):
+    attempt(settings, environ, failure)
+    assert attempt(settings, environ) is None
+
+
+def test_neither_is_a_mistake_that_only_the_machine_has_made(settings, environ):
+    failure = ClusterError("chief-0 cannot serve its address")
+    failure.__context__ = OSError(errno.EADDRINUSE, "Address already in use")
+    attempt(settings, environ, failure)
+    assert attempt(settings, environ) is None
+
+
+@pytest.mark.parametrize(
+    "mend",
+    [
+        lambda settings, here: replace(settings, learning_rate=0.1),
+        lambda settings, here: replace(settings, checkpoint_dir="of-another-run"),
+        lambda settings, here: changed(settings, here / "data/manifest.json"),
+        lambda settings, here: changed(settings, here / "data/train-00000-of-00001.tfrecord"),
+        lambda settings, here: changed(settings, here / "net_of_a_user.py"),
+        lambda settings, here: changed(settings, here / "layers_of_a_user.py"),
+        lambda settings, here: changed(settings, here / "weights.keras"),
+    ],
+)
+def test_who_has_mended_something_is_not_stopped(settings, environ, tmp_path, mend):
+    attempt(settings, environ, ModelError(WORDS))
+    assert attempt(mend(settings, tmp_path), environ) is None
+
+
+def changed(settings, path):
+    with path.open("a") as file:
+        file.write("# mended\n")
+    return settings
+
+
+def test_a_package_that_was_missing_and_is_installed_is_a_change(settings, environ, tmp_path, monkeypatch):
+    attempt(settings, environ, ModelError("no module 'efficientnet'"))
+    (tmp_path / "site/efficientnet-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert attempt(settings, environ) is None
+
+
+def test_who_tries_by_hand_is_not_stopped(settings, environ):
+    attempt(settings, environ, ModelError(WORDS))
+    by_hand = {"AIP_CHECKPOINT_DIR": environ["AIP_CHECKPOINT_DIR"]}
+    assert attempt(settings, by_hand) is None
+
+
+def test_the_marker_is_in_the_runs_own_directory_and_can_be_forgotten(settings, environ, tmp_path):
+    """Not beside the checkpoints that were taken over from another run, which is none of this one's."""
+    other = replace(settings, checkpoint_dir=str(tmp_path / "other/checkpoints"))
+    attempt(other, environ, ModelError(WORDS))
+    (marker,) = tmp_path.rglob("mistake-*.json")
+    assert marker.parent == tmp_path / "base"
+    assert json.loads(marker.read_text()) == {"error": WORDS, "replica": "chief-0"}
+
+    attempts.forget(tmp_path / "base")
+    assert attempt(other, environ) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"error": 3}'])
+def test_a_marker_that_cannot_be_read_stops_nobody(settings, environ, tmp_path, text):
+    attempt(settings, environ, ModelError(WORDS))
+    next(tmp_path.rglob("mistake-*.json")).write_text(text)
+    assert attempt(settings, environ) is None
+
+
+def test_without_a_place_to_write_the_error_is_the_mistake(settings, environ, tmp_path):
+    (tmp_path / "base").write_text("in the way")
+    assert str(attempt(settings, environ, ModelError(WORDS))) == WORDS
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, f"train: error: {WORDS}"),
+        ({"TF_CONFIG": "{"}, "train: error: TF_CONFIG is not JSON"),
+    ],
+)
+def test_neither_waits_for_tensorflow(settings, environ, tmp_path, variables, words):
+    attempt(settings, environ, ModelError(WORDS))
+    # Found only when it is imported: after that the process would end with another code.
+    (tmp_path / "no/tensorflow").mkdir(parents=True)
+    (tmp_path / "no/tensorflow/__init__.py").write_text("raise SystemExit(99)")
+    path = os.pathsep.join([str(tmp_path / "no"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "shardline.trainer.task", "--dataset", "data", "--model-dir", "out"),
+            *("--model", "net_of_a_user:build", "--initial-model", "weights.keras"),
+        ],
+        env={**os.environ, **environ, **variables, "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -1,0 +1,113 @@
+"""Attempts: the mistake that ended an attempt of this job, which ends the next one before it costs anything.
+
+The platform starts a replica, a job and a task again whatever they ended with. A mistake, or a run that
+diverges, would end in the same way, after machines, peers and TensorFlow have been waited for once more. So
+the replica that finds it leaves a marker beside the run's checkpoints; its name says for which settings, data
+and code it holds, and where one of them has changed there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from shardline.trainer import crash, files, plugins, progress
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
+from shardline.trainer.errors import EXIT_BAD_INPUT, RepeatedError, SettingsError, ShardlineError
+from shardline.trainer.models import import_string
+from shardline.trainer.settings import TrainSettings, output_dirs
+
+_MARKERS = "mistake-*.json"
+#: Variables of which a process in a job, which may be started again, has one at least.
+_OF_A_JOB = ("CLOUD_ML_JOB_ID", "CLUSTER_SPEC")
+# Where attempts may write; a retried task has another directory for its model.
+_PLACES = ("model_dir", "tensorboard_log_dir")
+
+
+@contextlib.contextmanager
+def remembered(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]) -> Iterator[None]:
+    """Remembers the mistake that ends the context, for the job's next attempt, and ends at once in that one.
+
+    Raises:
+        RepeatedError: When a mistake ended an earlier attempt, with its message, and nothing has changed.
+    """
+    if not any(name in environ for name in _OF_A_JOB):  # somebody tries by hand
+        yield
+        return
+    marker = _marker(settings, cluster, environ)
+    if (found := _read(marker)) is not None:
+        progress.say(
+            "train", f"an earlier attempt has ended with this mistake, and nothing has changed: {marker}"
+        )
+        raise RepeatedError(found)
+    try:
+        yield
+    except ShardlineError as error:
+        if error.exit_code == EXIT_BAD_INPUT and not crash.is_of_the_machine(error):
+            with contextlib.suppress(OSError):
+                marker.parent.mkdir(parents=True, exist_ok=True)
+                files.write_json(marker, {"error": error.line, "replica": cluster.name})
+        raise
+
+
+def forget(directory: Path) -> None:
+    """Removes the markers of a directory: a new job is tried whatever ended another one."""
+    for marker in directory.glob(_MARKERS):
+        marker.unlink(missing_ok=True)
+
+
+def _read(marker: Path) -> str | None:
+    """Returns the mistake that a marker holds; None where there is none that can be read."""
+    with contextlib.suppress(SettingsError):
+        found = files.read_json(marker, SettingsError).get("error")
+        return found if isinstance(found, str) else None
+    return None
+
+
+def _marker(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]) -> Path:
+    """Returns the path that tells this job's mistake, should it find one, from any other's."""
+    own = environ.get("AIP_CHECKPOINT_DIR")
+    base = files.local_path(own).parent if own else output_dirs(settings, environ).model
+    chosen = {name: value for name, value in asdict(settings).items() if name not in _PLACES}
+    tasks = {kind: len(hosts) for kind, hosts in cluster.tasks.items()}
+    digest = hashlib.sha256(repr((chosen, tasks, environ.get(ACCELERATORS_VARIABLE))).encode())
+    for text in (settings.dataset, settings.initial_model, *settings.hparams.values()):
+        if isinstance(text, str) and text:
+            digest.update(repr(_state(files.local_path(text))).encode())
+    for path in _code(settings):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    digest.update(repr(_installed()).encode())
+    return base / _MARKERS.replace("*", digest.hexdigest()[:16])
+
+
+def _state(path: Path) -> list[tuple[str, int, int]]:
+    """Returns name, size and time of a file, or of those in a directory; nothing where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        found = sorted(path.iterdir()) if path.is_dir() else [path]
+        known = [(file.name, file.stat()) for file in found]
+        return [(name, at.st_size, at.st_mtime_ns) for name, at in known if stat.S_ISREG(at.st_mode)]
+    return []
+
+
+def _code(settings: TrainSettings) -> Iterator[Path]:
+    """Yields the Python files of Shardline's trainer and of the plug-ins that the settings name."""
+    named = (import_string(settings.model), settings.augment, settings.transform, *settings.callbacks)
+    packages = {text.partition(":")[0].partition(".")[0] for text in named if ":" in text}
+    for package in ("shardline.trainer", *sorted(packages - {"shardline", "keras"})):
+        yield from plugins.python_files(package)
+
+
+def _installed() -> list[str]:
+    """Returns the names and versions of what is installed."""
+    found: set[str] = set()
+    for place in sys.path:
+        with contextlib.suppress(OSError):
+            found.update(name for name in os.listdir(place) if name.endswith(".dist-info"))
+    return sorted(found)
