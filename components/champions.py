@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardline.components.model_store import BLESSING_FILE, EXPORT_FILE, Export, Verdict, read_part
+from shardline.components.run_record import on_platform
 from shardline.components.shelf import contents
 from shardline.components.shelf.disk import Disk
 from shardline.components.shelf.place import Place
@@ -51,6 +52,18 @@ def champion_directory(uri: str) -> Path:
                 "access to the bucket, elsewhere give a local directory"
             )
     return path
+
+
+def refuse_container(name: str, uri: str) -> None:
+    """Refuses a directory of the container, on the platform: what is written there ends with the task.
+
+    `name` is the parameter's. Raises SettingsError.
+    """
+    if uri and not uri.startswith(_MOUNTED) and on_platform():
+        raise SettingsError(
+            f"{name} is {uri!r}, a directory of this container, which is thrown away with it; give "
+            f"{name}=gs://BUCKET/PATH"
+        )
 
 
 def open_shelf(champion: str | os.PathLike[str]) -> Place:

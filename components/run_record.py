@@ -38,6 +38,14 @@ LATEST = "latest"
 #: The error of a run that has not said how it ended.
 ABANDONED = "its process has ended without a word: it was killed, or could not write to the run directory"
 
+#: Where every task on Vertex AI sees all buckets, and hardly another machine does.
+_BUCKETS = Path("/gcs")
+
+
+def on_platform() -> bool:
+    """Whether this process is a task on Vertex AI, and not one of a run on this machine."""
+    return RUN_VARIABLE not in os.environ and _BUCKETS.is_dir()
+
 
 @contextlib.contextmanager
 def held(directory: Path, *, shared: bool = False) -> Iterator[bool]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from kfp import compiler
 
 from shardline.pipelines.check.checks import parse, refuse_errors
+from shardline.pipelines.check.pipeline import Aim
 from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import Settings
@@ -35,7 +36,7 @@ def write(settings: Settings, output: Path, study: str | None = None) -> tuple[b
     finds errors.
     """
     text = compile_pipeline(settings, study)
-    warnings = refuse_errors(parse(text, output).spec)
+    warnings = refuse_errors(parse(text, output).spec, aim=Aim.HERE)
     if _holds(output, text):
         return False, warnings
     output.parent.mkdir(parents=True, exist_ok=True)

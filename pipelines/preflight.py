@@ -9,9 +9,9 @@ from typing import Any
 
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import KNOWN_FORMS, open_source
+from shardline.components.preprocess.sources import KNOWN_FORMS, check_form, open_source
 from shardline.components.tune.study import check_tuned, parse_study, read_study
-from shardline.pipelines.check.checks import refuse_errors
+from shardline.pipelines.check.pipeline import Aim
 from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.check.schedule import Schedule
 from shardline.pipelines.parameters import check_parameters
@@ -51,10 +51,13 @@ def check_run(
         The given parameters, of their declared types, and the warnings of `shardline check`.
 
     Raises:
-        PipelineError: When a parameter is unknown, mistyped or missing, or `shardline check` finds an error.
+        PipelineError: When a parameter is unknown, mistyped or missing, `shardline check` finds an error, or
+            a run on the platform is given no place for its champion, not even an empty one.
         SettingsError: When a value of one of our own pipelines is out of range.
         SourceError, ModelError: When there is no such source or model.
     """
+    from shardline.pipelines.check.checks import refuse_errors  # whose rules look at values with this module
+
     parameters = check_parameters(spec, given)
     values = defaults(spec) | parameters
     name = spec["pipelineInfo"]["name"]
@@ -64,10 +67,18 @@ def check_run(
             "it with this release, or give it another name"
         )
     if name in OURS:
-        check_retrain(values, here=here)
+        check_values(name, values, here=here)
+    findings = refuse_errors(spec, parameters, schedule, Aim.HERE if here else Aim.SENT)
+    if nowhere := next((finding for finding in findings if finding.code == "SL611"), None):
+        raise PipelineError(f"{nowhere.why}; {nowhere.fix}")
+    return parameters, findings
+
+
+def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> None:
+    """Checks the values of all parameters of one of `OURS`; raises as `check_run` does."""
+    check_retrain(parameters, here=here)
     if name == TUNE:
-        check_tune(values)
-    return parameters, refuse_errors(spec, parameters, schedule)
+        check_tune(parameters)
 
 
 def check_tune(parameters: Mapping[str, Any]) -> None:
@@ -98,8 +109,8 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     source = parameters["source"]
     # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
     elsewhere = not here or "{date" in source or "://" in source or source.startswith("images:/gcs/")
-    unknown = ":" not in source and source not in KNOWN_FORMS
-    if unknown or (not elsewhere and (source.startswith("images:") or ":" not in source)):
+    check_form(source)
+    if not elsewhere and (source.startswith("images:") or ":" not in source):
         open_source(data)
     elif here and not source.startswith(_PREFIXES):
         plugins.look(source, "source", SourceError)

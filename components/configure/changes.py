@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components.champions import champion_directory, check_champion, where
+from shardline.components.champions import champion_directory, check_champion, refuse_container, where
 from shardline.components.configure import history as last_run
 from shardline.components.configure.fingerprint import (
     DIGEST,
@@ -31,6 +31,8 @@ from shardline.trainer.progress import fact, say
 
 _TOPIC = "changes"
 _DATE = re.compile(r"\{date(?::([^{}]*))?\}")
+#: The platform's time of a schedule where there is none is 0 seconds of Unix time, 1969 in the west.
+_EPOCH = 1970
 #: Changes that are named one by one, and characters of a value that are shown.
 _SHOWN, _LONGEST = 3, 60
 
@@ -86,13 +88,15 @@ def _short(value: Any) -> str:
 def run_time(scheduled: str, created: str) -> datetime:
     """Returns the time that a run is for, in UTC: the scheduled one, which may be in the past.
 
-    Both are RFC 3339; `scheduled` is anything else where no schedule has started the run. Raises
-    SettingsError when `created` is not a time either.
+    Both are RFC 3339; `scheduled` is anything else, or the beginning of 1970, where no schedule has started
+    the run. Raises SettingsError when `created` is not a time either.
     """
     for text in (scheduled, created):
         try:
             time = datetime.fromisoformat(text)
         except ValueError:
+            continue
+        if time.year <= _EPOCH:
             continue
         return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
     raise SettingsError(f"the run has no time: scheduled {scheduled!r}, created {created!r}")
@@ -144,6 +148,8 @@ def look(
     # Training takes hours: what would refuse its model then does so now.
     _check_formats(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
+    refuse_container("champion_uri", gate.champion_uri)
+    refuse_container("history_uri", history_uri)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
 

@@ -23,6 +23,7 @@ def register_model(exported: Path, accuracy: float, champion_uri: str, run: str 
     if not champion_uri:
         say("register", "champion_uri is empty: the blessed model is not published")
         return
+    champions.refuse_container("champion_uri", champion_uri)
     try:
         published = champions.publish(exported, champion_uri, accuracy=accuracy, run=run)
     except ModelError as error:

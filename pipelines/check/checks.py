@@ -6,6 +6,7 @@ As a program it prints the table of all rules: `python -m shardline.pipelines.ch
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from shardline.pipelines.check import (  # noqa: F401  # the rules register them
     rules,
 )
 from shardline.pipelines.check.job import Job, Pool, jobs
-from shardline.pipelines.check.pipeline import Executor, Parameter, Pipeline, Task
+from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import RULES, Finding, Severity
 from shardline.pipelines.check.schedule import Schedule
+from shardline.pipelines.remote.environment import TABLE, Environment
 from shardline.pipelines.spec import parse_file, read_pipeline
+from shardline.pipelines.tables import read_table
 from shardline.trainer.errors import PipelineError
 
 
@@ -45,6 +48,7 @@ def check_pipeline(
     spec: Mapping[str, Any],
     parameters: Mapping[str, Any] | None = None,
     schedule: Schedule | None = None,
+    aim: Aim = Aim.ASKED,
 ) -> list[Finding]:
     """Returns what is wrong with a compiled pipeline (IR); errors first.
 
@@ -53,20 +57,21 @@ def check_pipeline(
     Raises:
         PipelineError: When the spec is not built as a pipeline is.
     """
-    return check(Pipeline(spec, parameters), schedule)
+    return check(Pipeline(spec, parameters, aim=aim), schedule)
 
 
 def refuse_errors(
     spec: Mapping[str, Any],
     parameters: Mapping[str, Any] | None = None,
     schedule: Schedule | None = None,
+    aim: Aim = Aim.ASKED,
 ) -> list[Finding]:
     """Checks a pipeline, as `check_pipeline` does, and returns the warnings.
 
     Raises:
         PipelineError: When a rule finds an error.
     """
-    findings = check_pipeline(spec, parameters, schedule)
+    findings = check_pipeline(spec, parameters, schedule, aim)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         first = errors[0]
@@ -84,8 +89,10 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
         PipelineError: When the file cannot be read, is too large, or is not a pipeline.
         SettingsError: When settings cannot be read.
     """
-    settings = {".toml", ".example"} & {path.suffix}
-    return parse(_compiled(path) if settings else read_pipeline(path), path, given)
+    if not {".toml", ".example"} & {path.suffix}:
+        return parse(read_pipeline(path), path, given)
+    environment = read_table(path, TABLE, Environment, leave_out=("origins",))
+    return replace(parse(_compiled(path), path, given), environment=environment)
 
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:

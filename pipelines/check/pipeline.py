@@ -6,7 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -35,6 +35,17 @@ PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\](?:\.json_escape
 _MOST_TASKS = 20_000
 
 
+class Aim(enum.Enum):
+    """Aim of a check: what the pipeline is about to do."""
+
+    #: It runs on this machine, or is only written: the platform's places mean nothing yet.
+    HERE = "here"
+    #: Somebody asks what is wrong with it.
+    ASKED = "asked"
+    #: It is sent to the platform.
+    SENT = "sent"
+
+
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """A compiled pipeline (IR 2.x) and the parameters that it is about to get.
@@ -43,6 +54,8 @@ class Pipeline:
         given: Parameters by name; None when nothing is known about them yet.
         platforms: Names of the platforms that the file has settings for besides the pipeline itself.
         labels: Labels of the run.
+        aim: What it is about to do.
+        environment: Values of the table [vertex] of the settings that it was compiled of, by name.
 
     Raises:
         PipelineError: When the spec is not built as a pipeline is.
@@ -52,6 +65,8 @@ class Pipeline:
     given: Mapping[str, Any] | None = None
     platforms: tuple[str, ...] = ()
     labels: Mapping[str, Any] | None = None
+    aim: Aim = Aim.ASKED
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_shape(self.spec)

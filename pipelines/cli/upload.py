@@ -42,11 +42,12 @@ def upload(
     A version that is there already is not uploaded again.
     """
     from shardline.pipelines.check.checks import refuse_errors
+    from shardline.pipelines.check.pipeline import Aim
     from shardline.pipelines.remote import upload as registry
     from shardline.pipelines.spec import load_pipeline
 
     spec = load_pipeline(pipeline)
-    refuse_errors(spec)
+    refuse_errors(spec, aim=Aim.SENT)
     registry.check_tags(tags)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
     if dry_run:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, check_host
@@ -12,6 +14,8 @@ from shardline.pipelines.tables import read_table
 from shardline.trainer.errors import SettingsError
 
 TABLE = "vertex"
+#: Words of settings/vertex.toml.example that stand for a user's own.
+_PLACEHOLDER = re.compile(r"(?<![\w-])(my-project|my-bucket)(?![\w-])")
 #: Origin of a value that was not given.
 DEFAULT = "default"
 
@@ -88,13 +92,31 @@ def load_environment(
     A flag that is not given is "". The values in `needed` must be given.
 
     Raises:
-        SettingsError: When a needed value is missing, or one has the wrong form.
+        SettingsError: When a needed value is missing, one has the wrong form, or where some are needed one is
+            still a placeholder of the example.
     """
     values, origins = read_values(settings, flags, environ)
     for name in needed:
         if not values.get(name):
             raise missing(name)
-    return Environment(**{"project": "", "location": ""} | values, origins=origins)  # type: ignore[arg-type]  # each is of its field's type
+    environment = Environment(**{"project": "", "location": ""} | values, origins=origins)  # type: ignore[arg-type]  # each is of its field's type
+    if needed:
+        _refuse_placeholders(values, origins)
+    return environment
+
+
+def placeholder(text: str) -> str:
+    """Returns the word of the example settings that a text still has in the place of a user's own, or ""."""
+    found = _PLACEHOLDER.search(text)
+    return found[0] if found else ""
+
+
+def _refuse_placeholders(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        if found := placeholder(str(value)):
+            raise SettingsError(
+                f"{name} is {value!r} (from {origins[name]}), where {found} stands for your own; write yours"
+            )
 
 
 def read_values(

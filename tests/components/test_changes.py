@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from kfp import dsl
 
-from shardline.components import model_store
+from shardline.components import model_store, run_record
 from shardline.components.configure.changes import differences, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
 from shardline.components.configure.history import State
@@ -548,6 +548,21 @@ def test_a_directory_for_champions_that_is_not_there_is_refused_and_not_made(pho
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("name", ["champion_uri", "history_uri"])
+def test_on_the_platform_nothing_is_remembered_or_published_in_a_container(
+    name, photos, tmp_path, monkeypatch, events
+):
+    monkeypatch.setattr(run_record, "_BUCKETS", tmp_path)
+    monkeypatch.delenv(run_record.RUN_VARIABLE, raising=False)
+    settings = {"history_uri": "", "champion_uri": "", name: f"{tmp_path}/own"}
+
+    with pytest.raises(SystemExit):
+        look(settings.pop("history_uri"), f"images:{photos}", **settings)
+
+    assert f"{name} is '{tmp_path}/own', a directory of this container" in events[-1].text
+    assert not (tmp_path / "own").exists()
+
+
 def test_nothing_is_written_to_a_bucket_before_a_first_champion(photos, tmp_path, monkeypatch, events):
     """An account may write below champions/ only, which is not there yet."""
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
@@ -617,7 +632,12 @@ def test_the_scheduled_time_comes_before_that_of_creation():
     assert run_time("2026-11-18T23:00:00-02:00", created) == datetime(2026, 11, 19, 1, tzinfo=UTC)
     assert run_time("2026-11-19T06:00:00.123456789", created).isoformat()[:19] == "2026-11-19T06:00:00"
     # What the platform leaves of the placeholder where nothing was scheduled.
-    for nothing in ("", "{{$.pipeline_job_schedule_time_utc}}"):
+    for nothing in (
+        "",
+        "{{$.pipeline_job_schedule_time_utc}}",
+        "1970-01-01T00:00:00Z",
+        "1969-12-31T19:00:00-05:00",
+    ):
         assert run_time(nothing, created).day == 20
     with pytest.raises(SettingsError, match="the run has no time"):
         run_time("", "")

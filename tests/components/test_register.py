@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from kfp import dsl
 
-from shardline.components import model_store
+from shardline.components import model_store, run_record
 from shardline.components.champions import champion_directory, current, publish
 from shardline.components.register.component import register
 from shardline.components.register.publish import register_model
@@ -44,6 +44,16 @@ def test_publish_makes_a_complete_copy_the_champion(exported, champion):
     assert (published.accuracy, published.fingerprint) == (0.98, "sha256:abc")
     age = datetime.now(UTC) - datetime.fromisoformat(published.created)
     assert 0 <= age.total_seconds() < 60
+
+
+def test_on_the_platform_nothing_is_published_in_a_container(exported, champion, monkeypatch, tmp_path):
+    monkeypatch.setattr(run_record, "_BUCKETS", tmp_path)
+    monkeypatch.delenv(run_record.RUN_VARIABLE, raising=False)
+
+    with pytest.raises(SettingsError, match="thrown away with it; give champion_uri=gs://BUCKET/PATH"):
+        register_model(exported, 0.9, str(champion))
+
+    assert not champion.exists()
 
 
 def test_the_previous_version_is_kept(exported, champion, tmp_path):

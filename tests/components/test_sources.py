@@ -74,7 +74,7 @@ def test_an_unknown_source_names_the_known_ones(source: str) -> None:
 
 
 def test_a_misspelt_form_names_the_known_ones() -> None:
-    with pytest.raises(SourceError, match=r"no module 'image'.*; known: digits, tfds:NAME.*, images:DIR"):
+    with pytest.raises(SourceError, match=r"; known: digits, tfds:NAME.*; did you mean images:photos\?$"):
         opened("image:photos")
 
 

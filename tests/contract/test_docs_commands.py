@@ -54,10 +54,15 @@ def _set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in shown_files():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(own(text))
     shutil.copy(tmp_path / "settings" / "minimal.toml", tmp_path / "settings" / "vertex.toml")
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
     shardline("compile", "--settings", "settings/vertex.toml")
+
+
+def own(text: str) -> str:
+    """Returns what a page shows with the reader's own project and bucket."""
+    return text.replace("my-project", PROJECT).replace("my-bucket", BUCKET)
 
 
 def _serve(services: FakeServices, directory: Path) -> None:
@@ -85,7 +90,7 @@ def test_the_commands_of_a_page_do_what_it_says(project: FakeVertex, page: str) 
 
 
 def _type(project: FakeVertex, command: Command) -> None:
-    words = [_run_id(project) if word == "RUN" else word for word in command.words[1:]]
+    words = [_run_id(project) if word == "RUN" else own(word) for word in command.words[1:]]
     if words[0] in DRY:
         words += ["--dry-run", "--allow-dirty"]
     # explain: the run has failed, or was cancelled; doctor: the fake has no image.

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(180)
 
 #: More often than anybody tries.
 ALWAYS = 1000
-ACCOUNT = "tests@my-project.iam.gserviceaccount.com"
+ACCOUNT = "tests@acme-vision.iam.gserviceaccount.com"
 WHERE = {
     "VERTEX_PROJECT": PROJECT,
     "VERTEX_LOCATION": LOCATION,

@@ -172,7 +172,7 @@ def test_a_schedule_is_made_changed_paused_resumed_and_deleted(
             "labels",
         ),
         (
-            {"create_pipeline_job_request": {"parent": "projects/my-project/locations/us-east1"}},
+            {"create_pipeline_job_request": {"parent": "projects/acme-vision/locations/us-east1"}},
             "another location",
         ),
     ],

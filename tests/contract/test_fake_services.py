@@ -240,7 +240,7 @@ def test_the_project_says_what_it_has(vertex_environ: FakeVertex) -> None:
     services = vertex_environ.services
     services.project.denied = {"aiplatform.schedules.create"}
     services.project.disabled_apis = {"logging.googleapis.com"}
-    email = "runs@my-project.iam.gserviceaccount.com"
+    email = "runs@acme-vision.iam.gserviceaccount.com"
     services.project.service_accounts = {email: True}
     services.project.quotas = {"custom_model_training_cpus": 42}
     services.registry.add_image(f"{LOCATION}-docker.pkg.dev/{PROJECT}/images/a/train:v1")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(90)
 LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 NOTE = 'say "hi" \\ {{ x }} \'\n\ttab, näïve ☃ 日本語 $HOME'
 PLATFORM = {
-    "{{$.pipeline_service_account}}": "sa@my-project.iam.gserviceaccount.com",
+    "{{$.pipeline_service_account}}": "sa@acme-vision.iam.gserviceaccount.com",
     "{{$.pipeline_network}}": "projects/123456/global/networks/net",
 }
 JOB = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/customJobs/1"

@@ -148,7 +148,7 @@ def test_a_failed_run_is_explained(start: Callable[..., Run]) -> None:
         f"  error         {KILLED}",
         *result.stdout.splitlines()[4:6],
         f"  run           https://console.cloud.google.com/vertex-ai/locations/{LOCATION}/pipelines/runs/toy-1"
-        "?project=my-project",
+        "?project=acme-vision",
         "  last lines    | epoch 1",
         "                | epoch 2",
     ]

@@ -25,7 +25,7 @@ from tests.helpers.evaluations import EVALUATION
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.e2e]
 
-IMAGE = "europe-west4-docker.pkg.dev/my-project/images/serving:2.19"
+IMAGE = "europe-west4-docker.pkg.dev/acme-vision/images/serving:2.19"
 OLD = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/models/7"
 UPLOAD = ModelUpload(
     display_name="digits 'näïve' ☃",

@@ -28,7 +28,7 @@ from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
 pytestmark = pytest.mark.timeout(120)
 
 ROOT = f"gs://{BUCKET}/root"
-ACCOUNT = "runs@my-project.iam.gserviceaccount.com"
+ACCOUNT = "runs@acme-vision.iam.gserviceaccount.com"
 
 
 def signed_in() -> None:

@@ -32,6 +32,7 @@ from tests.helpers.checks import pipeline
 
 pytestmark = pytest.mark.timeout(120)
 
+RETRAIN = Path(__file__).parents[2] / "compiled" / "retrain.yaml"
 PLACE = {
     "VERTEX_PROJECT": PROJECT,
     "VERTEX_LOCATION": LOCATION,
@@ -300,10 +301,10 @@ DISABLED = "Vertex AI API has not been used in project 123456 before or it is di
         (
             code_pb2.PERMISSION_DENIED,
             "",
-            "permission aiplatform.pipelineJobs.create is missing on projects/my-project; "
-            "grant roles/aiplatform.user to tests@my-project.iam.gserviceaccount.com",
+            "permission aiplatform.pipelineJobs.create is missing on projects/acme-vision; "
+            "grant roles/aiplatform.user to tests@acme-vision.iam.gserviceaccount.com",
         ),
-        (code_pb2.PERMISSION_DENIED, ACT_AS, "grant roles/iam.serviceAccountUser on it to tests@my-project"),
+        (code_pb2.PERMISSION_DENIED, ACT_AS, "grant roles/iam.serviceAccountUser on it to tests@acme-vision"),
         (code_pb2.PERMISSION_DENIED, DISABLED, "run 'gcloud services enable aiplatform.googleapis.com'"),
         (code_pb2.INVALID_ARGUMENT, "bad field", "the platform refused it: bad field"),
         (code_pb2.NOT_FOUND, "", "not found: Requested entity was not found"),
@@ -375,12 +376,53 @@ def test_without_credentials_it_is_said_what_to_run(
 
 
 def test_data_that_only_the_run_can_reach_is_no_mistake(fake: FakeVertex) -> None:
-    retrain = str(Path(__file__).parents[2] / "compiled" / "retrain.yaml")
-    done = shardline("submit", retrain, "-p", "source=images:/mnt/nowhere", "--dry-run")
+    done = submit_retrain("source=images:/mnt/nowhere", "champion_uri=")
     assert done.exit_code == 0, done.output
-    done = shardline("run", retrain, "-p", "source=images:/mnt/nowhere")
+    assert "warning SL608 pipeline: source is '/mnt/nowhere', which is in no bucket" in done.stderr
+    done = shardline("run", "retrain.yaml", "-p", "source=images:/mnt/nowhere")
     assert done.exit_code == 2
-    done = shardline("submit", retrain, "-p", "source=digts", "--dry-run")
-    assert done.exit_code == 2
-    assert "unknown source 'digts'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            [],
+            "champion_uri is not given: a blessed model is published nowhere; give champion_uri=gs://BUCKET/PATH",
+        ),
+        (["source=digts"], "unknown source 'digts'"),
+        (["source=imges:x"], "did you mean images:x?"),
+        (["source=images:photos"], "SL607 pipeline: source is 'photos', a path of this machine"),
+        (
+            ["champion_uri=runs/champions/x"],
+            "SL610 pipeline: champion_uri is 'runs/champions/x', a directory of",
+        ),
+        (["champion_uri=gs://my-bucket/x"], "where my-bucket stands for your own"),
+    ],
+)
+def test_what_could_not_work_on_the_platform_is_refused(
+    fake: FakeVertex, given: list[str], message: str
+) -> None:
+    done = submit_retrain(*given, *(["champion_uri="] if "source" in "".join(given) else []))
+
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
     assert fake.services.calls == []
+
+
+def test_an_image_of_this_machine_and_placeholders_are_refused(fake: FakeVertex) -> None:
+    done = shardline("submit", str(RETRAIN), "-p", "champion_uri=", "--dry-run")
+    assert done.exit_code == 2
+    assert "SL411 pipeline: the image shardline:0.1.0 has no registry" in done.stderr
+    done = shardline("submit", "pipeline.yaml", "-p", "count=3", "--project", "my-project")
+    assert done.exit_code == 2
+    assert "project is 'my-project' (from --project), where my-project stands for your own" in done.stderr
+
+
+def submit_retrain(*given: str) -> Result:
+    """Shows what a submission of our own pipeline, with an image of a registry, would send."""
+    text = RETRAIN.read_text().replace(
+        "shardline:0.1.0", f"{LOCATION}-docker.pkg.dev/{PROJECT}/r/shardline:1"
+    )
+    Path("retrain.yaml").write_text(text)
+    return shardline("submit", "retrain.yaml", *(f"-p{pair}" for pair in given), "--dry-run")

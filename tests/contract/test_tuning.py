@@ -88,7 +88,7 @@ def payload(**changes: str) -> str:
     }
     fixed = {
         **job_arguments(load(Path("settings/local.toml"))),
-        "service_account": "sa@my-project.iam.gserviceaccount.com",
+        "service_account": "sa@acme-vision.iam.gserviceaccount.com",
         "network": "projects/123456/global/networks/net",
         "encryption_spec_key_name": "",
         "persistent_resource_id": "",
@@ -122,7 +122,7 @@ def test_our_tuning_job_arrives_as_it_was_meant(vertex_environ: FakeVertex, tmp_
     assert spec.scheduling.strategy == Scheduling.Strategy.STANDARD
     assert [pool.replica_count for pool in spec.worker_pool_specs] == [1, 0, 0, 1]
     assert spec.worker_pool_specs[0].container_spec.args == [NOTE]
-    assert spec.service_account == "sa@my-project.iam.gserviceaccount.com"
+    assert spec.service_account == "sa@acme-vision.iam.gserviceaccount.com"
     assert spec.base_output_directory.output_uri_prefix == "gs://staging/trials"
 
     # The step after it finds the job by the launcher's output alone, with the client as it is.

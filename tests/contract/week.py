@@ -29,18 +29,18 @@ from tests.helpers import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
-IMAGE = "europe-west4-docker.pkg.dev/my-project/shardline/shardline:0.1.0"
-ACCOUNT = "trainer@my-project.iam.gserviceaccount.com"
+IMAGE = "europe-west4-docker.pkg.dev/acme-vision/shardline/shardline:0.1.0"
+ACCOUNT = "trainer@acme-vision.iam.gserviceaccount.com"
 
 SETTINGS = f"""\
 image = "{IMAGE}"
 
 [vertex]
-project = "my-project"
+project = "acme-vision"
 location = "europe-west4"
 pipeline_root = "gs://staging/runs"
 service_account = "{ACCOUNT}"
-registry = "https://europe-west4-kfp.pkg.dev/my-project/pipelines"
+registry = "https://europe-west4-kfp.pkg.dev/acme-vision/pipelines"
 
 [train]
 replica_count = 2

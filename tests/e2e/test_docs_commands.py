@@ -47,7 +47,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("workspace")
     for name in ("compiled", "settings", "examples"):
         shutil.copytree(ROOT / name, root / name)
-    shutil.copy(root / "settings" / "vertex.toml.example", root / "settings" / "vertex.toml")
+    example = (root / "settings" / "vertex.toml.example").read_text()
+    (root / "settings" / "vertex.toml").write_text(
+        example.replace("my-project", "acme").replace("my-bucket", "acme")
+    )
     shutil.copy(root / "compiled" / "retrain.yaml", root / "anybodys.yaml")
     _write_images(root)
     _write_tables(root)
@@ -150,4 +153,4 @@ def test_runs_of_the_pipeline_would_start(workspace: Path, monkeypatch: pytest.M
         if command.words[:2] == ("make", "run"):
             given = dict(word.split("=", 1) for word in command.words[2:])
             if "tfds" not in given.get("source", ""):
-                check_run(spec, given)
+                check_run(spec, given, here=True)

@@ -62,10 +62,22 @@ def test_the_page_is_what_the_rules_say() -> None:
 
 
 def test_our_own_pipeline_and_settings_are_right() -> None:
-    found = run(RETRAIN, ROOT / "settings" / "local.toml", ROOT / "settings" / "vertex.toml.example")
+    found = run(RETRAIN, ROOT / "settings" / "local.toml")
 
     assert found.exit_code == 0, found.output
     assert "error" not in found.output
+
+
+def test_the_examples_placeholders_are_refused_and_nothing_else_of_it(tmp_path: Path) -> None:
+    example = ROOT / "settings" / "vertex.toml.example"
+    found = run(example)
+
+    assert found.exit_code == 1
+    assert set(re.findall(r"^error (SL\d+)", found.output, re.M)) == {"SL412"}
+    assert "vertex.project is 'my-project', where my-project stands for your own" in found.output
+    own = tmp_path / "vertex.toml"
+    own.write_text(example.read_text().replace("my-project", "acme-vision").replace("my-bucket", "acme-data"))
+    assert run(own).exit_code == 0
 
 
 def test_an_error_says_where_and_why_and_what_to_do(tmp_path: Path) -> None:

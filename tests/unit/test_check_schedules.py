@@ -29,6 +29,8 @@ ROWS = [
     ("SL905", schedule("TZ=America/New_York 0 2 * * SUN"), schedule("TZ=America/New_York 0 2 * * MON")),
     # From one to two clocks go back there.
     ("SL905", schedule("TZ=America/New_York 30 1 * * *"), schedule("TZ=America/New_York 30 3 * * *")),
+    ("SL909", schedule("TZ=UTC */15 * * * *"), schedule("TZ=UTC 0 * * * *")),
+    ("SL909", schedule("TZ=UTC * 6 * * *"), schedule("TZ=UTC 30 6,7 * * *")),
     ("SL906", schedule(max_concurrent_active_run_count=None), schedule()),
     ("SL906", schedule(max_concurrent_active_run_count=2), schedule()),
     ("SL907", schedule(max_concurrent_run_count=0), schedule(max_concurrent_run_count=1)),

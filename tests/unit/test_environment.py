@@ -14,7 +14,7 @@ from shardline.pipelines.cli.main import main
 from shardline.pipelines.remote.environment import NAMES, Environment, load_environment, variable_of
 from shardline.trainer.errors import PlatformError, SettingsError
 
-PLACE = {"project": "my-project", "location": "europe-west4"}
+PLACE = {"project": "acme-vision", "location": "europe-west4"}
 
 
 @pytest.fixture
@@ -76,9 +76,9 @@ def test_only_what_is_needed_must_be_given() -> None:
         ("pipeline_root", "/gcs/my-bucket"),
         ("service_account", "pipelines"),
         ("network", "default"),
-        ("network", "projects/my-project/global/networks/default"),  # the API wants the number
+        ("network", "projects/acme-vision/global/networks/default"),  # the API wants the number
         ("encryption_spec_key_name", "my-key"),
-        ("registry", "europe-west4-docker.pkg.dev/my-project/images"),
+        ("registry", "europe-west4-docker.pkg.dev/acme-vision/images"),
         ("api_endpoint", "https://europe-west4-aiplatform.googleapis.com"),
         ("api_endpoint", "evil.com"),
         ("api_endpoint", "europe-west4-aiplatform.googleapis.com.evil.com"),
@@ -98,7 +98,7 @@ def _given(name: str, value: str) -> dict[str, str]:
     return {variable_of(key): item for key, item in {**PLACE, name: value}.items()}
 
 
-@pytest.mark.parametrize("project", ["my-project", "123456", "example.com:my-project"])
+@pytest.mark.parametrize("project", ["acme-vision", "123456", "example.com:acme-vision"])
 def test_projects_of_every_form(project: str) -> None:
     assert Environment(project=project, location="us-central1").platform.parent.startswith(
         f"projects/{project}/"
@@ -164,9 +164,18 @@ def test_settings_show_needs_no_settings() -> None:
 
 
 def test_the_example_says_where_on_the_platform() -> None:
-    found = load_environment(Path("settings/vertex.toml.example"), {}, {})
+    example = Path("settings/vertex.toml.example")
+    found = load_environment(example, {}, {}, needed=())
     assert found.project == "my-project"
     assert found.registry.endswith("-kfp.pkg.dev/my-project/pipelines")
+    # Somebody's own has to be there before anything is done.
+    with pytest.raises(
+        SettingsError, match=r"my-project.* \(from .*example\), where my-project stands for your own"
+    ):
+        load_environment(example, {}, {})
+    given = {f"VERTEX_{name.upper()}": "" for name in NAMES} | {"VERTEX_PROJECT": "acme-vision"}
+    with pytest.raises(SettingsError, match="pipeline_root is 'gs://my-bucket/pipelines'"):
+        load_environment(example, {}, given)
 
 
 def test_a_host_of_another_is_asked_only_where_the_environment_allows_it() -> None:

@@ -38,6 +38,13 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             api.PermissionDenied(DENIED),
             "permission storage.objects.get is missing on projects/_/b; grant roles/storage.objectUser to",
         ),
+        # Where the resource is not named, what is said of it is none.
+        (
+            api.PermissionDenied(
+                "Permission 'storage.objects.get' denied on resource (or it may not exist)."
+            ),
+            "permission storage.objects.get is missing; grant roles/storage.objectUser to",
+        ),
         (api.PermissionDenied("no"), "permission denied: no; ask for it to be granted to your account"),
         (
             api.PermissionDenied("The API secretmanager.googleapis.com has not been used in project 1"),

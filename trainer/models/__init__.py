@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from shardline.trainer.errors import ModelError
 
 #: Built-in model functions by name, as import strings.
@@ -21,8 +23,9 @@ def import_string(model: str) -> str:
     reference = _APPLICATION if model.startswith(KERAS_PREFIX) else BUILT_IN.get(model, model)
     module, _, name = reference.partition(":")
     if not module or not name:
+        near = difflib.get_close_matches(model, BUILT_IN, n=1)
         raise ModelError(
             f"unknown model {model!r}; built in are {', '.join(BUILT_IN)} and {KERAS_PREFIX}NAME, your own "
-            "is pkg.module:function"
+            f"is pkg.module:function{f'; did you mean {near[0]}?' if near else ''}"
         )
     return reference

@@ -5,6 +5,10 @@ A source is a small Protocol that a user's own class fulfils too, named by an im
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import os
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +29,11 @@ if TYPE_CHECKING:
 KNOWN_FORMS = (
     "digits", "tfds:NAME[:CONFIG]", "images:DIR", "tfrecord:GLOB", "table:PATH", "pkg.module:Source",
 )  # fmt: skip
+
+#: What stands before the colon of the forms that are none of the user's own, and a form that is.
+_FORMS = tuple(form.partition(":")[0] for form in KNOWN_FORMS[1:-1])
+_PLUGIN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+_TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
 
 #: Length of a span that is a whole file, of whatever size.
 WHOLE_FILE = -1
@@ -143,8 +152,7 @@ def open_source(settings: PreprocessSettings) -> Source:
         from shardline.components.preprocess.sources.digits import Digits
 
         return Digits()
-    if not form or not rest:
-        raise SourceError(f"unknown source {settings.source!r}; known: {', '.join(KNOWN_FORMS)}")
+    check_form(settings.source)
     if form == "tfds":
         from shardline.components.preprocess.sources.tfds import Tfds
 
@@ -162,6 +170,41 @@ def open_source(settings: PreprocessSettings) -> Source:
 
         return Table(rest, settings.features)
     return _open_plugin(settings.source)
+
+
+def check_form(source: str) -> None:
+    """Refuses what has none of `KNOWN_FORMS`, and what was probably meant to have another than it has.
+
+    A class of the user's own is found as long as its module is here, whatever it is called; where only the
+    run has it, its name must not be nearly that of a form. Raises SourceError.
+    """
+    form, _, rest = source.partition(":")
+    if source == KNOWN_FORMS[0] or (rest and form in _FORMS):
+        return
+    near = _guess(source)
+    if _PLUGIN.fullmatch(source):
+        if not near:
+            return
+        with contextlib.suppress(SourceError):
+            plugins.look(source, "source", SourceError)
+            return
+    hint = f"; did you mean {near}?" if near else ""
+    raise SourceError(f"unknown source {source!r}; known: {', '.join(KNOWN_FORMS)}{hint}")
+
+
+def _guess(source: str) -> str:
+    """Returns the source that was probably meant by one that has no form, or "" where nothing is near."""
+    form, colon, rest = source.partition(":")
+    if colon and not rest.startswith("//"):
+        near = difflib.get_close_matches(form.lower(), _FORMS, n=1, cutoff=0.75)
+        return f"{near[0]}:{rest}" if near and rest else ""
+    if source.lower().endswith(_TABLES):
+        return f"table:{source}"
+    if "tfrecord" in source:
+        return f"tfrecord:{source}"
+    if colon or source.endswith("/") or os.path.isdir(source):
+        return f"images:{source}"
+    return next(iter(difflib.get_close_matches(source, [KNOWN_FORMS[0]], n=1)), "")
 
 
 def _open_plugin(reference: str) -> Source:

@@ -6,6 +6,7 @@ from shardline.pipelines.check.rules import (  # noqa: F401  # the rules registe
     jobs,
     machines,
     payload,
+    places,
     pools,
     schedules,
     structure,

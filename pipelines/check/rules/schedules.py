@@ -32,6 +32,9 @@ def times(schedule: Schedule) -> Found:
     SL905 warning: A schedule's hour comes once on every day.
         Fix: take an hour after the change of clocks (4 or later), or TZ=UTC
         Source: IANA time zone database.
+    SL909 warning: A schedule fires once an hour at most.
+        Fix: name one minute and the hours that you mean: TZ=Europe/Vienna 0 6 * * 1
+        Source: cloud.google.com/vertex-ai/pricing: each run costs a fee, and a machine for each step.
     """
     name, fields = split_zone(schedule.cron)
     cron, zone = None, _zone(name)
@@ -43,6 +46,8 @@ def times(schedule: Schedule) -> Found:
         yield "SL902", f"cron {schedule.cron!r} has no time zone"
     elif zone is None:
         yield "SL903", f"there is no time zone {name!r}"
+    if cron and len(cron.minutes) > 1:
+        yield "SL909", f"cron {schedule.cron!r} fires {len(cron.minutes)} times an hour"
     if cron and not cron.has_a_day:
         yield "SL904", f"cron {schedule.cron!r} names no day of any year"
     odd = _odd(cron, zone) if cron and zone else None

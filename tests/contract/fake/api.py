@@ -13,7 +13,7 @@ from google.protobuf import empty_pb2
 from google.rpc import code_pb2
 
 PROJECT_NUMBER = "123456"
-PROJECT = "my-project"
+PROJECT = "acme-vision"
 LOCATION = "europe-west4"
 
 _PARENT = re.compile(r"projects/([^/]+)/locations/([a-z]+-[a-z]+\d)")

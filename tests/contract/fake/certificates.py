@@ -52,10 +52,10 @@ def write_service_account(path: Path, token_uri: str) -> Path:
     """Writes the key of a service account that exists nowhere; tokens come from `token_uri`."""
     account = {
         "type": "service_account",
-        "project_id": "my-project",
+        "project_id": "acme-vision",
         "private_key_id": "1",
         "private_key": _account_key(),
-        "client_email": "tests@my-project.iam.gserviceaccount.com",
+        "client_email": "tests@acme-vision.iam.gserviceaccount.com",
         "client_id": "1",
         "token_uri": token_uri,
     }
