@@ -14,6 +14,7 @@ from shardline.pipelines.cli.checks import check, doctor, settings, show_finding
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
 from shardline.pipelines.cli.models import validate
+from shardline.pipelines.cli.new import new
 from shardline.pipelines.cli.options import (
     PATH,
     foreground,
@@ -164,5 +165,5 @@ def train(
 _CHECKS = (check, settings, doctor)
 _PARTS = (run, preprocess, dataset, drift, validate, probe, champion, scaling)
 _PLATFORM = (image, upload, submit, runs, status, cancel, logs, explain, schedule)
-for command in (*_CHECKS, *_PARTS, *_PLATFORM):
+for command in (new, *_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

@@ -160,7 +160,9 @@ def test_mnist_from_tfds(tmp_path: Path) -> None:
 
 def test_a_users_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    settings = PreprocessSettings(source="examples.shapes.source:Shapes")
+    settings = PreprocessSettings(
+        source="shardline.pipelines.project.template.images.my_package.source:Source"
+    )
     manifest = preprocess(settings, tmp_path / "out")
     assert manifest.class_names == ("circle", "square", "triangle")
     assert sum(manifest.info().records.values()) == 600

@@ -101,7 +101,7 @@ def test_digits() -> None:
 def test_the_shapes_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    source = opened("examples.shapes.source:Shapes")
+    source = opened("shardline.pipelines.project.template.images.my_package.source:Source")
     assert source.class_names == ("circle", "square", "triangle")
     assert [example.label for example in source] == [0, 1, 2] * 200  # type: ignore[union-attr]
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 LONG = ("migrating.md", "strategies.md")
 
 #: Verbs that need nothing but this machine. `run` is in other tests, and takes the longest.
-HERE = ("check", "champion", "compile", "dataset", "preprocess", "settings", "train", "validate")
+HERE = ("check", "champion", "compile", "dataset", "new", "preprocess", "settings", "train", "validate")
 TYPED = [
     c for c in commands() if c.whole and c.words[0] == "shardline" and c.words[1] in HERE and not c.marked
 ]

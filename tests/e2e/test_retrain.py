@@ -67,8 +67,8 @@ def test_the_example_plugins_and_a_model_that_is_not_good_enough(tmp_path):
     done = run(
         tmp_path / "runs",
         "--require-blessing",
-        source="examples.shapes.source:Shapes",
-        model="examples.shapes.model:build_model",
+        source="shardline.pipelines.project.template.images.my_package.source:Source",
+        model="shardline.pipelines.project.template.images.my_package.model:build_model",
         hparams='{"filters": 8}',
         preprocess_tasks=3,
         epochs=1,
@@ -81,7 +81,9 @@ def test_the_example_plugins_and_a_model_that_is_not_good_enough(tmp_path):
     assert settings["facts"]["blessed"] is False
     assert settings["parameters"]["hparams"] == {"filters": 8}
     # Three tasks wrote the dataset, with the bytes that one process writes.
-    shapes = PreprocessSettings(source="examples.shapes.source:Shapes", readers=2)
+    shapes = PreprocessSettings(
+        source="shardline.pipelines.project.template.images.my_package.source:Source", readers=2
+    )
     assert settings["facts"]["dataset"] == preprocess(shapes, tmp_path / "dataset").fingerprint
     assert not list((tmp_path / "runs" / "champions").rglob("champion.json"))
 

@@ -67,7 +67,9 @@ def shardline(command: Command) -> None:
 
 
 def make(command: Command) -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    of_project = command.page.name == "new-project.md"
+    makefile = ROOT / ("pipelines/project/template/common" if of_project else "") / "Makefile"
+    targets = re.findall(r"^([a-z-]+):", makefile.read_text(), re.MULTILINE)
     assert command.words[1] in targets, str(command)
     given = dict(word.split("=", 1) for word in command.words[2:] if "=" in word)
     if command.words[1] == "run":

@@ -1,0 +1,171 @@
+"""A new project: a package with model and source, settings, parameters, tests, Makefile and CI."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import keyword
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.files import write_bytes
+
+_TEMPLATE = Path(__file__).with_name("template")
+_COMMON = "common"
+#: Stands in the names and the content of the template's files for the package's name.
+_PACKAGE = "my_package"
+#: Begins the name of a file or folder that begins with a dot: package data has no hidden files.
+_DOT = "dot_"
+#: Directories of the project itself, and names under which Shardline and what it brings are imported.
+_TAKEN = (
+    "compiled",
+    "keras",
+    "kfp",
+    "numpy",
+    "params",
+    "runs",
+    "shardline",
+    "tensorflow",
+    "tests",
+    "trainer",
+)
+#: What a directory may hold in which a project is written: a repository that is new as well.
+_ALLOWED = frozenset({".git"})
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_HOME = "https://github.com/shardline/shardline"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of data.
+
+    Attributes:
+        data: What the template's data is, in a sentence of README.md.
+        epochs: Passes over it until it is learned.
+        min_accuracy: What its model reaches easily.
+    """
+
+    data: str
+    epochs: int
+    min_accuracy: float
+
+
+KINDS: Mapping[str, Kind] = {
+    "images": Kind("600 drawn circles, squares and triangles", 20, 0.8),
+    "table": Kind("333 penguins, a row of text and numbers for each", 30, 0.9),
+    "text": Kind("322 sentences in five languages", 20, 0.8),
+}
+
+
+def package_name(directory: Path) -> str:
+    """Returns the name of the package that a project in a directory gets: leaf-net becomes leaf_net."""
+    return re.sub(r"[^a-z0-9]+", "_", Path(os.path.abspath(directory)).name.lower()).strip("_")
+
+
+def check_name(name: str) -> None:
+    """Checks that a package can be called so; SettingsError when it cannot, or another has the name."""
+    advice = "choose another with --name"
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise SettingsError(
+            f"{name!r} is no name of a package: small letters, digits and single underscores, a letter "
+            f"first; {advice}"
+        )
+    if name in sys.stdlib_module_names or name == "test":
+        raise SettingsError(f"Python has a module {name} of its own; {advice}")
+    if name in _TAKEN or _is_installed(name):
+        raise SettingsError(f"{name} is the name of something else that a project imports or holds; {advice}")
+
+
+def _is_installed(name: str) -> bool:
+    """Says whether there is a package of that name outside of the working directory."""
+    here = Path.cwd()
+    return (
+        PathFinder.find_spec(name, [entry for entry in sys.path if entry and Path(entry) != here]) is not None
+    )
+
+
+def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]:
+    """Writes a project and returns its files, relative to the directory.
+
+    Args:
+        directory: Where; it may be there, but empty except for a .git.
+        kind: One of `KINDS`.
+        name: Name of the package.
+        requirement: What pip installs Shardline from.
+
+    Raises:
+        SettingsError: The name cannot be used, or the directory holds something.
+    """
+    check_name(name)
+    _check_directory(directory)
+    chosen = KINDS[kind]
+    values = {
+        _PACKAGE: name,
+        "@SHARDLINE@": requirement.replace("$", "$$").replace("#", r"\#"),
+        "@HOME@": _HOME,
+        "@DATA@": chosen.data,
+        "@EPOCHS@": str(chosen.epochs),
+        "@MIN_ACCURACY@": str(chosen.min_accuracy),
+    }
+    written = []
+    for root in (_TEMPLATE / _COMMON, _TEMPLATE / kind):
+        for file in _files(root):
+            parts = [_replaced(part, values) for part in file.relative_to(root).parts]
+            path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))
+            target = directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(target, _replaced(file.read_text(encoding="utf-8"), values).encode())
+            written.append(path)
+    return sorted(written)
+
+
+def _files(root: Path) -> list[Path]:
+    """Returns the files of a template, and none that tools leave there."""
+    found = (path for path in root.rglob("*") if path.is_file())
+    return sorted(
+        path for path in found if not re.search(r"/(\.|__pycache__)", str(path.relative_to(root.parent)))
+    )
+
+
+def _replaced(text: str, values: Mapping[str, str]) -> str:
+    for token, value in values.items():
+        text = text.replace(token, value)
+    return text
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        there = sorted({entry.name for entry in directory.iterdir()} - _ALLOWED)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise SettingsError(f"{directory} is a file; name a new directory") from None
+    if there:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise SettingsError(f"{directory} is not empty: it holds {there[0]}{more}; name a new directory")
+
+
+def origin() -> str:
+    """Returns what pip installs this very Shardline from, with all that runs a pipeline here.
+
+    Wherever it was installed from: a wheel, a git URL, a clone (PEP 610 says which); else its release.
+    """
+    try:
+        distribution = importlib.metadata.distribution("shardline")
+    except importlib.metadata.PackageNotFoundError:
+        return "shardline[local]"
+    recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if not recorded.get("url"):
+        return f"shardline[local]=={distribution.version}"
+    url, vcs = recorded["url"], recorded.get("vcs_info")
+    if vcs:
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    if subdirectory := recorded.get("subdirectory"):
+        url = f"{url}#subdirectory={subdirectory}"
+    return f"shardline[local] @ {url}"

@@ -1,0 +1,1 @@
+"""A model and the data that it is trained on."""

@@ -1,0 +1,55 @@
+"""Model and source do what the pipeline expects of them."""
+
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+from shardline import DatasetInfo, Example, PreprocessSettings, preprocess
+
+from my_package.model import build_model
+from my_package.source import Source
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Example]:
+    return list(Source())
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetInfo:
+    """What the model is told of the data, once it is written as the pipeline writes it."""
+    out: Path = tmp_path_factory.mktemp("data") / "dataset"
+    return preprocess(PreprocessSettings(source="my_package.source:Source"), out).info()
+
+
+def batches(examples: list[Example]) -> tf.data.Dataset:
+    columns = {
+        column.name: [example.features[column.name] for example in examples] for column in Source.features
+    }
+    return tf.data.Dataset.from_tensor_slices((columns, [example.label for example in examples])).batch(32)
+
+
+def test_every_example_has_a_key_of_its_own(examples: list[Example]) -> None:
+    assert len({example.key for example in examples}) == len(examples)
+
+
+def test_every_class_has_examples(examples: list[Example]) -> None:
+    assert {example.label for example in examples} == set(range(len(Source.class_names)))
+
+
+def test_the_model_gives_a_probability_of_each_class(dataset: DatasetInfo, examples: list[Example]) -> None:
+    answers = build_model(dataset).predict(batches(examples[:40]), verbose=0)
+
+    assert answers.shape == (40, dataset.num_classes)
+    assert answers.sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_model_learns(dataset: DatasetInfo, examples: list[Example]) -> None:
+    keras.utils.set_random_seed(0)
+    model, data = build_model(dataset), batches(examples)
+
+    before = model.evaluate(data, verbose=0, return_dict=True)["loss"]
+    model.fit(data.shuffle(32), epochs=3, shuffle=False, verbose=0)
+
+    assert model.evaluate(data, verbose=0, return_dict=True)["loss"] < before

@@ -1,0 +1,187 @@
+"""`shardline new`: a project of one's own, of each kind of data."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.project import new
+from shardline.pipelines.settings import load
+from shardline.pipelines.spec import load_pipeline
+from shardline.trainer import files, plugins
+from shardline.trainer.errors import SettingsError
+from tests.helpers.markdown import ROOT
+
+KINDS = list(new.KINDS)
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A project of each kind, all called leafnet."""
+    root = tmp_path_factory.mktemp("projects")
+    for kind in KINDS:
+        new.write(root / kind, kind, "leafnet", "shardline[local]==0.1.0")
+    return {kind: root / kind for kind in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def project(request: pytest.FixtureRequest, projects: dict[str, Path]) -> Path:
+    return projects[request.param]
+
+
+def shardline(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def test_it_holds_all_that_is_needed_and_no_placeholder_of_the_template(project: Path) -> None:
+    written = {path.relative_to(project): path for path in project.rglob("*") if path.is_file()}
+    text = "\n".join(path.read_text() for path in written.values())
+
+    wanted = "Makefile README.md settings.toml params/local.toml params/vertex.toml requirements.txt "
+    wanted += "leafnet/model.py leafnet/source.py tests/test_leafnet.py .gitignore .github/workflows/ci.yaml"
+    assert {Path(name) for name in wanted.split()} <= set(written)
+    assert "my_package" not in f"{text}{list(written)}"
+    assert not re.findall(r"@[A-Z_]+@", text)
+    assert len(written[Path("README.md")].read_text().splitlines()) < 40, "one screen"
+
+
+@pytest.mark.parametrize("command", [["format", "--check"], ["check"]], ids=" ".join)
+def test_its_own_lint_passes(project: Path, command: list[str]) -> None:
+    ruff = [sys.executable, "-m", "ruff", *command, "--no-cache"]
+    done = subprocess.run(ruff, cwd=project, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_settings_and_parameters_are_of_the_pipeline(project: Path) -> None:
+    settings = load(project / "settings.toml")
+
+    assert settings.image.endswith("/leafnet:0.1.0")
+    for name in ("local", "vertex"):
+        given = files.read_toml(project / "params" / f"{name}.toml", SettingsError)
+        check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
+
+
+def test_plug_ins_are_where_the_parameters_say(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for file in (project / "params").iterdir():
+        given = tomllib.loads(file.read_text())
+        plugins.look(given["source"], "source")
+        plugins.look(given["model"], "model")
+
+
+def test_the_command_shows_the_tree_and_what_to_do_next(tmp_path: Path) -> None:
+    done = shardline("new", tmp_path / "leaf-net", "--kind", "table")
+
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "leaf-net" / "leaf_net" / "penguins.csv").is_file()
+    lines = done.output.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'leaf-net'}: 333 penguins")
+    assert lines[lines.index("  leaf_net/") :][:4] == [
+        "  leaf_net/",
+        "    __init__.py",
+        "    model.py",
+        "    penguins.csv",
+    ]
+    assert [line.strip() for line in lines[-3:]] == [f"cd {tmp_path / 'leaf-net'}", "make run", "make test"]
+
+
+def test_it_may_be_written_into_a_new_repository_and_into_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    assert shardline("new", tmp_path, "--name", "leafnet").exit_code == 0
+
+    again = shardline("new", tmp_path, "--name", "leafnet")
+    assert again.exit_code == 2
+    assert f"{tmp_path} is not empty: it holds .github and" in again.output
+    file = shardline("new", tmp_path / "Makefile", "--name", "leafnet")
+    assert (file.exit_code, "is a file" in file.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("my-net", "is no name of a package"),
+        ("2nets", "is no name of a package"),
+        ("class", "is no name of a package"),
+        ("Leaf", "is no name of a package"),
+        ("a__b", "is no name of a package"),  # nor of an image
+        ("json", "Python has a module json of its own"),
+        ("test", "Python has a module test of its own"),
+        ("trainer", "trainer is the name of something else"),
+        ("tests", "tests is the name of something else"),
+        ("click", "click is the name of something else"),
+    ],
+)
+def test_a_name_that_something_else_has_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    done = shardline("new", tmp_path / "x", "--name", name)
+
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "--name" in done.output
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "requirement"),
+    [
+        (None, "shardline[local]==0.1.0"),
+        ({"url": "file:///tmp/a.whl", "archive_info": {}}, "shardline[local] @ file:///tmp/a.whl"),
+        ({"url": "file:///clone", "dir_info": {"editable": True}}, "shardline[local] @ file:///clone"),
+        (
+            {"url": "https://example.com/s.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "shardline[local] @ git+https://example.com/s.git@abc",
+        ),
+        (
+            {"url": "https://example.com/s.zip", "archive_info": {}, "subdirectory": "sub"},
+            "shardline[local] @ https://example.com/s.zip#subdirectory=sub",
+        ),
+    ],
+)
+def test_it_installs_what_has_written_it(
+    monkeypatch: pytest.MonkeyPatch, recorded: dict[str, object] | None, requirement: str
+) -> None:
+    class Installed:
+        version = "0.1.0"
+
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return recorded and json.dumps(recorded)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed())
+
+    assert new.origin() == requirement
+
+
+def test_make_hands_the_requirement_to_pip_as_it_is(tmp_path: Path) -> None:
+    new.write(tmp_path, "text", "leafnet", "shardline[local] @ https://a/$x.zip#subdirectory=s")
+    done = subprocess.run(
+        ["make", "--dry-run", ".venv/.installed"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert " 'shardline[local] @ https://a/$x.zip#subdirectory=s' " in done.stdout
+
+
+def test_check_names_every_placeholder(project: Path) -> None:
+    done = shardline("check", project / "settings.toml", "--params", project / "params" / "vertex.toml")
+
+    assert done.exit_code == 1
+    for name in (
+        "vertex.project is",
+        "vertex.pipeline_root is",
+        "champion_uri is",
+        "history_uri is",
+        "the image is",
+    ):
+        assert name in done.output
+    assert len(re.findall("^error", done.output, re.MULTILINE)) == 5, done.output
