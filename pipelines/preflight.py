@@ -23,6 +23,8 @@ from shardline.trainer.models import import_string
 
 #: Names of the pipelines whose parameters are known here.
 OURS = (RETRAIN, TUNE)
+#: The task that tries on a few examples what comes after it.
+REHEARSAL = "rehearse"
 #: How the sources begin that are none of the user's own.
 _PREFIXES = tuple(form.partition(":")[0] + ":" for form in KNOWN_FORMS[1:-1])
 _RETRAINED = ("source", "model", "preprocess_processes")
@@ -79,6 +81,27 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     check_retrain(parameters, here=here)
     if name == TUNE:
         check_tune(parameters)
+
+
+def to_rehearse(
+    spec: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[TrainingSettings, GateSettings, int]:
+    """Returns what a run of one of our pipelines would rehearse, and the replicas that would train.
+
+    Raises as `check_run`, and PipelineError when the pipeline has no rehearsal.
+    """
+    readers = [
+        task["inputs"]["parameters"]["readers"]["runtimeValue"]["constant"]
+        for component in (spec["root"], *spec.get("components", {}).values())
+        for name, task in component.get("dag", {}).get("tasks", {}).items()
+        if name == REHEARSAL and spec["pipelineInfo"]["name"] in OURS
+    ]
+    if not readers:
+        raise PipelineError(f"the pipeline has no task {REHEARSAL!r}; compile it with this release")
+    parameters, _ = check_run(spec, given)
+    values = defaults(spec) | parameters
+    training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
+    return training, read(GateSettings, own_fields(GateSettings, values), "gate"), int(readers[0])
 
 
 def check_tune(parameters: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from shardline.pipelines.cli.champions import champion
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
-from shardline.pipelines.cli.models import validate
+from shardline.pipelines.cli.models import rehearse, validate
 from shardline.pipelines.cli.new import new
 from shardline.pipelines.cli.options import (
     PATH,
@@ -163,7 +163,7 @@ def train(
 
 
 _CHECKS = (check, settings, doctor)
-_PARTS = (run, preprocess, dataset, drift, validate, probe, champion, scaling)
+_PARTS = (run, preprocess, dataset, drift, rehearse, validate, probe, champion, scaling)
 _PLATFORM = (image, upload, submit, runs, status, cancel, logs, explain, schedule)
 for command in (new, *_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

@@ -1,8 +1,9 @@
-"""Command that judges a model: `shardline validate`."""
+"""Commands that try or judge a model: `shardline rehearse` and `shardline validate`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,31 @@ import click
 
 from shardline.components.parameters import FIRST_RUNS
 from shardline.components.validate.gate import Gate, read_gate
-from shardline.pipelines.cli.options import PATH, foreground
+from shardline.pipelines.cli.options import PATH, foreground, parameter_options
+
+
+@click.command()
+@click.argument("pipeline", type=PATH)
+@click.argument("dataset", type=PATH)
+@parameter_options
+def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> None:
+    """Try on a few examples of DATASET what a run of PIPELINE does from the training on, within a minute.
+
+    One step of training, the model saved and loaded again, its export, and its judgement by the gate, as the
+    pipeline's own task of this name does before its training job. Nothing is kept.
+    """
+    from shardline.pipelines.preflight import to_rehearse
+    from shardline.pipelines.spec import load_pipeline
+
+    training, gate, replicas = to_rehearse(load_pipeline(pipeline), given or {})
+    from shardline.trainer import tensorflow_internals
+
+    tensorflow_internals.import_tensorflow()
+    from shardline.components.rehearse import rehearsal
+    from shardline.pipelines.local import scratch
+
+    with foreground(), scratch.of_this_process():
+        rehearsal.rehearse(dataset, training, gate, readers=replicas)
 
 
 @click.command()

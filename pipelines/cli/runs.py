@@ -47,6 +47,13 @@ _wait_option = click.option(
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label of the run.")
 @click.option("--job-id", default="", help="Id of the run; by default one that no other run has.")
 @click.option("--no-cache", is_flag=True, help="Do every task anew.")
+@click.option(
+    "--continue",
+    "continued",
+    default="",
+    metavar="RUN",
+    help="Go on from the checkpoints of RUN, which has ended, with its parameters where none are given.",
+)
 @_wait_option
 @dry_run_option
 @json_option
@@ -57,6 +64,7 @@ def submit(
     labels: tuple[str, ...],
     job_id: str,
     no_cache: bool,
+    continued: str,
     waits: bool,
     dry_run: bool,
     as_json: bool,
@@ -72,6 +80,8 @@ def submit(
     from shardline.pipelines.remote import submit as submission
 
     spec, template_uri = read_spec(pipeline)
+    if continued:
+        given = submission.continuing(environment.platform, continued, given or {})
     parameters, warnings = check_run(spec, given or {})
     request = submission.job_request(
         environment,

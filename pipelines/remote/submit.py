@@ -46,6 +46,19 @@ def submit(platform: Platform, request: Mapping[str, Any]) -> Run:
     return run_of(job, platform)
 
 
+def continuing(platform: Platform, run: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a run that goes on from the checkpoints of another, those given first.
+
+    Raises:
+        RunError: When the other one is still at work: both would write the same checkpoints.
+        PlatformError: When there is no such run, or the platform is not reached.
+    """
+    found = read_run(platform, run)
+    if not found.has_ended:
+        raise RunError(f"the run {run} is {found.state}; cancel it, or wait until it has ended")
+    return {**found.parameters, **given, "continue_run": found.job_id}
+
+
 def cancel(platform: Platform, run: str) -> tuple[bool, Run]:
     """Asks the platform to cancel a run, unless it has ended; raises as `read_run` does.
 

@@ -19,6 +19,7 @@ from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
+from shardline.trainer.errors import SettingsError
 from tests.helpers import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,10 +30,19 @@ def spec():
     return yaml.safe_load((ROOT / "compiled" / "retrain.yaml").read_text())
 
 
-def pools(spec):
-    return spec["components"]["comp-train"]["inputDefinitions"]["parameters"]["worker_pool_specs"][
+def pools(spec, step="train"):
+    return spec["components"][f"comp-{step}"]["inputDefinitions"]["parameters"]["worker_pool_specs"][
         "defaultValue"
     ]
+
+
+def tasks(spec):
+    """Returns the tasks by name, wherever they stand."""
+    return {
+        name: task
+        for component in (spec["root"], *spec["components"].values())
+        for name, task in component.get("dag", {}).get("tasks", {}).items()
+    }
 
 
 def test_the_committed_file_is_what_the_code_compiles_to():
@@ -194,3 +204,65 @@ def test_the_output_may_be_a_file_of_any_kind_before(tmp_path):
 
     assert compile_to(output).exit_code == 0
     assert output.read_text() == (ROOT / "compiled" / "retrain.yaml").read_text()
+
+
+def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
+    """A task asks for cores and memory, or is a custom job on a machine with a disk of its own."""
+    (tmp_path / "settings.toml").write_text(
+        'image = "r/i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+        '[preprocess]\nmachine_type = "n1-standard-16"\ndisk = 500\nretries = 1\ncache = false\n'
+        '[validate]\ncpu = 4\naccelerator_type = "NVIDIA_TESLA_T4"\naccelerator_count = 1\ntimeout = "60s"\n'
+        "[register]\nretries = 0\n"
+    )
+    spec = yaml.safe_load(compile_pipeline(settings.load(tmp_path / "settings.toml")))
+    containers = {
+        name.removeprefix("exec-"): executor["container"]
+        for name, executor in spec["deploymentSpec"]["executors"].items()
+    }
+    found = tasks(spec)
+
+    (pool,) = pools(spec, "preprocess")
+    assert pool["machine_spec"] == {"machine_type": "n1-standard-16"}
+    assert pool["disk_spec"] == {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 500}
+    assert found["preprocess"]["retryPolicy"]["maxRetryCount"] == 1
+    assert "enableCache" not in found["preprocess"].get("cachingOptions", {})
+    for name in ("rehearse", "export-validate"):
+        assert containers[name]["resources"] == {
+            "cpuLimit": 4.0,
+            "memoryLimit": 32.0,
+            "resourceCpuLimit": "4",
+            "resourceMemoryLimit": "32G",
+            "accelerator": {
+                "count": "1",
+                "type": "NVIDIA_TESLA_T4",
+                "resourceCount": "1",
+                "resourceType": "NVIDIA_TESLA_T4",
+            },
+        }
+        assert {"name": "SHARDLINE_TIMEOUT", "value": "60"} in containers[name]["env"]
+        assert found[name]["retryPolicy"]["maxRetryCount"] == 2
+    assert "resources" not in containers["register"]
+    assert "retryPolicy" not in found["register"]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[preprocess]\ncpu = -1", "preprocess.cpu must not be negative"),
+        ('[validate]\nmemory = "much"', "validate.memory must be a number and G or M"),
+        ("[validate]\ndisk = 200", "validate.disk is that of a machine_type"),
+        ('[validate]\nmachine_type = "n1-standard-8"\ncpu = 8', "validate.machine_type says how many cores"),
+        (
+            '[register]\nmachine_type = "n1-standard-8"',
+            "register.machine_type: none of these tasks needs a disk",
+        ),
+        ("[preprocess]\nretries = 11", "preprocess.retries must be 0 to 10"),
+        ('[register]\ntimeout = "0s"', "register.timeout must be seconds"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(tmp_path, table, message):
+    file = tmp_path / "settings.toml"
+    file.write_text(f'image = "r/i:1"\n{table}\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n')
+
+    with pytest.raises(SettingsError, match=message):
+        settings.load(file)

@@ -18,7 +18,7 @@ from shardline.trainer.errors import SettingsError
         ({"packages": ("",)}, 'packages holds ""'),
         ({"variant": "cuda"}, "variant is one of cpu, gpu, .*got 'cuda'"),
         # Both would be lines of a Dockerfile.
-        ({"apt": ("libgl1; curl x",)}, "apt holds 'libgl1; curl x', which is no name of a Debian package"),
+        ({"apt": ("libgl1; curl x",)}, "apt holds 'libgl1; curl x', which is no Debian package"),
         ({"base": "python\nRUN curl x"}, "base is no name of an image"),
         ({"user": "nobody"}, "user is a number, UID or UID:GID, got 'nobody'"),
     ],

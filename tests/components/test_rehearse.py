@@ -1,0 +1,181 @@
+"""The rehearsal before a training job: what would fail after hours fails in it, with the message of then."""
+
+import subprocess
+import sys
+
+import pytest
+
+from shardline.components.configure import history
+from shardline.components.parameters import GateSettings, TrainingSettings
+from shardline.components.rehearse import rehearsal
+from shardline.components.rehearse.rehearsal import place_of_job, rehearse, rehearse_run
+from shardline.trainer import progress
+from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
+from tests.helpers.datasets import write_dataset
+from tests.helpers.exports import publish_next, write_export
+
+MODEL = "tests.helpers.models:synchronized"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dataset")
+    write_dataset(directory, records={"train": 96, "validation": 24, "test": 60})
+    return directory
+
+
+@pytest.fixture
+def unrehearsed(monkeypatch):
+    """The frame of a rehearsal without its inside."""
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *given, **options: None)
+
+
+@pytest.fixture
+def said():
+    """What is said, line by line."""
+    lines = []
+    with progress.sink(lambda event: lines.append(f"{event.topic}: {event.text}")):
+        yield lines
+
+
+def training(**changes):
+    return TrainingSettings(**{"model": MODEL, **changes})
+
+
+def run(dataset, tmp_path, **changes):
+    """Rehearses a run as its task does."""
+    given = {
+        "dataset": str(dataset),
+        "dataset_uri": str(dataset),
+        "job_uri": f"{tmp_path}/outputs/retrain-1/rehearse/job",
+        "training": {"model": MODEL, "train_options": {"keep_checkpoints": 2.0}},
+        "gate": {},
+        "readers": 2,
+        "base_output_directory": "",
+        "continue_run": "",
+        "history_uri": "",
+        "fingerprint": "",
+        "job_name": "retrain-1",
+    }
+    return rehearse_run(**{**given, **changes})
+
+
+def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_nothing_but_its_place(
+    dataset, tmp_path, said
+):
+    before = sorted(dataset.iterdir())
+    given, base = run(dataset, tmp_path)
+
+    assert given == {"model": MODEL, "train_options": {"keep_checkpoints": 2.0}}
+    assert base == f"{tmp_path}/outputs/jobs/retrain-1"
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
+        "outputs",
+        "outputs/jobs",
+        "outputs/jobs/retrain-1",
+    ]
+    assert sorted(dataset.iterdir()) == before
+    assert [line.split(":")[0] for line in said] == ["rehearse", "rehearse"]
+    assert "trains, saves, loads, exports, can be judged" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "gate", "error", "words"),
+    [
+        ({"model": "tests.helpers.unexportable:lambda_layer"}, {}, ModelError, "Lambda"),
+        ({"train_options": {"early_stopping": "val_f1"}}, {}, SettingsError, "val_f1"),
+        ({"per_replica_batch_size": 64}, {}, SettingsError, "each of 2 workers has 48"),
+        ({"train_options": {"augment": "tests.helpers.models:nothing"}}, {}, SettingsError, "nothing"),
+        ({}, {"rules": ("recall[class=bottle] >= 0.9",)}, SettingsError, "class 'bottle'"),
+        ({}, {"champion_uri": "{}/nowhere"}, SettingsError, "nowhere"),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_what_would_fail_after_the_cluster_was_paid_for_fails_here(
+    dataset, tmp_path, changes, gate, error, words
+):
+    gate = {name: value.format(tmp_path) if isinstance(value, str) else value for name, value in gate.items()}
+
+    with pytest.raises(error, match=words):
+        rehearse(dataset, training(**changes), GateSettings(**gate), readers=2)
+
+
+def test_a_champion_that_cannot_be_read_is_found_before_the_training_not_after_it(dataset, tmp_path):
+    shelf = tmp_path / "champions"
+    shelf.mkdir()
+    publish_next(write_export(tmp_path / "export"), shelf)
+
+    with pytest.raises(ModelError, match="the champion cannot be compared with"):
+        rehearse(dataset, training(), GateSettings(champion_uri=str(shelf)))
+
+
+def test_a_dataset_with_a_shard_gone_is_refused(dataset, tmp_path):
+    write_dataset(tmp_path / "gone")
+    shard = next((tmp_path / "gone").glob("test-*"))
+    shard.unlink()
+
+    with pytest.raises(DatasetError, match=f"cannot read .*{shard.name}.*preprocess the data again"):
+        rehearse(tmp_path / "gone", training(), GateSettings())
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_a_run_is_continued_from_the_checkpoints_of_another(dataset, tmp_path):
+    with pytest.raises(SettingsError, match=r"no checkpoints of the run retrain-0 in .*/jobs/retrain-0/"):
+        run(dataset, tmp_path, continue_run="retrain-0")
+    checkpoints = tmp_path / "outputs" / "jobs" / "retrain-0" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "00000001").touch()
+
+    for name in ("retrain-0", str(checkpoints)):
+        given, _ = run(dataset, tmp_path, continue_run=name)
+        assert given["train_options"] == {"keep_checkpoints": 2.0, "checkpoint_dir": str(checkpoints)}
+
+
+def test_the_place_of_a_job_is_the_same_for_all_attempts_of_a_run():
+    """The platform puts the number of the project and of the task's attempt into the artifact's place."""
+    first = place_of_job("gs://b/root/123456/retrain-7/rehearse_-52/job", "retrain-7")
+
+    assert first == "gs://b/root/jobs/retrain-7"
+    assert place_of_job("gs://b/root/123456/retrain-7/rehearse_99/job", "retrain-7") == first
+    with pytest.raises(RunError, match="in no directory of the run 'retrain-8'"):
+        place_of_job("gs://b/root/123456/retrain-7/rehearse_99/job", "retrain-8")
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path, said):
+    """A lifecycle rule removes shards; KFP's cache never looks."""
+    place = tmp_path / "history"
+    history.make_directory(place)
+    copy = tmp_path / "copy"
+    write_dataset(copy)
+
+    first = history.dataset_key(place, "abc")
+    assert history.dataset_key(place, "abc") != first, "a dataset that nobody has seen whole"
+    known = history.dataset_key(place, "abc")
+    run(copy, tmp_path, history_uri=str(place), fingerprint=known)
+    assert history.dataset_key(place, "abc") == known
+
+    next(copy.glob("train-*")).unlink()
+    again = history.dataset_key(place, "abc")
+    assert again != known
+    assert again.startswith("abc-")
+    assert any("is no longer whole: it is made again" in line for line in said)
+
+
+def test_a_task_that_takes_too_long_ends_itself():
+    program = (
+        "import time\nfrom shardline.trainer.progress import errors_end_the_process\n"
+        "with errors_end_the_process('validate'):\n    time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"SHARDLINE_TIMEOUT": "0.2", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (
+        1,
+        "validate: error: not done after 0 s; give it more time, or a larger machine\n",
+    )
