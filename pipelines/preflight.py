@@ -88,7 +88,8 @@ def to_rehearse(
 ) -> tuple[TrainingSettings, GateSettings, int]:
     """Returns what a run of one of our pipelines would rehearse, and the replicas that would train.
 
-    Raises as `check_run`, and PipelineError when the pipeline has no rehearsal.
+    Raises PipelineError when the pipeline has no rehearsal, or a parameter is unknown or mistyped, and
+    SettingsError when a value is out of range.
     """
     readers = [
         task["inputs"]["parameters"]["readers"]["runtimeValue"]["constant"]
@@ -98,8 +99,7 @@ def to_rehearse(
     ]
     if not readers:
         raise PipelineError(f"the pipeline has no task {REHEARSAL!r}; compile it with this release")
-    parameters, _ = check_run(spec, given)
-    values = defaults(spec) | parameters
+    values = defaults(spec) | check_parameters(spec, given)
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
     return training, read(GateSettings, own_fields(GateSettings, values), "gate"), int(readers[0])
 

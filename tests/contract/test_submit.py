@@ -244,6 +244,33 @@ def test_a_run_is_cancelled_which_is_no_success(fake: FakeVertex) -> None:
     assert shardline("status", "toy-1", "--wait").exit_code == 4
 
 
+def test_a_run_goes_on_from_the_checkpoints_of_one_that_has_ended(fake: FakeVertex, tmp_path: Path) -> None:
+    parameters = {"count": "NUMBER_INTEGER"}
+    text = {"parameterType": "STRING", "defaultValue": ""}
+    made = pipeline(
+        parameters={**parameters, "note": text, "continue_run": text},
+        schemaVersion="2.1.0",
+        sdkVersion="kfp-2",
+    )
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(made))
+    with start(*SUBMIT, "--wait", "--label", "way=held", "--job-id", "toy-1") as run:
+        assert run.stdout is not None
+        while run.stdout.readline() not in ("train: running\n", ""):
+            pass
+        refused = submit("--continue", "toy-1")
+        shardline("cancel", "toy-1")
+        run.communicate(timeout=60)
+    done = shardline(
+        "submit", "pipeline.yaml", "--continue", "toy-1", "-p", "note=again", "--job-id", "toy-2"
+    )
+
+    assert refused.exit_code == 1
+    assert "the run toy-1 is running; cancel it, or wait until it has ended" in refused.output
+    assert done.exit_code == 0, done.output
+    values = dict(fake.services.pipeline_jobs[f"{NAME}/toy-2"].runtime_config.parameter_values)
+    assert values == {"count": 3, "note": "again", "continue_run": "toy-1"}
+
+
 def test_who_stops_watching_leaves_the_run_alone(fake: FakeVertex) -> None:
     with start(*SUBMIT, "--wait", "--label", "way=held", "--job-id", "toy-1") as run:
         assert run.stdout is not None
