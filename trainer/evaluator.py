@@ -24,7 +24,7 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
 from shardline.trainer.keras_compilation import saveable
 from shardline.trainer.keras_internals import is_improvement
-from shardline.trainer.reports import as_json, metrics_text, numbers
+from shardline.trainer.reports import as_json, metrics_text, numbers, sync_events
 from shardline.trainer.run import Run
 from shardline.trainer.step import Logs, Shapes
 
@@ -134,7 +134,8 @@ class Evaluator:
         self._evaluations = evaluations
         self._best_file = directory / BEST_FILE
         self._metric = metric
-        self._writer = tf.summary.create_file_writer(str(logs / "evaluator"))
+        self._events = logs / "evaluator"
+        self._writer = tf.summary.create_file_writer(str(self._events))
         self._judge = Stopping(metric, 0)
         self._judge.set_model(model)
         self._judge.check(shown)
@@ -187,6 +188,7 @@ class Evaluator:
                 # The name that Keras' own callback gives to evaluations by step.
                 tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=position.steps)
         self._writer.flush()
+        sync_events(self._events)
         self._keep_best(metrics[self._metric])
         self._evaluations.write(position, metrics)
         at = f"step {position.steps:,}, epoch {position.epoch}"

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
+from shardline.trainer import crash
+
 #: Where the platform's agent looks, unless the environment says otherwise.
 _FILE = "/tmp/hypertune/output.metrics"
 FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
@@ -23,22 +25,30 @@ class Measurements:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Goes on with what an earlier attempt of a restarted trial has reported."""
+        """Goes on with what an earlier attempt of a restarted trial has reported.
+
+        Raises:
+            SettingsError: When it cannot be written, before a trial has been paid that could not report.
+        """
         self._path = Path(environ.get(FILE_VARIABLE) or _FILE)
         self._trial = environ.get(_TRIAL_VARIABLE, "0")
-        earlier = (
-            self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-            if self._path.is_file()
-            else []
-        )
-        self._lines = deque(earlier, maxlen=_MOST_LINES)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a+", encoding="utf-8", errors="replace") as file:
+                file.seek(0)
+                self._lines = deque(file.read().splitlines(), maxlen=_MOST_LINES)
+        except OSError as error:
+            raise crash.of_place(
+                error,
+                f"the trial's metric cannot be reported: {self._path} cannot be written ({error.strerror}); "
+                "run the image as root, as the platform's own images do, or give its user that directory",
+            ) from None
 
     def add(self, metric: str, value: float, step: int) -> None:
         """Reports the finite value of a metric at a training step."""
         report = {"timestamp": time.time(), "trial": self._trial, metric: str(value)}
         report |= {"global_step": str(step), "checkpoint_path": ""}
         self._lines.append(json.dumps(report, sort_keys=True))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         # In place: whether the agent would find a file that has taken the name of another is said nowhere.
         with self._path.open("w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in self._lines)

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from shardline.trainer.step import Logs
 
 # Share of the time spent waiting for input from which on advice is given.
 _MUCH = 0.1
+
+# Columns of a terminal that "train: " leaves.
+_COLUMNS = 80 - 7
 
 Row = dict[str, str]
 
@@ -58,7 +61,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._epoch = 0
         self._started = time.monotonic()
         self._before = replace(counters)  # as they stood at the last report
-        self._speed = ""
+        self._rate = self._wait = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Remembers the epoch for the reports within it."""
@@ -68,16 +71,30 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         """Reports how far the training has come."""
         counters, before = self._counters, self._before
         seconds = max(counters.seconds - before.seconds, 1e-9)
-        rate = (counters.examples - before.examples) / seconds
-        waited = min(1.0, (counters.waited - before.waited) / seconds)
-        each = f" ({rate / counters.replicas:,.0f} per replica)" if counters.replicas > 1 else ""
-        self._speed = f"{rate:,.0f} examples/s{each}  input wait {waited:.0%}"
+        self._rate = (counters.examples - before.examples) / seconds
+        self._wait = min(1.0, (counters.waited - before.waited) / seconds)
         self._before = replace(counters)
-        progress.advance("train", counters.steps, counters.total_steps, "steps", self._text(logs))
+        parts = [
+            f"epoch {self._epoch + 1}/{self._epochs}",
+            metrics_text(logs),
+            f"{self._rate:,.0f}/s",
+            self._eta(),
+        ]
+        progress.advance("train", counters.steps, counters.total_steps, "steps", "  ".join(parts))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Reports the epoch with its validation."""
-        progress.say("train", self._text(logs))
+        """Reports the epoch, with its validation in a line of its own."""
+        shown = numbers(logs)
+        validation = {name: value for name, value in shown.items() if name.startswith("val_")}
+        training = {name: value for name, value in shown.items() if name not in validation}
+        wait = [f"input wait {self._wait:.0%}"] if self._wait > _MUCH else []
+        first = [f"epoch {epoch + 1}/{self._epochs}", *_metric_parts(training)]
+        for parts in (
+            [*first, f"{self._rate:,.0f} examples/s", self._eta()],
+            [*_metric_parts(validation), *wait],
+        ):
+            for line in _lines(parts):
+                progress.say("train", line)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Says what the run has waited for, where that was much, and what would help."""
@@ -87,12 +104,11 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
             advice = "larger batches" if self._in_memory else "cache memory, images stored raw or smaller"
             progress.say("train", f"steps waited for input {share:.0%} of the time; what may help: {advice}")
 
-    def _text(self, logs: Logs | None) -> str:
+    def _eta(self) -> str:
         counters = self._counters
         done = max(1, counters.steps - counters.first_step)
         left = max(0, counters.total_steps - counters.steps)
-        eta = (time.monotonic() - self._started) / done * left
-        return f"epoch {self._epoch + 1}/{self._epochs}  {metrics_text(logs)}  {self._speed}  ETA {eta:.0f} s"
+        return f"ETA {(time.monotonic() - self._started) / done * left:.0f} s"
 
 
 def numbers(logs: Logs | None) -> dict[str, float]:
@@ -110,7 +126,22 @@ def as_json(logs: Logs) -> dict[str, Any]:
 
 def metrics_text(logs: Logs | None) -> str:
     """Returns metrics that are numbers as one line, "loss 0.1234  accuracy 0.9876"."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(numbers(logs)))
+    return "  ".join(_metric_parts(logs))
+
+
+def _metric_parts(logs: Logs | None) -> list[str]:
+    return [f"{name} {value:.4f}" for name, value in _loss_first(numbers(logs))]
+
+
+def _lines(parts: Sequence[str]) -> list[str]:
+    """Returns the parts in lines for a terminal of 80 columns; all but an epoch's first are indented."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 2 <= _COLUMNS:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(part if part.startswith("epoch ") else f"  {part}")
+    return lines
 
 
 def _loss_first(logs: Logs | None) -> list[tuple[str, Any]]:
@@ -188,6 +219,12 @@ def read_history(directory: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
+def sync_events(directory: Path) -> None:
+    """Has event files that are still written to uploaded, which a mounted bucket does at fsync or close."""
+    for path in directory.glob("events.out.tfevents.*"):
+        files.sync(path)
+
+
 class Board(keras.callbacks.TensorBoard):  # type: ignore[misc]  # keras has no types
     """Writes metrics for TensorBoard: those that are one number, since Keras writes no others."""
 
@@ -200,8 +237,12 @@ class Board(keras.callbacks.TensorBoard):  # type: ignore[misc]  # keras has no 
         super().on_test_end(numbers(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Writes what is due after an epoch."""
+        """Writes what is due after an epoch, and has a mounted bucket take it now rather than at the end."""
         super().on_epoch_end(epoch, numbers(logs))
+        for writer in self._writers.values():
+            writer.flush()
+        for directory in (self._train_dir, self._val_dir):
+            sync_events(Path(directory))
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from shardline.trainer import progress, reports
 from shardline.trainer.callbacks import Stopping, load_callbacks
 from shardline.trainer.checkpoint.state import CallbackStates
 from shardline.trainer.errors import SettingsError
@@ -174,6 +175,39 @@ def test_replicas_may_have_different_callbacks(tmp_path):
 
     assert worker[0].seen == chief[2].seen
     assert "TensorBoard/0" not in kept[0]
+
+
+def test_what_tensorboard_shows_is_in_the_bucket_after_each_epoch(tmp_path, monkeypatch):
+    """A mounted bucket takes a file that is still written to at fsync alone."""
+    uploaded = {}
+    monkeypatch.setattr(
+        reports.files, "sync", lambda path: uploaded.update({path.parent.name: path.stat().st_size})
+    )
+    board = reports.Board(str(tmp_path), write_graph=False)
+    begin(tiny_model(), [board])
+    board.on_epoch_end(0, {"loss": 1.0, "val_loss": 1.0})
+    first = dict(uploaded)
+    board.on_epoch_end(1, {"loss": 0.5, "val_loss": 0.5})
+
+    assert first.keys() == {"train", "validation"}
+    assert all(uploaded[name] > size > 100 for name, size in first.items())
+
+
+def test_an_epoch_fits_a_terminal_of_eighty_columns():
+    counters = reports.Counters(2, total_steps=900)
+    report = reports.Report(counters, 20)
+    counters.steps, counters.examples, counters.seconds, counters.waited = 45, 1_444, 0.2, 0.05
+    logs = {"loss": 0.02772, "accuracy": 0.99381, "auc": 0.99999, "top_k_categorical_accuracy": 1.0}
+    logs |= {f"val_{name}": value for name, value in logs.items()}
+    said = []
+    with progress.sink(lambda event: said.append(progress.render(event))):
+        report.on_train_batch_end(44, {"loss": 0.02772, "accuracy": 0.99381})
+        report.on_epoch_end(19, {"loss": 0.02772, "accuracy": 0.99381, "val_loss": 0.0652})
+        report.on_epoch_end(19, logs)
+    assert max(map(len, said)) <= 80
+    assert said[1].startswith("train: epoch 20/20  loss 0.0277  accuracy 0.9938  7,220 examples/s  ETA ")
+    assert said[2].startswith("train:   val_loss 0.0652  input wait 25%")
+    assert len(said) == 7  # nothing of the longer one is cut off
 
 
 def test_a_metric_that_does_not_exist_is_refused():

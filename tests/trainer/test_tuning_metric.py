@@ -94,5 +94,5 @@ def test_what_is_no_number_is_not_reported(
 
     callback.on_epoch_end(0, logs)
 
-    assert not path.exists()
+    assert not path.read_text()
     assert "val_loss is not finite and is not reported" in capsys.readouterr().out

@@ -19,6 +19,27 @@ def test_importing_it_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_no_program_is_imported_by_its_own_package() -> None:
+    """`python -m` would say so, at the top of each log (RuntimeWarning: found in sys.modules)."""
+    root = Path(__file__).resolve().parents[2]
+    rings = ("trainer", "components", "pipelines")
+    files = [path for ring in rings for path in (root / ring).rglob("*.py") if _is_program(path)]
+    names = [".".join(("shardline", *path.relative_to(root).with_suffix("").parts)) for path in files]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {names}: importlib.import_module(name.rpartition('.')[0])\n"
+        f"print([name for name in {names} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert len(names) > 10
+    assert done.stdout.strip() == "[]"
+
+
+def _is_program(path: Path) -> bool:
+    return '__name__ == "__main__"' in path.read_text()
+
+
 def test_what_a_type_checker_sees_is_what_there_is() -> None:
     """mypy checks the imports of the block; here, that they are the names which are loaded when used."""
     tree = ast.parse(Path(shardline.__file__).read_text())

@@ -224,7 +224,7 @@ def test_a_name_that_does_not_resolve_is_a_missing_host():
         Peers(cluster).meet(0.1)
 
 
-def test_the_chief_says_for_whom_it_waits(monkeypatch):
+def test_each_says_for_whom_it_waits(monkeypatch):
     monkeypatch.setattr("shardline.trainer.cluster.peers._PATIENCE", 0.0)
     chief, worker = clusters(free_ports(2))
     said = []
@@ -232,7 +232,7 @@ def test_the_chief_says_for_whom_it_waits(monkeypatch):
         with progress.sink(lambda event: said.append(event.text)), pytest.raises(RunError):
             Peers(cluster).meet(0.5)
 
-    assert said == [f"waiting for worker-0 ({chief.hosts[1]})"]
+    assert said == [f"waiting for worker-0 ({chief.hosts[1]})", f"waiting for chief-0 ({chief.hosts[0]})"]
 
 
 def test_a_port_in_use_is_named():

@@ -221,3 +221,10 @@ def test_a_restarted_trial_goes_on_and_the_last_report_of_a_step_counts(tmp_path
 
     assert [measured[:2] for measured in read_measurements(path, "loss")] == [(10, 3.0), (20, 2.5)]
     assert read_measurements(path, "val_loss") == []
+
+
+def test_a_trial_that_cannot_report_ends_before_it_is_paid(tmp_path):
+    """As in an image whose user is not root: the platform's /var/hypertune is root's."""
+    (tmp_path / "hypertune").write_text("in the way")
+    with pytest.raises(SettingsError, match=r"/hypertune/output.metrics cannot be written .*image as root"):
+        Measurements({"CLOUD_ML_HP_METRIC_FILE": str(tmp_path / "hypertune/output.metrics")})

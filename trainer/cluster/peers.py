@@ -23,8 +23,8 @@ from shardline.trainer.errors import ClusterError, RunError, SettingsError
 
 # Seconds for a peer to accept a connection, and between two attempts.
 _PROBE_TIMEOUT, _PROBE_INTERVAL = 3.0, 0.25
-# Seconds that the chief has to end once all work is done, and after which it says for whom it waits.
-_FAREWELL, _PATIENCE = 5.0, 10.0
+# Seconds that the chief has to end once all work is done, and after which a process says for whom it waits.
+_FAREWELL, _PATIENCE = 5.0, 5.0
 # Seconds for which a process that found a difference goes on telling the others what it has.
 _LINGER = 5.0
 
@@ -61,7 +61,7 @@ class Peers:
                         f"not all replicas came up within {startup_timeout:g} s: no answer from "
                         f"{_listed(missing)}; see their logs, or raise startup_timeout"
                     )
-                if waited > _PATIENCE and self._cluster.is_chief and not said:
+                if waited > _PATIENCE and not said:
                     progress.say("train", f"waiting for {_listed(missing)}")
                     said = True
                 time.sleep(_PROBE_INTERVAL)
