@@ -45,13 +45,13 @@ docs: $(BIN)/.docs  ## Build the documentation as a site in build/docs; warnings
 audit: $(BIN)/.test  ## Ask for known vulnerabilities of the releases in constraints.txt; needs the internet
 	$(BIN)/uv tool run --quiet pip-audit==2.10.1 --strict --disable-pip --no-deps -r constraints.txt
 
-lock: $(BIN)/.test  ## Write docker/lock from setup.cfg and constraints.txt
+lock: $(BIN)/.test  ## Write pipelines/image/lock from setup.cfg and constraints.txt
 	@for image in cpu:image gpu:gpu control: build:; do \
 	  variant=$${image%%:*} extra=$${image#*:} from=setup.cfg; \
-	  if [ $$variant = build ]; then from=docker/lock/build.in; fi; \
+	  if [ $$variant = build ]; then from=pipelines/image/lock/build.in; fi; \
 	  $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c constraints.txt \
 	    --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
-	    $${extra:+--extra $$extra} -o docker/lock/$$variant.txt $$from || exit 1; \
+	    $${extra:+--extra $$extra} -o pipelines/image/lock/$$variant.txt $$from || exit 1; \
 	done
 
 clean:  ## Remove the virtual environment and caches; runs/ stays

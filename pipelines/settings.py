@@ -13,7 +13,7 @@ from shardline.components.register.settings import BatchPrediction, Deploy, Mode
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.machines import TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
-from shardline.pipelines.image.settings import ImageSettings
+from shardline.pipelines.image.settings import ImageSettings, accelerators_of
 from shardline.pipelines.remote.environment import DEFAULT, NAMES, TABLE
 from shardline.pipelines.tables import begun_with, check_tables, keys_of, read_file, read_one, values
 from shardline.trainer.errors import SettingsError
@@ -75,6 +75,8 @@ class Settings:
             raise SettingsError(f"{table} needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
             raise SettingsError("register.machine_type: none of these tasks needs a disk; leave it out")
+        if self.build is not None:
+            self.build.fitted(accelerators_of(self))
 
 
 #: The tables that are one dataclass each.

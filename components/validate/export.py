@@ -200,7 +200,7 @@ def read_revision() -> str | None:
     try:
         described = subprocess.run(_DESCRIBE, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
-        # There is no git in the image: docker/Dockerfile writes down what it was built from.
+        # There is no git in the image: its Dockerfile writes down what it was built from.
         return os.environ.get("SHARDLINE_REVISION") or None
     return described.stdout.strip()
 

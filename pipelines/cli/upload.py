@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import platform
 import shlex
-from collections.abc import Callable
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +18,9 @@ import click
 from shardline.pipelines.cli.options import (
     PATH,
     dry_run_option,
+    foreground,
     json_option,
+    parameter_options,
     path_option,
     registry_options,
     show,
@@ -22,7 +28,8 @@ from shardline.pipelines.cli.options import (
 )
 from shardline.pipelines.image import build as images
 from shardline.pipelines.image.build import Image
-from shardline.pipelines.image.settings import VARIANTS
+from shardline.pipelines.image.settings import VARIANTS, ImageSettings
+from shardline.trainer import files
 
 if TYPE_CHECKING:
     from shardline.pipelines.remote.environment import Environment
@@ -68,13 +75,21 @@ def image() -> None:
 
 
 def _image_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say which image, and passes it `image`."""
+    """Gives a command the options that say which image, and passes it `image` and its `content`."""
 
     @functools.wraps(command)
-    def with_image(*, settings: Path, tags: tuple[str, ...], variant: str, **values: Any) -> None:
+    def with_image(*, settings: Path, tags: tuple[str, ...], variant: str | None, **values: Any) -> None:
         from shardline.pipelines import settings as environments
+        from shardline.pipelines.image.settings import accelerators_of
 
-        command(image=Image.of(environments.load(settings).image, tags=tags, variant=variant), **values)
+        read = environments.load(settings)
+        content = read.build or ImageSettings(name=read.image)
+        if variant == "control":
+            content = dataclasses.replace(content, variant=variant)
+        else:
+            content = dataclasses.replace(content, variant=variant or content.variant)
+            content = content.fitted({} if values.get("rehearsed") else accelerators_of(read))
+        command(image=Image.of(content.name, tags=tags, variant=content.variant), content=content, **values)
 
     wrapped: Callable[..., None] = with_image
     for option in (
@@ -84,9 +99,8 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--variant",
             type=click.Choice(VARIANTS),
-            default=VARIANTS[0],
-            show_default=True,
-            help="control is without TensorFlow and called NAME-control.",
+            help="Instead of the one that the machines of the settings need; control, without TensorFlow, is "
+            "called NAME-control.",
         ),
         click.option("--tag", "tags", multiple=True, help="Instead of the settings' own; repeatable."),
         path_option("--settings", "settings/local.toml", "Settings file whose image this is."),
@@ -97,36 +111,116 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @image.command()
 @_image_options
-def build(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
-    """Build the image with docker or podman, at the top of a clone.
+@click.option(
+    "--rehearse", "rehearsed", is_flag=True, help="Without docker: do its steps in a clean environment."
+)
+@parameter_options
+@click.option(
+    "--context", type=PATH, help="Write what docker builds from into this directory, and build nothing."
+)
+@click.option("--revision", default="", help="Instead of what git says here.")
+@click.option("--sbom", type=PATH, help="File for the bill of materials (CycloneDX) that lies in the image.")
+def build(
+    image: Image,
+    content: ImageSettings,
+    allow_dirty: bool,
+    dry_run: bool,
+    as_json: bool,
+    rehearsed: bool,
+    given: Mapping[str, Any] | None,
+    context: Path | None,
+    revision: str,
+    sbom: Path | None,
+) -> None:
+    """Build the image with docker or podman: Shardline, and what the table [image] of the settings names.
 
-    The git revision becomes the image's label, so a tree with changes is refused.
+    The git revision becomes the image's label, so a tree with changes is refused. With --rehearse the model
+    and source of --param are imported, as a task would.
     """
-    revision = images.source_revision(allow_dirty=allow_dirty)
+    from shardline.pipelines.image.context import assemble, copied
+
+    revision = images.source_revision(given=revision, allow_dirty=allow_dirty or rehearsed)
+    facts = {**_facts(image), **copied(content), "revision": revision}
     if dry_run:
-        _show_commands([images.build_command(images.find_tool(needed=False), image, revision)])
+        commands = [images.build_command(images.find_tool(needed=False), image, context or "CONTEXT")]
+        show_json({"commands": [shlex.join(command) for command in commands], **facts})
         return
-    images.build(images.find_tool(), image, revision)
-    words = f"built {', '.join(image.names)} from revision {revision or 'unknown'}"
-    show(as_json, {**_facts(image), "revision": revision}, words)
+    if content.base and "@" not in content.base:
+        click.echo(
+            f"the base {content.base} is named with a tag, which can be moved: add @sha256:...", err=True
+        )
+    if context is not None:
+        assemble(content, revision, context)
+        show(
+            as_json,
+            {**facts, "context": str(context)},
+            f"docker builds {', '.join(image.names)} from {context}",
+        )
+        return
+    tool = "" if rehearsed else images.find_tool()
+    with tempfile.TemporaryDirectory(prefix="shardline-image-") as name:
+        made = Path(name) / "context"
+        assemble(content, revision, made)
+        if rehearsed:
+            _rehearse(content, made, Path(name), facts, given or {}, as_json, sbom)
+            return
+        images.build(tool, image, made)
+    if sbom is not None:
+        files.write_text(sbom, images.read_bill(tool, image))
+    words = f"built {', '.join(image.names)} ({image.variant}) from revision {revision or 'unknown'}"
+    show(as_json, facts, words + _with(facts))
+
+
+def _rehearse(
+    content: ImageSettings,
+    context: Path,
+    directory: Path,
+    facts: Mapping[str, Any],
+    given: Mapping[str, Any],
+    as_json: bool,
+    sbom: Path | None,
+) -> None:
+    from shardline.pipelines.image.contents import plugins_of
+    from shardline.pipelines.image.rehearsal import rehearse
+
+    plugins = {name: value for name, value in plugins_of(given).items() if not value.startswith("shardline.")}
+    with foreground(sys.stderr):
+        done = rehearse(context, directory, content.variant, plugins)
+    if sbom is not None:
+        shutil.copy(directory / "opt" / "shardline" / "sbom.json", sbom)
+    imported = ", ".join(f"{name}={value}" for name, value in plugins.items())
+    lines = [
+        f"every step for {content.variant} works{_with(facts)}: {done.seconds:.0f} s, {done.distributions} "
+        f"distributions, {done.bytes / 1e6:,.0f} MB",
+        f"imported there: {imported}" if imported else "no model or source to import: name them with --param",
+        *(f"only a build runs: {command}" for command in done.not_run),
+        f"not looked at: the base image (here Python {platform.python_version()}), drivers of accelerators",
+    ]
+    show(as_json, {**facts, **dataclasses.asdict(done), "imported": plugins}, *lines)
 
 
 @image.command()
 @_image_options
-def push(image: Image, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
+def push(image: Image, content: ImageSettings, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
     """Push the image that was built, and print the digest by which settings pin it."""
     if dry_run:
-        _show_commands(images.push_commands(images.find_tool(needed=False), image))
+        commands = images.push_commands(images.find_tool(needed=False), image)
+        show_json({"commands": [shlex.join(command) for command in commands]})
         return
     pinned, revision = images.push(images.find_tool(), image, allow_dirty=allow_dirty)
-    content = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
+    facts = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
     pin = f'pin it in the settings: image = "{pinned}"'
-    show(as_json, content, f"pushed {', '.join(image.names)}", pin)
-
-
-def _show_commands(commands: list[list[str]]) -> None:
-    show_json({"commands": [shlex.join(command) for command in commands]})
+    show(as_json, facts, f"pushed {', '.join(image.names)}", pin)
 
 
 def _facts(image: Image) -> dict[str, Any]:
     return {"names": list(image.names), "variant": image.variant}
+
+
+def _with(facts: Mapping[str, Any]) -> str:
+    """Returns what of a user's own goes into the image, as the end of a sentence."""
+    parts = [
+        *facts["packages"],
+        *([f"{facts['requirements']} requirements"] if facts["requirements"] else []),
+    ]
+    return f", with {', '.join(parts)}" if parts else ""

@@ -1,4 +1,4 @@
-"""Container image of docker/Dockerfile: building, pushing and pinning it."""
+"""The image built, pushed and pinned with docker or podman."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardline.pipelines.image.sbom import PLACE
 from shardline.trainer.errors import PlatformError, RunError, SettingsError
 
 #: The label that the OCI image specification has for the revision of the source.
@@ -22,7 +23,7 @@ REVISION_LABEL = "org.opencontainers.image.revision"
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _PATH = re.compile(r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*")
 
-_DOCKERFILE = "docker/Dockerfile"
+_REVISION = re.compile(r"[\w./+-]+")
 _TOOLS = ("docker", "podman")
 _DIRTY = "-dirty"
 
@@ -74,16 +75,21 @@ def find_tool(*, needed: bool = True) -> str:
     if installed or not needed:
         return (installed or _TOOLS)[0]
     raise SettingsError(
-        f"neither {' nor '.join(_TOOLS)} is installed here; install one, or let Cloud Build do it: "
-        "gcloud builds submit --config cloudbuild.yaml"
+        f"neither {' nor '.join(_TOOLS)} is installed here; install one, try the build with --rehearse, or "
+        "let Cloud Build do it: shardline image build --context DIR, and gcloud builds submit DIR --tag IMAGE"
     )
 
 
-def source_revision(*, allow_dirty: bool) -> str:
-    """Returns the git revision of the working directory, with "-dirty" where it holds anything else.
+def source_revision(*, given: str = "", allow_dirty: bool) -> str:
+    """Returns the revision to record: the one given, or git's of the working directory.
 
-    Raises SettingsError when files differ and may not, or there is no revision.
+    The latter ends with "-dirty" where files differ from it. Raises SettingsError when they differ and may
+    not, or there is none.
     """
+    if given:
+        if not _REVISION.fullmatch(given):
+            raise SettingsError(f"--revision is a revision of git, as in 1f2e3d4, got {given!r}")
+        return given
     try:
         revision = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain").splitlines()
@@ -102,12 +108,11 @@ def source_revision(*, allow_dirty: bool) -> str:
     return revision + (_DIRTY if changed else "")
 
 
-def build_command(tool: str, image: Image, revision: str) -> list[str]:
-    """Returns the command that builds an image, to be run where docker/Dockerfile is."""
+def build_command(tool: str, image: Image, context: Path | str) -> list[str]:
+    """Returns the command that builds an image in a build context."""
     # The lock files are for one platform, which is also the platform's.
-    command = [tool, "build", "--file", _DOCKERFILE, "--platform", "linux/amd64"]
-    command += ["--build-arg", f"VARIANT={image.variant}", "--build-arg", f"REVISION={revision}"]
-    return [*command, *(part for name in image.names for part in ("--tag", name)), "."]
+    names = (part for name in image.names for part in ("--tag", name))
+    return [tool, "build", "--platform", "linux/amd64", *names, str(context)]
 
 
 def push_commands(tool: str, image: Image) -> list[list[str]]:
@@ -115,18 +120,26 @@ def push_commands(tool: str, image: Image) -> list[list[str]]:
     return [[tool, "push", name] for name in image.names]
 
 
-def build(tool: str, image: Image, revision: str) -> None:
-    """Builds an image from the working directory; the tool's output goes to standard error.
+def build(tool: str, image: Image, context: Path) -> None:
+    """Builds an image in a build context (`assemble`); the tool's output goes to standard error.
 
-    Raises SettingsError when there is no docker/Dockerfile, RunError when the build fails.
+    Raises RunError when the build fails.
     """
-    if not Path(_DOCKERFILE).is_file():
-        raise SettingsError(f"no {_DOCKERFILE} in {Path.cwd()}; run this at the top of a clone of Shardline")
-    command = build_command(tool, image, revision)
+    command = build_command(tool, image, context)
     if status := _run(command):
         raise RunError(
             f"the build ended with {status}; see the output of {tool} above: {shlex.join(command)}"
         )
+
+
+def read_bill(tool: str, image: Image) -> str:
+    """Returns the bill of materials (SBOM) that an image holds; RunError when it cannot be read."""
+    command = [tool, "run", "--rm", "--entrypoint", "cat", image.names[0], PLACE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip() or f"status {done.returncode}"
+        raise RunError(f"{shlex.join(command)} does not give the bill of materials: {said}")
+    return done.stdout
 
 
 def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:

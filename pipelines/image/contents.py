@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
@@ -11,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.preprocess.sources import KNOWN_FORMS
+from shardline.pipelines.image.requirements import LOCKS, normal, pinned
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import import_string
 
-LOCKS = Path(__file__).resolve().parents[2] / "docker" / "lock"
 #: Files by which a directory is a project, which is installed, and not a package, which is copied.
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 _BUILT_IN_SOURCES = tuple(form.partition(":")[0] for form in KNOWN_FORMS[:-1])
-_PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])? ?===?", re.MULTILINE)
-_NOT_CODE = {"build", "dist", "node_modules", "runs", "__pycache__"}
+#: Directories without code of their own, also where git does not say so.
+NOT_CODE = {"build", "dist", "node_modules", "runs", "__pycache__"}
 
 
 def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> list[str]:
@@ -53,6 +54,9 @@ def _lacks(image: ImageSettings, module: str) -> str:
 def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Returns the import strings among the parameters of a run, by the parameter that names each."""
     options = parameters.get("train_options")
+    if isinstance(options, str):  # as a command line gives it
+        with contextlib.suppress(ValueError):
+            options = json.loads(options)
     options = options if isinstance(options, Mapping) else {}
     callbacks = options.get("callbacks")
     named = {
@@ -75,14 +79,14 @@ def holds(image: ImageSettings, module: str) -> bool:
         return True
     if any(module in _Modules(Path(package)) for package in image.packages):
         return True
-    own = _names(Path(image.requirements)) if image.requirements else set()
-    locked = own | _names(LOCKS / f"{image.variant or 'cpu'}.txt")
-    if _normal(top) in locked:
+    own = set(pinned(Path(image.requirements))) if image.requirements else set()
+    locked = own | set(pinned(LOCKS / f"{image.variant or 'cpu'}.txt"))
+    if normal(top) in locked:
         return True
     # What a distribution calls its modules is known where it is installed.
     installed = metadata.packages_distributions()
-    return any(_normal(name) in locked for name in installed.get(top, ())) or (
-        top not in installed and not own <= {_normal(name) for names in installed.values() for name in names}
+    return any(normal(name) in locked for name in installed.get(top, ())) or (
+        top not in installed and not own <= {normal(name) for names in installed.values() for name in names}
     )
 
 
@@ -106,7 +110,7 @@ class _Modules:
 
     def _roots(self) -> Iterator[str]:
         for root, directories, _ in os.walk(self._directory):
-            directories[:] = [name for name in directories if name[0] != "." and name not in _NOT_CODE]
+            directories[:] = [name for name in directories if name[0] != "." and name not in NOT_CODE]
             yield root
 
 
@@ -116,18 +120,6 @@ def _has(root: Path, parts: Iterable[str]) -> bool:
     return path.is_dir() or any(
         found.suffix in (".py", ".so") for found in path.parent.glob(f"{path.name}.*")
     )
-
-
-def _names(requirements: Path) -> set[str]:
-    try:
-        return {_normal(name) for name in _PINNED.findall(requirements.read_text(encoding="utf-8"))}
-    except (OSError, UnicodeDecodeError):
-        return set()  # the build refuses it, and says why
-
-
-def _normal(name: str) -> str:
-    """Returns a distribution's name as PyPA's specification compares names."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _model(model: Any) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardline.trainer.errors import SettingsError
 
-#: Sets of packages in the image; docker/Dockerfile says what each is for.
-VARIANTS = ("cpu", "gpu", "control")
+if TYPE_CHECKING:
+    from shardline.pipelines.settings import Settings
+
+#: Sets of packages in the image; pipelines/image/Dockerfile says what each is for.
+VARIANTS = ("cpu", "gpu", "tpu", "control")
 
 # Both stand in lines of a Dockerfile, which a shell reads.
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
@@ -28,7 +33,7 @@ class ImageSettings:
         requirements: Locked requirements of your code, a file from the settings file's; "" is none.
         apt: Packages of Debian.
         base: Image with Python that it is built from; "" is Shardline's own choice, by digest.
-        variant: One of VARIANTS; "" is cpu, or gpu where a machine of the settings has accelerators.
+        variant: One of VARIANTS; "" is gpu or tpu where a machine has such accelerators, and cpu elsewhere.
         user: User as which it runs, UID or UID:GID; "" is root, as in the platform's own training images.
     """
 
@@ -64,3 +69,57 @@ class ImageSettings:
             packages=tuple(str(directory / package) for package in self.packages),
             requirements=str(directory / self.requirements) if self.requirements else "",
         )
+
+    def fitted(self, accelerators: Mapping[str, str]) -> ImageSettings:
+        """Returns the same with a variant, the one that machines need.
+
+        Args:
+            accelerators: What the machines that run this image have, "1 NVIDIA_TESLA_T4" or "", by table of
+                the settings; empty where only a run knows its machines.
+
+        Raises:
+            SettingsError: When the variant is another one, or machines need two.
+        """
+        needed = {machine: _needed(text) for machine, text in accelerators.items()}
+        others = {variant for variant in needed.values() if variant}
+        for machine, variant in needed.items():
+            wrong = ({self.variant} if self.variant else others) - {variant}
+            if variant and wrong:
+                raise SettingsError(
+                    f"{machine} has accelerators, {accelerators[machine]}, of which the image's variant "
+                    f"{wrong.pop()} knows nothing; leave variant out of the table [image], or write "
+                    f'variant = "{variant}"'
+                )
+        if self.variant in ("gpu", "tpu") and accelerators and not others:
+            raise SettingsError(
+                f"the image's variant is {self.variant}, and no machine has accelerators ({', '.join(needed)}"
+                "); leave variant out of the table [image], or give a machine accelerators"
+            )
+        if self.variant == "control":
+            raise SettingsError(
+                "the image's variant control has no TensorFlow; leave it out of the table [image], and build "
+                "that one beside it: shardline image build --variant control"
+            )
+        return replace(self, variant=self.variant or "".join(others) or "cpu")
+
+
+def _needed(accelerators: str) -> str:
+    return "" if not accelerators else "tpu" if "TPU" in accelerators else "gpu"
+
+
+def accelerators_of(settings: Settings) -> dict[str, str]:
+    """Returns what the machines have that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
+    if settings.pools_at_run_time:
+        return {}
+    # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
+    found = {
+        f"train.{name}": pool.accelerators
+        for name, pool in vars(settings.train.cluster).items()
+        if pool and not pool.image_uri and name != "reduction_server"
+    }
+    for name in ("preprocess", "validate", "register"):
+        machine = getattr(settings, name)
+        found[name] = (
+            f"{machine.accelerator_count} {machine.accelerator_type}" if machine.accelerator_type else ""
+        )
+    return found

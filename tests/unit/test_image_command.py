@@ -7,20 +7,26 @@ import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from shardline.pipelines.image.build import Image
+from shardline.pipelines.image.requirements import LOCKS
 from shardline.trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "europe-west4-docker.pkg.dev/my-project/shardline/shardline"
 DIGEST = f"sha256:{64 * 'a'}"
 
-#: Answers as docker does: `image inspect` with what it has, all else with the status in $DOCKER_STATUS.
+#: Answers as docker does: `image inspect` with what it has, all else with the status in $DOCKER_STATUS. It
+#: keeps what it is to build from.
 DOCKER = """#!/bin/sh
 printf '%s\\n' "$*" >> "$DOCKER_CALLS"
+for last; do :; done
+if [ "$1" = build ]; then cp -r "$last" "$DOCKER_CALLS.context"; fi
+if [ "$1" = run ]; then echo '{"bomFormat": "CycloneDX"}'; exit; fi
 if [ "$1 $2" = "image inspect" ]; then exec cat "$DOCKER_HAS"; fi
 echo "docker says something"
 exit "${DOCKER_STATUS:-0}"
@@ -35,13 +41,14 @@ class Clone:
         self.bin = directory / "bin"
         self.calls = directory / "calls"
         self.has = directory / "has.json"
-        (self.root / "docker").mkdir(parents=True)
-        (self.root / "docker" / "Dockerfile").write_text("FROM scratch\n")
+        (self.root / "leafnet").mkdir(parents=True)
+        (self.root / "leafnet" / "model.py").write_text("def build_model(dataset): ...\n")
         (self.root / "settings.toml").write_text(
-            f'image = "{NAME}:0.1.0"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+            f'[image]\nname = "{NAME}:0.1.0"\npackages = ["leafnet"]\n'
+            '[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
         )
         self.bin.mkdir()
-        for tool in ("git", "cat"):
+        for tool in ("git", "cat", "cp"):
             found = subprocess.run(["which", tool], capture_output=True, text=True, check=True).stdout.strip()
             (self.bin / tool).symlink_to(found)
         self.git("init", "--quiet")
@@ -55,6 +62,15 @@ class Clone:
     def commit(self) -> None:
         self.git("add", ".")
         self.git("commit", "--quiet", "--message", "all")
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "settings.toml"
+
+    @property
+    def context(self) -> Path:
+        """What docker was to build from."""
+        return self.calls.with_name("calls.context")
 
     @property
     def revision(self) -> str:
@@ -103,33 +119,72 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-def test_an_image_is_built_with_its_variant_and_revision(clone: Clone) -> None:
+def test_an_image_is_built_of_shardline_and_the_users_package(clone: Clone) -> None:
     clone.install()
-    done = clone.run("build", "--variant", "gpu", "--tag", "1", "--tag", "latest")
+    done = clone.run("build", "--tag", "1", "--tag", "latest", "--sbom", "sbom.json")
 
     assert done.returncode == 0, done.stderr
-    (called,) = clone.called()
-    assert called == [
+    called, asked = clone.called()
+    *command, context = called
+    assert command == [
         "build",
-        *("--file", "docker/Dockerfile"),
         *("--platform", "linux/amd64"),
-        *("--build-arg", "VARIANT=gpu"),
-        *("--build-arg", f"REVISION={clone.revision}"),
         *("--tag", f"{NAME}:1"),
         *("--tag", f"{NAME}:latest"),
-        ".",
     ]
-    assert done.stdout == f"built {NAME}:1, {NAME}:latest from revision {clone.revision}\n"
+    assert not Path(context).exists()
+    wheels = {path.name.partition("-")[0]: path for path in (clone.context / "wheels").iterdir()}
+    assert set(wheels) == {"leafnet", "shardline"}
+    assert "leafnet/model.py" in zipfile.ZipFile(wheels["leafnet"]).namelist()
+    assert "shardline/pipelines/image/Dockerfile" in zipfile.ZipFile(wheels["shardline"]).namelist()
+    lines = (clone.context / "Dockerfile").read_text().splitlines()
+    assert {'ARG VARIANT="cpu"', f'ARG REVISION="{clone.revision}"'} <= set(lines)
+    assert done.stdout == (
+        f"built {NAME}:1, {NAME}:latest (cpu) from revision {clone.revision}, with leafnet\n"
+    )
     assert "docker says something" in done.stderr
+    assert asked == ["run", "--rm", "--entrypoint", "cat", f"{NAME}:1", "/opt/shardline/sbom.json"]
+    assert json.loads((clone.root / "sbom.json").read_text()) == {"bomFormat": "CycloneDX"}
 
 
-def test_a_dry_run_prints_what_would_be_run_and_runs_nothing(clone: Clone) -> None:
+def test_what_docker_builds_from_can_be_written_for_another_machine(clone: Clone) -> None:
+    done = clone.run("build", "--context", "made")
+
+    assert done.stdout == f"docker builds {NAME}:0.1.0 from made\n", done.stderr
+    assert (clone.root / "made" / "lock" / "image.txt").read_bytes() == (LOCKS / "cpu.txt").read_bytes()
+    again = clone.run("build", "--context", "made", "--allow-dirty")
+    assert again.returncode == 2
+    assert "made is not empty; give a new directory" in again.stderr
+
+
+def test_a_dry_run_says_what_would_be_built_and_runs_nothing(clone: Clone) -> None:
     clone.install()
-    planned = json.loads(clone.run("build", "--dry-run").stdout)["commands"]
+    planned = json.loads(clone.run("build", "--dry-run").stdout)
+
+    assert planned == {
+        "commands": [f"docker build --platform linux/amd64 --tag {NAME}:0.1.0 CONTEXT"],
+        "names": [f"{NAME}:0.1.0"],
+        "variant": "cpu",
+        "packages": ["leafnet"],
+        "requirements": 0,
+        "apt": [],
+        "base": "",
+        "user": "",
+        "revision": clone.revision,
+    }
     assert clone.called() == []
 
-    clone.run("build")
-    assert [shlex.split(command)[1:] for command in planned] == clone.called()
+
+def test_the_variant_is_that_of_the_accelerators(clone: Clone) -> None:
+    with clone.settings.open("a") as settings:
+        settings.write('accelerator_type = "NVIDIA_TESLA_T4"\naccelerator_count = 1\n')
+
+    assert json.loads(clone.run("build", "--dry-run", "--allow-dirty").stdout)["variant"] == "gpu"
+    refused = clone.run("build", "--dry-run", "--allow-dirty", "--variant", "cpu")
+    assert refused.returncode == 2
+    assert "train.chief has accelerators, 1 NVIDIA_TESLA_T4" in refused.stderr
+    control = clone.run("build", "--dry-run", "--allow-dirty", "--variant", "control")
+    assert json.loads(control.stdout)["names"] == [f"{NAME}-control:0.1.0"]
 
 
 def test_a_dry_run_needs_no_docker(clone: Clone) -> None:
@@ -146,8 +201,9 @@ def test_json_is_all_that_there_is_on_standard_output(clone: Clone) -> None:
     pushed = json.loads(clone.run("push", "--json").stdout)
 
     names = [f"{NAME}:0.1.0"]
-    assert built == {"names": names, "variant": "cpu", "revision": clone.revision}
-    assert pushed == {**built, "digest": DIGEST, "pinned": f"{NAME}@{DIGEST}"}
+    both = {"names": names, "variant": "cpu", "revision": clone.revision}
+    assert built == {**both, "packages": ["leafnet"], "requirements": 0, "apt": [], "base": "", "user": ""}
+    assert pushed == {**both, "digest": DIGEST, "pinned": f"{NAME}@{DIGEST}"}
 
 
 def test_podman_is_as_good(clone: Clone) -> None:
@@ -162,20 +218,21 @@ def test_without_docker_there_is_cloud_build(clone: Clone) -> None:
 
     assert done.returncode == 2
     assert "neither docker nor podman is installed here" in done.stderr
-    assert "gcloud builds submit --config cloudbuild.yaml" in done.stderr
+    assert "try the build with --rehearse" in done.stderr
+    assert "shardline image build --context DIR, and gcloud builds submit DIR --tag IMAGE" in done.stderr
 
 
 def test_a_dirty_tree_is_refused_unless_it_may_be(clone: Clone) -> None:
     clone.install()
-    (clone.root / "docker" / "Dockerfile").write_text("FROM elsewhere\n")
+    (clone.root / "leafnet" / "model.py").write_text("")
     (clone.root / "new.py").write_text("")
     refused = clone.run("build")
 
     assert refused.returncode == 2
-    assert "files differ from the git revision: docker/Dockerfile and 1 more; commit them" in refused.stderr
+    assert "files differ from the git revision: leafnet/model.py and 1 more; commit them" in refused.stderr
     assert clone.called() == []
     assert clone.run("build", "--allow-dirty").returncode == 0
-    assert f"REVISION={clone.revision}-dirty" in clone.called()[0]
+    assert f'ARG REVISION="{clone.revision}-dirty"' in (clone.context / "Dockerfile").read_text()
 
 
 def test_without_a_repository_there_is_no_revision(clone: Clone) -> None:
@@ -183,17 +240,9 @@ def test_without_a_repository_there_is_no_revision(clone: Clone) -> None:
     (clone.root / ".git").rename(clone.root.parent / "git")
 
     assert "this is no git repository" in clone.run("build").stderr
-    assert clone.run("build", "--allow-dirty").stdout == f"built {NAME}:0.1.0 from revision unknown\n"
-
-
-def test_elsewhere_there_is_nothing_to_build(clone: Clone) -> None:
-    clone.install()
-    (clone.root / "docker" / "Dockerfile").unlink()
-    clone.commit()
-    done = clone.run("build")
-
-    assert done.returncode == 2
-    assert f"no docker/Dockerfile in {clone.root}" in done.stderr
+    assert clone.run("build", "--allow-dirty").stdout.startswith(
+        f"built {NAME}:0.1.0 (cpu) from revision unknown"
+    )
 
 
 def test_a_failed_build_is_a_failure(clone: Clone) -> None:

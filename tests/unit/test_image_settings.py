@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.image.settings import ImageSettings
+from shardline.pipelines.settings import load
 from shardline.trainer.errors import SettingsError
 
 
@@ -37,3 +38,65 @@ def test_paths_are_the_settings_files() -> None:
     assert placed.packages == ("settings/../leafnet",)
     assert placed.requirements == "settings/lock.txt"
     assert ImageSettings(name="shardline:1").below(Path("settings")).requirements == ""
+
+
+T4 = {"train.chief": "1 NVIDIA_TESLA_T4", "preprocess": ""}
+
+
+@pytest.mark.parametrize(
+    ("variant", "accelerators", "chosen"),
+    [
+        ("", {"train.chief": ""}, "cpu"),
+        ("", T4, "gpu"),
+        ("gpu", T4, "gpu"),
+        ("", {"train.chief": "4 TPU"}, "tpu"),
+        # With pools_at_run_time only the run knows.
+        ("", {}, "cpu"),
+        ("gpu", {}, "gpu"),
+    ],
+)
+def test_the_variant_is_the_one_that_the_machines_need(
+    variant: str, accelerators: dict[str, str], chosen: str
+) -> None:
+    assert ImageSettings(name="shardline:1", variant=variant).fitted(accelerators).variant == chosen
+
+
+@pytest.mark.parametrize(
+    ("variant", "accelerators", "message"),
+    [
+        ("cpu", T4, 'train.chief has accelerators, 1 NVIDIA_TESLA_T4, .* write variant = "gpu"'),
+        (
+            "gpu",
+            {"train.chief": "", "register": ""},
+            r"no machine has accelerators \(train.chief, register\)",
+        ),
+        ("", T4 | {"validate": "4 TPU"}, "train.chief has accelerators, .* variant tpu knows nothing"),
+        ("control", {"train.chief": ""}, "control has no TensorFlow"),
+    ],
+)
+def test_a_variant_that_the_machines_cannot_use_is_refused(
+    variant: str, accelerators: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        ImageSettings(name="shardline:1", variant=variant).fitted(accelerators)
+
+
+def test_settings_are_refused_with_an_image_that_their_machines_cannot_use(tmp_path: Path) -> None:
+    path = tmp_path / "vertex.toml"
+    text = """
+        [image]
+        name = "shardline:1"
+        variant = "cpu"
+        [train]
+        replica_count = 2
+        machine_type = "n1-standard-8"
+        [train.workers]
+        accelerator_type = "NVIDIA_TESLA_T4"
+        accelerator_count = 1
+    """
+    path.write_text(text)
+
+    with pytest.raises(SettingsError, match=r"train\.workers has accelerators, 1 NVIDIA_TESLA_T4"):
+        load(path)
+    path.write_text(text.replace('"n1-standard-8"', '"n1-standard-8"\nimage_uri = "other:1"'))
+    load(path)

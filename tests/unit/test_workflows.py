@@ -115,10 +115,10 @@ def test_files_that_templates_name_are_there() -> None:
         name
         for path in ALL
         for script in scripts(path)
-        for name in re.findall(r"(?:docker|compiled|settings)/[\w./-]+", script)
+        for name in re.findall(r"(?:compiled|pipelines|settings)/[\w./-]+", script)
     }
 
-    assert {"docker/lock/control.txt", "compiled/retrain.yaml"} <= named
+    assert {"pipelines/image/lock/control.txt", "compiled/retrain.yaml"} <= named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
@@ -134,7 +134,9 @@ def test_what_is_run_of_others_is_named_by_what_it_is() -> None:
 
     assert used
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name) for name in used), used
-    images = re.findall(r"python:\S+", CLOUD_BUILD.read_text() + (ROOT / "docker" / "Dockerfile").read_text())
+    images = re.findall(
+        r"python:\S+", CLOUD_BUILD.read_text() + (ROOT / "pipelines" / "image" / "Dockerfile").read_text()
+    )
     assert len(set(images)) == 1
     assert re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", images[0])
 

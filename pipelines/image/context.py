@@ -1,0 +1,128 @@
+"""Build context of the image: the directory that docker gets, made of Shardline and of what is a user's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from shardline.pipelines.image.contents import NOT_CODE, PROJECT_FILES, is_project
+from shardline.pipelines.image.requirements import LOCKS, lock_of, pinned, read_requirements
+from shardline.pipelines.image.settings import ImageSettings
+from shardline.pipelines.image.wheels import own_wheel, package_wheel
+from shardline.trainer.errors import SettingsError
+
+DOCKERFILE = Path(__file__).with_name("Dockerfile")
+
+_TRAINER = 'ENTRYPOINT ["python", "-m", "shardline.trainer.task"]'
+
+
+def assemble(image: ImageSettings, revision: str, directory: Path) -> None:
+    """Writes everything that the image is built of into a directory, with its Dockerfile.
+
+    Args:
+        image: What goes into it, with its variant, and with paths that are true from here.
+        revision: Git revision of the code; "" where none is known.
+        directory: Where, new or empty; `docker build DIRECTORY` does the rest.
+
+    Raises:
+        SettingsError: When a package or the requirements cannot be taken, and why.
+        RunError: When Shardline's own wheel cannot be built.
+    """
+    requirements = read_requirements(image)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise SettingsError(f"{directory} is not empty; give a new directory for the build context")
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("lock", "wheels", "projects"):
+        (directory / name).mkdir()
+    shutil.copy(LOCKS / "build.txt", directory / "lock")
+    shutil.copy(lock_of(image.variant), directory / "lock" / "image.txt")
+    (directory / "requirements.txt").write_text(requirements, encoding="utf-8")
+    for package in map(Path, image.packages):
+        check_package(package, image.variant)
+        if not is_project(package):
+            package_wheel(package, files_of(package), directory / "wheels")
+            continue
+        project = directory / "projects" / package.resolve().name
+        for file in files_of(package):
+            (project / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(package / file, project / file)
+    own_wheel(directory / "wheels")
+    (directory / "Dockerfile").write_text(dockerfile(image, revision), encoding="utf-8")
+
+
+def copied(image: ImageSettings) -> dict[str, Any]:
+    """Returns what is a user's own in an image: names of packages, how many requirements, apt, base, user.
+
+    Raises SettingsError as `assemble` does.
+    """
+    for package in map(Path, image.packages):
+        check_package(package, image.variant)
+    return {
+        "packages": [Path(package).resolve().name for package in image.packages],
+        "requirements": len(read_requirements(image).splitlines()),
+        "apt": list(image.apt),
+        "base": image.base,
+        "user": image.user,
+    }
+
+
+def dockerfile(image: ImageSettings, revision: str) -> str:
+    """Returns the Dockerfile with what the settings say as the values of its arguments."""
+    text = DOCKERFILE.read_text(encoding="utf-8")
+    values = {
+        "BASE": image.base,
+        "VARIANT": image.variant,
+        "APT": " ".join(image.apt),
+        "RUN_AS": image.user,
+        "REVISION": revision,
+    }
+    for name, value in values.items():
+        if value:
+            text = re.sub(rf"^ARG {name}=.*$", f'ARG {name}="{value}"', text, count=1, flags=re.MULTILINE)
+    return text.replace(_TRAINER, 'ENTRYPOINT ["shardline"]') if image.variant == "control" else text
+
+
+def check_package(package: Path, variant: str) -> None:
+    """Raises SettingsError when a directory of [image] packages has no code, or another module's name."""
+    if not package.is_dir():
+        raise SettingsError(
+            f"[image] packages: no directory {package}; give paths from the settings file's directory"
+        )
+    name = package.resolve().name
+    if is_project(package):
+        return
+    if not name.isidentifier() or not any(package.rglob("*.py")):
+        raise SettingsError(
+            f"[image] packages: {package} is no package (a directory called as a module is, with .py files) "
+            f"and no project (a directory with one of {', '.join(PROJECT_FILES)})"
+        )
+    taken = {
+        *sys.stdlib_module_names,
+        "shardline",
+        *(key.replace("-", "_") for key in pinned(lock_of(variant))),
+    }
+    if name.lower() in taken:
+        raise SettingsError(
+            f"[image] packages: the image has a module {name} already, whose place {package} would take; "
+            "give it another name"
+        )
+
+
+def files_of(directory: Path) -> list[Path]:
+    """Returns the files of a directory, relative to it: those that git knows or does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."]
+    try:
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
+        found = sorted(Path(name) for name in done.stdout.split("\0") if name)
+    except (OSError, subprocess.CalledProcessError):
+        found = []
+    if not found:
+        for root, directories, names in os.walk(directory):
+            directories[:] = sorted(name for name in directories if name[0] != "." and name not in NOT_CODE)
+            found += [Path(root, name).relative_to(directory) for name in sorted(names)]
+    return [file for file in found if (directory / file).is_file() and "__pycache__" not in file.parts]
