@@ -29,6 +29,10 @@ _GROUPS = {
 }
 
 
+# Directories below --job-dir, as the platform's AIP_* variables name them below the job's base directory.
+_BELOW_JOB_DIR = {"model_dir": "model", "checkpoint_dir": "checkpoints", "tensorboard_log_dir": "logs"}
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong with the flags as every other mistake is said."""
 
@@ -39,6 +43,9 @@ class _Parser(argparse.ArgumentParser):
 def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
     """Turns command-line flags into settings; a wrong one is a SettingsError."""
     values: dict[str, Any] = vars(parser().parse_args(arguments))
+    base = values.pop("job_dir").rstrip("/")
+    for name, part in _BELOW_JOB_DIR.items():
+        values[name] = values[name] or (f"{base}/{part}" if base else "")
     return TrainSettings(**{**values, "callbacks": tuple(values["callbacks"])})
 
 
@@ -63,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
         group.add_argument(
             flag_of(field.name), dest=field.name, required=required, help=text + shown, **options
         )
+        if field.name == "model":
+            parts = ", ".join(f"{part} ({flag_of(name)})" for name, part in _BELOW_JOB_DIR.items())
+            group.add_argument("--job-dir", default="", metavar="DIR", help=f"Directory of {parts} at once.")
     return parser
 
 

@@ -52,6 +52,16 @@ def test_learning_rate_zero_keeps_the_models_own():
     assert settings(learning_rate=0.1).model_arguments == {"learning_rate": 0.1}
 
 
+def test_a_job_dir_holds_what_the_platforms_base_directory_holds():
+    """As the platform's own samples give it: above AIP_*, below the flag of each directory."""
+    arguments = ["--dataset", "d", "--model", "m", "--job-dir", "gs://bucket/runs/7/"]
+    given = output_dirs(parse([*arguments, "--tensorboard-log-dir", "/tb"]), AIP)
+
+    assert given.model == Path("/gcs/bucket/runs/7/model")
+    assert given.checkpoints == Path("/gcs/bucket/runs/7/checkpoints")
+    assert given.logs == Path("/tb")
+
+
 def test_flags_win_over_the_platform_and_the_platform_over_defaults():
     given = output_dirs(settings(model_dir="/out", tensorboard_log_dir="/tb"), AIP)
     assert given.model == Path("/out")
