@@ -15,6 +15,7 @@ from shardline.pipelines.cli.options import (
     network_option,
     parameter_options,
     runs_dir_option,
+    show_table,
 )
 
 
@@ -26,6 +27,9 @@ from shardline.pipelines.cli.options import (
     "--resume", metavar="RUN", help="Continue a run that failed: its directory, its name, or latest."
 )
 @click.option("--changed", is_flag=True, help="With --resume: the pipeline may have changed since then.")
+@click.option(
+    "--show-localized", is_flag=True, help="Run nothing; show what a local run changes in PIPELINE."
+)
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
 @network_option
 @inject_option
@@ -35,6 +39,7 @@ def run(
     runs_dir: Path,
     resume: str | None,
     changed: bool,
+    show_localized: bool,
     **options: Any,
 ) -> None:
     """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
@@ -58,11 +63,26 @@ def run(
         raise click.UsageError("--changed needs --resume")
     if pipeline is None:
         raise click.UsageError("Missing argument 'PIPELINE'.")
+    if show_localized:
+        _show_localized(pipeline, given or {})
+        return
     parameters = _checked(pipeline, given or {}, runs_dir)
     if failed is not None:
         with foreground():
             parameters = failed.with_checkpoints(parameters)
     run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
+
+
+def _show_localized(pipeline: Path, given: Mapping[str, Any]) -> None:
+    from shardline.pipelines.local.at_hand import require_parts
+    from shardline.pipelines.local.changes import listed
+    from shardline.pipelines.parameters import check_parameters
+    from shardline.pipelines.spec import load_pipeline
+
+    spec = load_pipeline(pipeline)
+    values = check_parameters(spec, given) if given else {}
+    show_table([("CHANGE", "HERE", "OF"), *listed(spec, values)])
+    require_parts(spec, values)
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ kfp/local, unless another place is named.
   tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_conditions`,
   and `SkippedConditions` for what still cannot be evaluated.
 * A failed task of a nested pipeline is named in the text of a RuntimeError only: `failed_task`.
-* Lightweight components start by a shell script of KFP's (kfp/dsl/component_factory.py): `component_source`.
+* Lightweight components start by a shell script of KFP's (kfp/dsl/component_factory.py), `component_source`,
+  and by another before that, which installs packages that stand in single quotes: `split_installation`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ def component_source(command: Sequence[str]) -> str | None:
     if list(command[:2]) == ["sh", "-ec"] and len(command) > 3 and command[2].split() == _SCRIPT:
         return command[3]
     return None
+
+
+def split_installation(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns what a lightweight component has pip install before it starts, and its command without that."""
+    if list(command[:2]) != ["sh", "-c"] or component_source(command[3:]) is None:
+        return [], list(command)
+    quoted = re.findall(r"'([^']*)'", command[2])
+    return [word for word in quoted if not word.startswith("-")], list(command[3:])
 
 
 def keep_python3_in_texts() -> None:

@@ -1,10 +1,12 @@
 """Localization of a compiled pipeline: a pure rewrite of the IR into one that stock kfp.local can run.
 
-Six things change, and nothing else:
+What changes in the pipeline itself (`changes` lists it, with what means nothing on this machine):
 
 * An executor that runs one of GCPC's launchers, or its e-mail component, runs the stand-in (`stand_ins`).
   That of a custom job leaves out what describes machines: the variables SHARDLINE_ACCELERATORS and
   SHARDLINE_REDUCTION_SERVERS, and the replicas of a Reduction Server.
+* The command of a container component becomes a process (`container`).
+* Packages of a component are not installed.
 * A task that will load TensorFlow is started by `start`, which may fork it from a process that has loaded it.
 * Placeholders that only the platform can resolve become local values.
 * A condition on a task's named output is written so that kfp.local finds the output (`kfp_internals`).
@@ -17,16 +19,18 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from shardline.pipelines.local import start
+from shardline.pipelines.local.container import as_process
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,
     MARKER,
     components_with_tasks,
     name_outputs_in_conditions,
+    split_installation,
 )
 from shardline.trainer.errors import PipelineError
 
@@ -80,30 +84,32 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         created: Time at which the run was created and scheduled (RFC 3339, UTC).
 
     Raises:
-        PipelineError: When a task runs a container that has no stand-in, a placeholder has no meaning on this
-            machine, or a name cannot be that of a file.
+        PipelineError: When a placeholder has no meaning on this machine, or a name cannot be that of a file.
     """
     _check_names(spec)
     local: dict[str, Any] = _localize_values_in(copy.deepcopy(spec), created)
-    for label, executor in local["deploymentSpec"]["executors"].items():
+    for executor in local["deploymentSpec"]["executors"].values():
         container = executor.get("container")
         if container is None:
             continue
         command = container.get("command", [])
-        stand_in = next((_STAND_INS[part] for part in command if part in _STAND_INS), None)
-        if stand_in:
-            container["command"] = command = ["python3", "-u", "-m", start.STAND_INS, stand_in, *_OPTIONS]
-        elif not any(EXECUTOR in part for part in [*command, *container.get("args", [])]):
-            raise PipelineError(
-                f"task {_task_of(local, label)!r} runs the container {container.get('image', '')!r}; on this "
-                "machine only Python components and custom jobs can run"
-            )
+        if name := stand_in(container):
+            container["command"] = command = ["python3", "-u", "-m", start.STAND_INS, name, *_OPTIONS]
+        elif any(EXECUTOR in part for part in [*command, *container.get("args", [])]):
+            container["command"] = command = split_installation(command)[1]
+        else:
+            container["command"] = command = as_process(command)
         if start.recognize(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
     _try_again_at_once(local, spec)
     name_outputs_in_conditions(local)
     _drop_unset(local, set(given))
     return local
+
+
+def stand_in(container: Mapping[str, Any]) -> str:
+    """Returns the name of the stand-in for the launcher that a container runs; "" for none."""
+    return next((_STAND_INS[part] for part in container.get("command", ()) if part in _STAND_INS), "")
 
 
 def _try_again_at_once(local: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -178,16 +184,6 @@ def _local_text(match: re.Match[str], created: str) -> str:
     if _RESOLVED_BY_KFP.match(name):
         return match.group(0)
     raise PipelineError(f"the placeholder {match.group(0)} cannot be resolved on this machine")
-
-
-def _task_of(spec: dict[str, Any], executor_label: str) -> str:
-    """Returns the name of the first task that runs the executor, or the executor's own label."""
-    for component in components_with_tasks(spec):
-        for name, task in component["dag"]["tasks"].items():
-            used = spec["components"].get(task["componentRef"]["name"], {})
-            if used.get("executorLabel") == executor_label:
-                return str(name)
-    return executor_label
 
 
 def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:

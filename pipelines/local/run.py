@@ -23,6 +23,7 @@ from shardline.components.run_directory import TASK_INDENT, blessing
 from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record, scratch
+from shardline.pipelines.local.at_hand import require_parts
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
@@ -270,6 +271,7 @@ def run_pipeline(
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     _check_injections(injections, spec)
     network = chosen(network)
+    require_parts(spec, checked)
     localized = localize(spec, checked, created=summary.timestamp(now))
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked

@@ -25,6 +25,7 @@ from shardline.pipelines.local import scratch
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
+from tests.helpers.anybodys_pipeline import anybodys, write_pipeline
 from tests.helpers.small_disk import small_disk
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
@@ -120,6 +121,19 @@ def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
     assert "worker-0 | a plain line" in log
     assert "preprocess: greeting None" in log
     assert "a plain line\n" in (result.directory / "replicas" / "train" / "worker-0.log").read_text()
+
+
+def test_a_pipeline_of_anybody_s_components_runs(tmp_path: Path, runs: Path) -> None:
+    """Lightweight components, one with packages, a container's command, and an importer; nothing of ours."""
+    (tmp_path / "data.txt").write_text("imported")
+    path = write_pipeline(anybodys, tmp_path / "anybodys.yaml")
+    stream = io.StringIO()
+
+    result = run_pipeline(path, {"place": str(tmp_path / "data.txt")}, runs_dir=runs, stream=stream)
+
+    log = (result.directory / "run.log").read_text()
+    assert "9 hello you python3 hi imported" in log
+    assert "container: runs sh of this machine, in no image" in stream.getvalue()
 
 
 def test_what_a_model_function_prints_decides_nothing(toy: Path, runs: Path) -> None:

@@ -127,11 +127,17 @@ def test_a_placeholder_without_meaning_here_is_refused(text: str) -> None:
         localize_value(text)
 
 
-def test_a_container_component_is_refused_by_the_name_of_its_task(toy: dict[str, Any]) -> None:
+def test_the_command_of_a_container_component_becomes_a_process(toy: dict[str, Any]) -> None:
     spec = copy.deepcopy(toy)
-    spec["deploymentSpec"]["executors"]["exec-judge"]["container"] = {"image": "alpine", "command": ["echo"]}
-    with pytest.raises(PipelineError, match=r"task 'judge' runs the container 'alpine'"):
-        localize(spec)
+    container = {"image": "alpine", "command": ["echo"], "args": ["{{$.inputs.parameters['a']}}"]}
+    spec["deploymentSpec"]["executors"]["exec-judge"]["container"] = container
+
+    local = localize(spec)["deploymentSpec"]["executors"]["exec-judge"]["container"]
+
+    module = "shardline.pipelines.local.container"
+    marker = "--marker=kfp.dsl.executor_main"
+    assert local["command"] == ["python3", "-u", "-m", module, marker, "{{$}}", "echo"]
+    assert local["args"] == container["args"]
 
 
 def test_the_toy_keeps_its_file(tmp_path: Path) -> None:
