@@ -233,3 +233,16 @@ class GateSettings:
         from shardline.components.validate.gate import Gate
 
         return Gate(first_run=self.first_run).with_min_accuracy(self.min_accuracy).with_rules(self.rules)
+
+
+def training_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the object `training` of a component's inputs, where a function's name is `model_function`.
+
+    `model` is the artifact there.
+    """
+    return own_fields(TrainingSettings, {**inputs, "model": inputs["model_function"]})
+
+
+def gate_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the object `gate` of a component's inputs."""
+    return own_fields(GateSettings, inputs)

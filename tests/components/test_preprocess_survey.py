@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardline.components.preprocess import survey
 from shardline.trainer import progress
 from shardline.trainer.errors import SourceError
 from tests.helpers.preprocessing import SOURCE, run
@@ -137,7 +138,7 @@ def test_progress_is_reported_every_few_seconds(
     source_module: Path, events: list[progress.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardline.trainer.progress._INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr("shardline.components.preprocess.survey._TICK", 10)
+    monkeypatch.setattr(survey, "_TICK", 10)
     source_module.write_text(SOURCE.replace("{last}", ""))
     run("mine:Source", source_module.with_name("out"))
     steps = [event for event in events if event.kind == "progress"]

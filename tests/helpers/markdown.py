@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -84,6 +85,12 @@ def shown_files() -> Iterator[tuple[str, str]]:
             name = re.fullmatch(r"<!-- file: (\S+) -->", before.content.strip())
             if token.type == "fence" and name:
                 yield name[1], token.content
+
+
+def own_pipeline_cells() -> list[str]:
+    """Returns the code cells of the notebook of one's own pipeline, in order."""
+    notebook = json.loads((ROOT / "examples" / "own_pipeline.ipynb").read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def links(page: Path) -> list[str]:
