@@ -60,6 +60,7 @@ def copied(image: ImageSettings) -> dict[str, Any]:
 
     Raises SettingsError as `assemble` does.
     """
+    lock_of(image.variant)
     for package in map(Path, image.packages):
         check_package(package, image.variant)
     return {

@@ -16,7 +16,7 @@ from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
 from tests.helpers.exports import golden_answers, write_golden
-from tests.helpers.markdown import ROOT, Command, commands, shown_files
+from tests.helpers.markdown import Command, commands, shown_files
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -56,7 +56,6 @@ def _set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(own(text))
     shutil.copy(tmp_path / "settings" / "minimal.toml", tmp_path / "settings" / "vertex.toml")
-    shutil.copytree(ROOT / "docker", tmp_path / "docker")
     shardline("compile", "--settings", "settings/vertex.toml")
 
 

@@ -245,6 +245,15 @@ def test_without_a_repository_there_is_no_revision(clone: Clone) -> None:
     )
 
 
+def test_a_base_that_can_become_another_is_a_warning(clone: Clone) -> None:
+    clone.install()
+    clone.settings.write_text(clone.settings.read_text().replace("[train]", 'base = "python:3.11"\n[train]'))
+
+    done = clone.run("build", "--allow-dirty")
+    assert done.returncode == 0
+    assert "the base python:3.11 is named with a tag, which can be moved: add @sha256:..." in done.stderr
+
+
 def test_a_failed_build_is_a_failure(clone: Clone) -> None:
     clone.install()
     done = clone.run("build", status=17)
