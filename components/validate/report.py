@@ -14,6 +14,7 @@ from markupsafe import Markup
 from shardline.components.html import Rows, fact_rows, make_picture, render
 from shardline.components.model_store import Export
 from shardline.components.validate import plots
+from shardline.components.validate.calls import make_calls
 from shardline.components.validate.differences import find_differences
 from shardline.components.validate.evaluation import (
     QUALITY,
@@ -75,6 +76,7 @@ def render_report(
         manifest=manifest,
         export=export,
         quality=metric_rows(evaluation.beside_champion, QUALITY),
+        calls=make_calls(export),
         serving=metric_rows(evaluation.beside_champion, SERVING),
         show_interval=show_interval,
         most_rows=_MOST_ROWS,

@@ -1,0 +1,79 @@
+"""Calls of an exported model as its report shows them: in Python, of a server, of an endpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from shardline.components.model_store import Export
+
+_SIGNATURE = "serving_default"
+
+_PYTHON = """\
+import tensorflow as tf
+
+call = tf.saved_model.load("saved_model").signatures["serving_default"]
+answer = call({arguments})
+print(answer["label_name"].numpy()[0].decode(), answer["probabilities"].numpy()[0])"""
+
+_SERVER = """\
+docker run --rm -p 8501:8501 -v "$PWD/saved_model:/models/model/1" tensorflow/serving
+# then, in another terminal:"""
+_CURL = "curl -d {data} http://localhost:8501/v1/models/model:predict"
+_IMAGE_DATA = """printf '{"instances": [{"b64": "%s"}]}' "$(base64 -w0 image.png)" |"""
+
+_PLATFORM = """\
+from google.cloud import aiplatform
+
+endpoint = aiplatform.Endpoint("projects/PROJECT/locations/REGION/endpoints/ENDPOINT")
+print(endpoint.predict(instances=[{instance}]).predictions[0]["label_name"])"""
+_IMAGE = """\
+import base64
+from pathlib import Path
+
+image = base64.b64encode(Path("image.png").read_bytes()).decode()
+"""
+
+
+class Call(NamedTuple):
+    """One way to call a model: what it is called from, and the code or the commands."""
+
+    title: str
+    code: str
+
+
+def make_calls(export: Export) -> tuple[Call, ...]:
+    """Returns the ways to call a model through `serving_default`; none where its inputs are not known."""
+    takes = export.signatures.get(_SIGNATURE, {}).get("inputs", {})
+    if list(takes) == ["images"]:
+        return _of_images()
+    first = next(iter((export.golden or {}).get("instances", ())), None)
+    return (
+        _of_columns(takes, first)
+        if takes and isinstance(first, dict) and takes.keys() <= first.keys()
+        else ()
+    )
+
+
+def _of_images() -> tuple[Call, ...]:
+    curl = f"{_IMAGE_DATA} \\\n  {_CURL.format(data='@-')}"
+    platform = _IMAGE + _PLATFORM.replace("{instance}", '{"b64": image}')
+    return _calls('images=tf.stack([tf.io.read_file("image.png")])', curl, platform)
+
+
+def _of_columns(takes: dict[str, Any], row: dict[str, Any]) -> tuple[Call, ...]:
+    """Returns calls with one row of a table, which is one of the golden examples."""
+    values = {name: row[name] for name in takes}
+    arguments = ", ".join(
+        f'{name}=tf.constant([{value!r}], "{takes[name]["dtype"]}")' for name, value in values.items()
+    )
+    data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
+    return _calls(arguments, _CURL.format(data=f"'{data}'"), _PLATFORM.replace("{instance}", repr(values)))
+
+
+def _calls(arguments: str, curl: str, platform: str) -> tuple[Call, ...]:
+    return (
+        Call("Python, with TensorFlow alone", _PYTHON.replace("{arguments}", arguments)),
+        Call("TensorFlow Serving", f"{_SERVER}\n{curl}"),
+        Call("An endpoint of Vertex AI", platform),
+    )

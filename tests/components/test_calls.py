@@ -1,0 +1,112 @@
+"""The ways to call a model that its report shows do call it, and the page about them has them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import re
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+
+from shardline.components.model_store import Export
+from shardline.components.validate.calls import make_calls
+from tests.helpers.model_server import serve_model
+from tests.helpers.reports import EXPORT, make_evaluation, make_report
+
+PAGE = Path(__file__).parents[2] / "docs" / "call-your-model.md"
+COLUMNS = Export(
+    signatures={"serving_default": {"inputs": {"width": {"dtype": "float32"}, "city": {"dtype": "string"}}}},
+    golden={"instances": [{"city": "L'Aquila", "width": 0.2}]},
+)
+
+
+@pytest.fixture
+def here(exported: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of an export, with an image in it."""
+    image = base64.b64decode(Export.read(exported).golden["instances"][0]["b64"])
+    (exported / "image.png").write_bytes(image)
+    monkeypatch.chdir(exported)
+    return exported
+
+
+def test_python_with_tensorflow_alone(here: Path) -> None:
+    export = Export.read(here)
+    shown = io.StringIO()
+
+    with contextlib.redirect_stdout(shown):
+        exec(make_calls(export)[0].code, {})
+
+    assert shown.getvalue().split()[0] == export.golden["predictions"][0]["label_name"]
+
+
+def test_curl_asks_a_server_of_models(here: Path, clean_process) -> None:
+    export = Export.read(here)
+    _, command = make_calls(export)[1].code.split("\n", 1)
+
+    with serve_model(here, clean_process) as server:
+        command = re.sub(r"http://localhost:8501/\S+(?=:predict)", server.url, command)
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
+
+    (answer,) = json.loads(done.stdout)["predictions"]
+    assert answer["label_name"] == export.golden["predictions"][0]["label_name"]
+
+
+def test_the_platform_gets_the_instance_that_the_model_was_judged_with(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Endpoint:
+        def __init__(self, name: str) -> None:
+            assert name.startswith("projects/")
+
+        def predict(self, instances: list) -> types.SimpleNamespace:
+            asked.extend(instances)
+            return types.SimpleNamespace(predictions=[{"label_name": "top"}])
+
+    export = Export.read(here)
+    from google import cloud
+
+    monkeypatch.setattr(cloud, "aiplatform", types.SimpleNamespace(Endpoint=Endpoint), raising=False)
+    exec(make_calls(export)[2].code, {})
+
+    assert asked == export.golden["instances"][:1]
+
+
+def test_a_row_of_a_table_is_one_of_the_golden_examples() -> None:
+    python, curl, platform = (call.code for call in make_calls(COLUMNS))
+
+    assert 'call(width=tf.constant([0.2], "float32"), city=tf.constant(["L\'Aquila"], "string"))' in python
+    data = subprocess.run(
+        ["bash", "-c", curl.split("\n", 1)[1].replace("curl -d", "printf %s%.0s")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert json.loads(data) == {"instances": [{"width": 0.2, "city": "L'Aquila"}]}
+    assert "instances=[{'width': 0.2, 'city': \"L'Aquila\"}]" in platform
+
+
+def test_a_model_whose_inputs_are_not_known_has_no_calls() -> None:
+    assert make_calls(Export()) == ()
+
+
+def test_the_report_shows_them() -> None:
+    page = make_report(make_evaluation(("top", "middle", "bottom")))
+
+    assert EXPORT.signatures
+    assert "<h2>Call this model</h2>" in page
+    assert "tf.saved_model.load(&#34;saved_model&#34;)" in page
+
+
+@pytest.mark.parametrize("call", make_calls(EXPORT), ids=lambda call: call.title)
+def test_the_page_has_the_calls_of_a_model_of_images(call) -> None:
+    text = PAGE.read_text()
+
+    assert f"## {call.title}\n" in text
+    assert "\n".join(f"    {line}".rstrip() for line in call.code.splitlines()) in text
