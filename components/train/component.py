@@ -13,7 +13,7 @@ def train(dataset: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], trainin
 
     Args:
         dataset: Dataset directory with its manifest.
-        model: Receives model.keras, metrics.json, history.csv, settings.json, checkpoints/ and logs/.
+        model: Receives model.keras, metrics.json, history.csv and settings.json.
         training: What is trained, and how: the fields of `shardline.components.parameters.TrainingSettings`.
     """
     from shardline.components.train.replica import run
