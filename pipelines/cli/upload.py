@@ -209,7 +209,7 @@ def push(image: Image, content: ImageSettings, allow_dirty: bool, dry_run: bool,
         return
     pinned, revision = images.push(images.find_tool(), image, allow_dirty=allow_dirty)
     facts = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
-    pin = f'pin it in the settings: image = "{pinned}"'
+    pin = f'pin it in the settings, as image or as the name in [image]: "{pinned}"'
     show(as_json, facts, f"pushed {', '.join(image.names)}", pin)
 
 

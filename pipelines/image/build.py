@@ -97,8 +97,8 @@ def source_revision(*, given: str = "", allow_dirty: bool) -> str:
         if allow_dirty:
             return ""
         raise SettingsError(
-            "no git revision to record in the image: this is no git repository, or git is not installed; "
-            "build in a clone, or give --allow-dirty"
+            "no git revision to record in the image: this is no git repository with a commit, or git is not "
+            "installed; commit your code, or give --allow-dirty"
         ) from None
     if changed and not allow_dirty:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""

@@ -239,7 +239,7 @@ def test_without_a_repository_there_is_no_revision(clone: Clone) -> None:
     clone.install()
     (clone.root / ".git").rename(clone.root.parent / "git")
 
-    assert "this is no git repository" in clone.run("build").stderr
+    assert "this is no git repository with a commit" in clone.run("build").stderr
     assert clone.run("build", "--allow-dirty").stdout.startswith(
         f"built {NAME}:0.1.0 (cpu) from revision unknown"
     )
@@ -271,7 +271,7 @@ def test_a_push_says_how_to_pin(clone: Clone) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"pushed {NAME}:1, {NAME}:latest",
-        f'pin it in the settings: image = "{NAME}@{DIGEST}"',
+        f'pin it in the settings, as image or as the name in [image]: "{NAME}@{DIGEST}"',
     ]
     assert [call for call in clone.called() if call[0] == "push"] == [
         ["push", f"{NAME}:1"],
