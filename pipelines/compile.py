@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from kfp import compiler
@@ -36,7 +37,7 @@ def write(settings: Settings, output: Path, study: str | None = None) -> tuple[b
     finds errors.
     """
     text = compile_pipeline(settings, study)
-    warnings = refuse_errors(parse(text, output).spec, aim=Aim.HERE)
+    warnings = refuse_errors(replace(parse(text, output), aim=Aim.HERE))
     if _holds(output, text):
         return False, warnings
     output.parent.mkdir(parents=True, exist_ok=True)

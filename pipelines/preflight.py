@@ -11,10 +11,11 @@ from shardline.components.parameters import GateSettings, TrainingSettings, own_
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, check_form, open_source
 from shardline.components.tune.study import check_tuned, parse_study, read_study
-from shardline.pipelines.check.pipeline import Aim
+from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.check.schedule import Schedule
 from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.settings import load_image
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
 from shardline.pipelines.tables import read_toml
 from shardline.trainer import plugins
@@ -40,6 +41,7 @@ def check_run(
     schedule: Schedule | None = None,
     *,
     here: bool = False,
+    settings: Path | None = None,
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Checks a pipeline and the parameters of a run of it, before anything is spent.
 
@@ -48,6 +50,7 @@ def check_run(
         given: Values by name: as text, as on a command line, or of the declared type already.
         schedule: Schedule of the run, if it has one.
         here: Whether it is to run on this machine, which must then have the data and the model function.
+        settings: Settings file, which may say what the image holds.
 
     Returns:
         The given parameters, of their declared types, and the warnings of `shardline check`.
@@ -70,7 +73,9 @@ def check_run(
         )
     if name in OURS:
         check_values(name, values, here=here)
-    findings = refuse_errors(spec, parameters, schedule, Aim.HERE if here else Aim.SENT)
+    aim = Aim.HERE if here else Aim.SENT
+    image = load_image(settings) if settings else None
+    findings = refuse_errors(Pipeline(spec, parameters, aim=aim, image=image), schedule)
     if nowhere := next((finding for finding in findings if finding.code == "SL611"), None):
         raise PipelineError(f"{nowhere.why}; {nowhere.fix}")
     return parameters, findings

@@ -101,9 +101,7 @@ def load(path: Path) -> Settings:
     for name in _RUN_TABLES:
         content.pop(name, None)
     with begun_with(f"{path}: "):
-        build = None
-        if isinstance(content.get("image"), dict):
-            build = read_one("image", ImageSettings, content["image"]).below(path.parent)
+        if build := _read_image(path, content.get("image")):
             content["image"] = build.name
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
@@ -111,6 +109,18 @@ def load(path: Path) -> Settings:
         read = {name: read_one(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
         return Settings(**own, build=build, train=_read_job(tables.get("train", {})), **machines, **read)
+
+
+def load_image(path: Path) -> ImageSettings | None:
+    """Returns the table [image] of a settings file, None where there is none; raises as `load`."""
+    with begun_with(f"{path}: "):
+        return _read_image(path, read_file(path).get("image"))
+
+
+def _read_image(path: Path, image: Any) -> ImageSettings | None:
+    if not isinstance(image, dict):
+        return None
+    return read_one("image", ImageSettings, image).below(path.parent)
 
 
 def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:

@@ -19,10 +19,15 @@ from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import RULES, Finding, Severity
 from shardline.pipelines.check.schedule import Schedule
-from shardline.pipelines.remote.environment import TABLE, Environment
+from shardline.pipelines.remote.environment import read_environment
+from shardline.pipelines.remote.schedules.declared import TABLE as SCHEDULES
+from shardline.pipelines.remote.schedules.declared import Declared, load_schedules
+from shardline.pipelines.settings import load_image
 from shardline.pipelines.spec import parse_file, read_pipeline
-from shardline.pipelines.tables import read_table
+from shardline.pipelines.tables import read_file
 from shardline.trainer.errors import PipelineError
+
+_TOML = (".toml", ".example")
 
 
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
@@ -60,24 +65,42 @@ def check_pipeline(
     return check(Pipeline(spec, parameters, aim=aim), schedule)
 
 
-def refuse_errors(
-    spec: Mapping[str, Any],
-    parameters: Mapping[str, Any] | None = None,
-    schedule: Schedule | None = None,
-    aim: Aim = Aim.ASKED,
-) -> list[Finding]:
-    """Checks a pipeline, as `check_pipeline` does, and returns the warnings.
+def refuse_errors(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
+    """Checks a pipeline, as `check` does, and returns the warnings.
 
     Raises:
         PipelineError: When a rule finds an error.
     """
-    findings = check_pipeline(spec, parameters, schedule, aim)
+    findings = check(pipeline, schedule)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         first = errors[0]
         more = f" (and {len(errors) - 1} more: see 'shardline check')" if len(errors) > 1 else ""
         raise PipelineError(f"{first.code} {first.where}: {first.why}; {first.fix}{more}")
     return findings
+
+
+def check_file(
+    path: Path, given: Mapping[str, Any] | None = None, schedule: Schedule | None = None
+) -> list[Finding]:
+    """Returns what is wrong with a file: a pipeline or settings, as `load` reads them, or schedules (TOML).
+
+    A schedule is checked with its own pipeline and parameters; of one in the registry only when it fires.
+    Raises as `load` does.
+    """
+    if path.suffix not in _TOML or SCHEDULES not in read_file(path):
+        return check(load(path, given), schedule)
+    return [
+        replace(finding, where=f"schedules.{name}: {finding.where}")
+        for name, declared in load_schedules(path).items()
+        for finding in _check_declared(declared)
+    ]
+
+
+def _check_declared(declared: Declared) -> list[Finding]:
+    if declared.pipeline.startswith("https://"):
+        return list(registry.apply({Schedule: [declared]}))
+    return check(load(Path(declared.pipeline), declared.parameters), declared)
 
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
@@ -89,10 +112,10 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
         PipelineError: When the file cannot be read, is too large, or is not a pipeline.
         SettingsError: When settings cannot be read.
     """
-    if not {".toml", ".example"} & {path.suffix}:
+    if path.suffix not in _TOML:
         return parse(read_pipeline(path), path, given)
-    environment = read_table(path, TABLE, Environment, leave_out=("origins",))
-    return replace(parse(_compiled(path), path, given), environment=environment)
+    pipeline = parse(_compiled(path), path, given)
+    return replace(pipeline, environment=read_environment(path), image=load_image(path))
 
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
@@ -117,11 +140,13 @@ _HEAD = """\
 
     shardline check compiled/retrain.yaml
     shardline check settings/vertex.toml --json
+    shardline check settings/schedules.toml
     shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
 
-It reads compiled pipelines (YAML or JSON of Kubeflow Pipelines 2, not only ours) and our settings files. It
-loads neither TensorFlow nor the Vertex AI client and contacts nobody. It exits with 0 when there are no
-errors, with 1 when there are, and with 2 when a file is no pipeline. `shardline compile` refuses errors.
+It reads compiled pipelines (YAML or JSON of Kubeflow Pipelines 2, not only ours), our settings files, and
+files of schedules, each with its pipeline and parameters. It loads neither TensorFlow nor the Vertex AI
+client and contacts nobody. It exits with 0 when there are no errors, with 1 when there are, and with 2 when
+a file is no pipeline. `shardline compile` refuses errors.
 
 A custom job is checked as the API would receive it: parameters filled in, after the launcher has dropped what
 is empty. What is known at run time only, such as another task's output, is not guessed at.

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from shardline.components.vertex.payload import at
+from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.spec import check_shape
 from shardline.trainer.errors import PipelineError
 
@@ -56,6 +57,7 @@ class Pipeline:
         labels: Labels of the run.
         aim: What it is about to do.
         environment: Values of the table [vertex] of the settings that it was compiled of, by name.
+        image: What the image holds, where settings say so in a table.
 
     Raises:
         PipelineError: When the spec is not built as a pipeline is.
@@ -67,6 +69,7 @@ class Pipeline:
     labels: Mapping[str, Any] | None = None
     aim: Aim = Aim.ASKED
     environment: Mapping[str, Any] = field(default_factory=dict)
+    image: ImageSettings | None = None
 
     def __post_init__(self) -> None:
         check_shape(self.spec)

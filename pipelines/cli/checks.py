@@ -23,7 +23,7 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
-from shardline.trainer.errors import EXIT_FAILED
+from shardline.trainer.errors import EXIT_FAILED, SettingsError
 
 if TYPE_CHECKING:
     from shardline.pipelines.check.registry import Finding
@@ -50,18 +50,18 @@ def check(
 ) -> None:
     """Find mistakes in compiled pipelines and settings before anything runs.
 
-    FILES are compiled pipelines (YAML or JSON), Shardline's or not, and Shardline's settings (TOML).
+    FILES are compiled pipelines (YAML or JSON), Shardline's or not, and Shardline's settings and schedules
+    (TOML).
     Parameters are checked when --params, --param or --cron is given. Exits with 1 when there are errors, with
     2 when a file is no pipeline. docs/check.md lists the rules.
     """
-    from shardline.pipelines.check.checks import check as find
-    from shardline.pipelines.check.checks import load
+    from shardline.pipelines.check.checks import check_file
     from shardline.pipelines.check.schedule import Schedule
 
     if given is None and cron is not None:
         given = {}
     schedule = None if cron is None else Schedule(cron=cron, **limits)
-    findings = {str(file): find(load(file, given), schedule) for file in files}
+    findings = {str(file): check_file(file, given, schedule) for file in files}
     if as_json:
         files_found = [
             {"file": name, **_counts(found), "findings": list(map(dataclasses.asdict, found))}
@@ -169,6 +169,11 @@ def _examine(
         from shardline.pipelines.remote import doctor as platform
         from shardline.pipelines.remote.environment import load_environment
 
-        environment = load_environment(settings, flags, os.environ)
-        yield from platform.examine(environment, compiled.load(settings) if settings else None)
-    yield from here.examine(runs_dir)
+        try:
+            environment = load_environment(settings, flags, os.environ)
+            known = compiled.load(settings) if settings else None
+        except SettingsError:
+            yield from here.examine(runs_dir, toy=False)  # which needs no settings
+            raise
+        yield from platform.examine(environment, known)
+    yield from here.examine(runs_dir, toy=local)

@@ -126,6 +126,22 @@ def show_table(rows: Iterable[tuple[str, ...]]) -> None:
 
 
 runs_dir_option = path_option("--runs-dir", "runs", "Where run directories are made.")
+
+
+def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command --proven and --runs-dir, and passes it `proofs`: the runs of this machine."""
+
+    @click.option("--proven", is_flag=True, help="Refuse a file that has not succeeded here.")
+    @runs_dir_option
+    @functools.wraps(command)
+    def with_proofs(*args: Any, proven: bool, runs_dir: Path, **values: Any) -> Any:
+        from shardline.pipelines.proof import Proofs
+
+        return command(*args, proofs=Proofs(runs_dir, required=proven), **values)
+
+    return with_proofs
+
+
 network_option = click.option(
     "--network",
     type=click.Choice(["auto", "isolated", "host"]),

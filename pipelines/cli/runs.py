@@ -24,6 +24,7 @@ from shardline.pipelines.cli.options import (
     json_option,
     pairs,
     parameter_options,
+    proof_options,
     runs_dir_option,
     show,
     show_json,
@@ -34,6 +35,7 @@ from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, 
 if TYPE_CHECKING:
     from shardline.components.vertex.client import Platform
     from shardline.components.vertex.runs import Run
+    from shardline.pipelines.proof import Proofs
     from shardline.pipelines.remote.environment import Environment
 
 _wait_option = click.option(
@@ -55,8 +57,10 @@ _wait_option = click.option(
     help="Go on from the checkpoints of RUN, which has ended, with its parameters where none are given.",
 )
 @_wait_option
-@dry_run_option
+@click.option("--dry-run", is_flag=True, help="Show in some lines what would be sent, and send nothing.")
+@click.option("--full", is_flag=True, help="With --dry-run: the whole request as JSON, as --json does.")
 @json_option
+@proof_options
 @environment_options
 def submit(
     pipeline: str,
@@ -65,10 +69,9 @@ def submit(
     job_id: str,
     no_cache: bool,
     continued: str,
-    waits: bool,
-    dry_run: bool,
-    as_json: bool,
     environment: Environment,
+    proofs: Proofs,
+    **how: bool,
 ) -> None:
     """Start a run of PIPELINE on the platform.
 
@@ -78,11 +81,15 @@ def submit(
     """
     from shardline.pipelines.preflight import check_run
     from shardline.pipelines.remote import submit as submission
+    from shardline.pipelines.remote.summary import summary
 
-    spec, template_uri = read_spec(pipeline)
+    if how["full"] and not how["dry_run"]:
+        raise click.UsageError("--full needs --dry-run: it shows the request and sends nothing")
+    spec, template_uri, content = read_spec(pipeline)
     if continued:
         given = submission.continuing(environment.platform, continued, given or {})
-    parameters, warnings = check_run(spec, given or {})
+    parameters, warnings = check_run(spec, given or {}, settings=environment.file)
+    proof = proofs.of(content, spec)
     request = submission.job_request(
         environment,
         spec,
@@ -94,14 +101,16 @@ def submit(
     )
     for warning in warnings:
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
-    if dry_run:
+    if how["dry_run"] and (how["full"] or how["as_json"]):
         show_json(request)
-        return
-    platform = environment.platform
-    run = submission.submit(platform, request)
-    if not as_json:
-        click.echo(f"submitted {run.job_id}\n{run.link}")
-    _finish(platform, run, waits, as_json)
+    elif how["dry_run"]:
+        show(False, None, summary(request, parameters, file=template_uri or pipeline, proof=proof))
+        click.echo("nothing was sent; --full shows the whole request")
+    else:
+        run = submission.submit(environment.platform, request)
+        if not how["as_json"]:
+            click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
+        _finish(environment.platform, run, how["waits"], how["as_json"])
 
 
 @click.command()
@@ -216,15 +225,19 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
 
-def read_spec(pipeline: str) -> tuple[dict[str, Any], str]:
-    """Reads a compiled pipeline (IR) from a file, or from the registry with its address and digest there."""
-    from shardline.pipelines.remote.upload import download, is_registry_url
-    from shardline.pipelines.spec import load_pipeline, parse_pipeline
+def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
+    """Reads a compiled pipeline (IR) from a file, or from the registry with its address and digest there.
 
-    if not is_registry_url(pipeline):
-        return load_pipeline(Path(pipeline)), ""
-    content, address = download(pipeline)
-    return parse_pipeline(content, Path(address)), address
+    Returns the pipeline, the address, "" for that of a file, and the bytes as they were read.
+    """
+    from shardline.pipelines.remote.upload import download, is_registry_url
+    from shardline.pipelines.spec import parse_pipeline, read_pipeline
+
+    if is_registry_url(pipeline):
+        content, address = download(pipeline)
+        return parse_pipeline(content, Path(address)), address, content
+    content = read_pipeline(Path(pipeline))
+    return parse_pipeline(content, Path(pipeline)), "", content
 
 
 def show_runs(runs: list[Run], none: str, as_json: bool) -> None:

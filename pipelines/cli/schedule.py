@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,17 @@ from shardline.pipelines.cli.options import (
     environment_options,
     json_option,
     path_option,
+    proof_options,
     show,
     show_json,
     show_table,
 )
-from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
+from shardline.trainer.errors import EXIT_FAILED, PlatformError, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
+    from shardline.pipelines.proof import Proofs
     from shardline.pipelines.remote.environment import Environment
+    from shardline.pipelines.remote.schedules.declared import Declared
     from shardline.pipelines.remote.schedules.plan import Plan
     from shardline.pipelines.remote.schedules.steps import Existing, Step
 
@@ -46,18 +49,37 @@ def _declared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_declared_options
 @click.option("--check", is_flag=True, help="Exit with 1 when there is something to do.")
 @json_option
+@proof_options
 @environment_options
-def plan(names: tuple[str, ...], file: Path, check: bool, as_json: bool, environment: Environment) -> None:
+def plan(
+    names: tuple[str, ...],
+    file: Path,
+    check: bool,
+    as_json: bool,
+    environment: Environment,
+    proofs: Proofs,
+) -> None:
     """Show what 'apply' would do about the schedules NAMES (default: all of the file).
 
-    Shows how each differs from what is declared, and the next times at which it fires.
+    Shows how each differs from what is declared, and the next times at which it fires. Where the platform
+    cannot be asked the file is checked all the same, and the exit code is 3.
     """
     now = datetime.datetime.now(datetime.UTC)
-    plans, _, others = _plans(environment, file, names, now)
+    wanted = _wanted(environment, file, names, proofs)
+    try:
+        plans, others = _plans(environment, file, wanted, now)
+    except PlatformError as error:
+        if not as_json:
+            for item in wanted.values():
+                click.echo("\n".join(_lines_of(item, now)))
+        raise PlatformError(f"not compared with the platform: {error}") from None
     show(
         as_json,
-        {"schedules": [_plan_content(item, now) for item in plans], "not_declared": others},
-        *(line for item in plans for line in (*_plan_lines(item, now), "")),
+        {
+            "schedules": [_plan_content(item, wanted[_name(item)], now) for item in plans],
+            "not_declared": others,
+        },
+        *(line for item in plans for line in (*_plan_lines(item, wanted[_name(item)], now), "")),
         *([f"not in {file}, and left alone: {', '.join(others)}"] if others else []),
         _summary(plans) or f"{file} declares no schedules",
     )
@@ -69,8 +91,16 @@ def plan(names: tuple[str, ...], file: Path, check: bool, as_json: bool, environ
 @_declared_options
 @dry_run_option
 @json_option
+@proof_options
 @environment_options
-def apply(names: tuple[str, ...], file: Path, dry_run: bool, as_json: bool, environment: Environment) -> None:
+def apply(
+    names: tuple[str, ...],
+    file: Path,
+    dry_run: bool,
+    as_json: bool,
+    environment: Environment,
+    proofs: Proofs,
+) -> None:
     """Make the schedules NAMES (default: all of the file) what they are declared to be.
 
     All are checked before the first one is touched. After an interruption, run it again.
@@ -78,16 +108,19 @@ def apply(names: tuple[str, ...], file: Path, dry_run: bool, as_json: bool, envi
     from shardline.pipelines.remote.schedules.apply import apply_plan
 
     now = datetime.datetime.now(datetime.UTC)
-    plans, requests, _ = _plans(environment, file, names, now)
+    wanted = _wanted(environment, file, names, proofs)
+    plans, _ = _plans(environment, file, wanted, now)
     if dry_run:
         _show_requests(step for item in plans for step in item.steps)
         return
     for item in plans:
-        apply_plan(environment.platform, item, requests[item.declared.display_name])
+        apply_plan(environment.platform, item, wanted[_name(item)].request)
         if not as_json:
             click.echo(_done_line(item, now))
+            if item.steps:
+                click.echo(f"  proof: {wanted[_name(item)].proof}")
     if as_json:
-        show_json({"schedules": [_plan_content(item, now) for item in plans]})
+        show_json({"schedules": [_plan_content(item, wanted[_name(item)], now) for item in plans]})
 
 
 @schedule.command("list")
@@ -174,37 +207,58 @@ def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None
     show_runs(started, f"{name} has started no run", as_json)
 
 
-def _plans(
-    environment: Environment, file: Path, names: Sequence[str], now: datetime.datetime
-) -> tuple[list[Plan], dict[str, dict[str, Any]], list[str]]:
-    """Returns the plans, the requests of the runs by name, and the schedules that are not in the file."""
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """A schedule as the file declares it, the request of its runs, and whether its pipeline has run here."""
+
+    declared: Declared
+    request: dict[str, Any]
+    proof: str
+
+
+def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: Proofs) -> dict[str, _Wanted]:
+    """Returns the chosen schedules of a file by name, each checked with its pipeline and parameters."""
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.preflight import check_run
-    from shardline.pipelines.remote.schedules.apply import list_schedules
     from shardline.pipelines.remote.schedules.declared import load_schedules
-    from shardline.pipelines.remote.schedules.plan import make_plan, run_request
+    from shardline.pipelines.remote.schedules.plan import run_request
 
-    declared = load_schedules(file)
-    chosen = names or tuple(declared)
-    requests = {}
-    for name in chosen:
+    declared, found = load_schedules(file), {}
+    for name in names or tuple(declared):
         if name not in declared:
             raise SettingsError(f"{file} declares no schedule {name!r}{_near(name, declared)}")
         wanted = declared[name]
         try:
-            spec, template_uri = read_spec(wanted.pipeline)
-            parameters, warnings = check_run(spec, wanted.parameters, wanted)
+            spec, template_uri, content = read_spec(wanted.pipeline)
+            parameters, warnings = check_run(spec, wanted.parameters, wanted, settings=environment.file)
+            proof = proofs.of(content, spec)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
-        requests[name] = run_request(environment, wanted, spec, parameters, template_uri=template_uri)
+        request = run_request(environment, wanted, spec, parameters, template_uri=template_uri)
+        found[name] = _Wanted(wanted, request, proof)
+    return found
+
+
+def _plans(
+    environment: Environment, file: Path, wanted: Mapping[str, _Wanted], now: datetime.datetime
+) -> tuple[list[Plan], list[str]]:
+    """Returns the plans of schedules, and those on the platform that are not in the file."""
+    from shardline.pipelines.remote.schedules.apply import list_schedules
+    from shardline.pipelines.remote.schedules.declared import load_schedules
+    from shardline.pipelines.remote.schedules.plan import make_plan
+
     found = list_schedules(environment.platform)
     plans = [
-        make_plan(declared[name], requests[name], [item for item in found if item.display_name == name], now)
-        for name in chosen
+        make_plan(item.declared, item.request, [other for other in found if other.display_name == name], now)
+        for name, item in wanted.items()
     ]
-    return plans, requests, sorted({item.display_name for item in found} - set(declared))
+    return plans, sorted({item.display_name for item in found} - set(load_schedules(file)))
+
+
+def _name(plan: Plan) -> str:
+    return plan.declared.display_name
 
 
 def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
@@ -257,9 +311,9 @@ def _states(found: Iterable[Existing]) -> str:
     return f"is {' and '.join(sorted({item.state.lower() for item in found}))}"
 
 
-def _plan_lines(plan: Plan, now: datetime.datetime) -> Iterator[str]:
+def _plan_lines(plan: Plan, wanted: _Wanted, now: datetime.datetime) -> Iterator[str]:
     """Yields what a plan says, for a person."""
-    yield f"{plan.declared.display_name}: {plan.action}"
+    yield f"{_name(plan)}: {plan.action}"
     for difference in plan.differences:
         yield f"  {difference.what}: {difference.before} -> {difference.after}"
     if len(plan.existing) > 1:
@@ -268,25 +322,37 @@ def _plan_lines(plan: Plan, now: datetime.datetime) -> Iterator[str]:
     for step in plan.steps:
         if step.call == "DeleteSchedule":
             yield f"  deletes {_id(step.request['name'])}"
-    times = _fire_times(plan, now)
+    yield from _lines_of(wanted, now, paused=plan.paused)
+
+
+def _lines_of(wanted: _Wanted, now: datetime.datetime, *, paused: bool | None = None) -> Iterator[str]:
+    """Yields what is known of a schedule without the platform: its proof, and when it fires.
+
+    `paused` is None where the platform has not been asked, and the schedule's name is then said first.
+    """
+    if paused is None:
+        yield f"{wanted.declared.display_name}: the file is right"
+    yield f"  proof: {wanted.proof}"
+    times = _fire_times(wanted.declared, now)
     if not times:
         yield "  never fires again: its end has passed"
     else:
-        yield "  is paused; would fire" if plan.paused else "  fires"
+        yield "  is paused; would fire" if paused else "  fires"
     for moment in times:
         yield f"    {_moment_text(moment)}"
 
 
-def _plan_content(plan: Plan, now: datetime.datetime) -> dict[str, Any]:
+def _plan_content(plan: Plan, wanted: _Wanted, now: datetime.datetime) -> dict[str, Any]:
     """Returns a plan for a program."""
     return {
-        "name": plan.declared.display_name,
+        "name": _name(plan),
         "action": plan.action.name.lower(),
         "differences": [dataclasses.asdict(difference) for difference in plan.differences],
         "existing": [{"name": item.name, "state": item.state} for item in plan.existing],
         "calls": [step.call for step in plan.steps],
         "paused": plan.paused,
-        "fires": [moment.isoformat() for moment in _fire_times(plan, now)],
+        "proof": wanted.proof,
+        "fires": [moment.isoformat() for moment in _fire_times(plan.declared, now)],
     }
 
 
@@ -301,7 +367,7 @@ def _summary(plans: Iterable[Plan]) -> str:
 
 def _done_line(plan: Plan, now: datetime.datetime) -> str:
     """Returns what has been done about a schedule, and when it fires next."""
-    following = _fire_times(plan, now)
+    following = _fire_times(plan.declared, now)
     then = f"; fires next {_moment_text(following[0])}" if following else ""
     return f"{plan.declared.display_name}: {plan.action.done}{'; is paused' if plan.paused else then}"
 
@@ -330,11 +396,10 @@ def _existing_row(item: Existing) -> tuple[str, ...]:
     return item.display_name, _id(item.name), item.state.lower(), item.cron, following, count
 
 
-def _fire_times(plan: Plan, now: datetime.datetime) -> list[datetime.datetime]:
+def _fire_times(declared: Declared, now: datetime.datetime) -> list[datetime.datetime]:
     """Returns the next times at which the declared schedule fires, in its own zone."""
     from shardline.pipelines.remote.schedules.steps import next_times
 
-    declared = plan.declared
     # One that fires at its very start fires then.
     start = declared.start_time - datetime.timedelta(seconds=1) if declared.start_time else now
     return next_times(declared.cron, max(now, start), _NEXT, until=declared.end_time)

@@ -22,6 +22,7 @@ from shardline.pipelines.cli.options import (
     json_option,
     parameter_options,
     path_option,
+    proof_options,
     registry_options,
     show,
     show_json,
@@ -32,6 +33,7 @@ from shardline.pipelines.image.settings import VARIANTS, ImageSettings
 from shardline.trainer import files
 
 if TYPE_CHECKING:
+    from shardline.pipelines.proof import Proofs
     from shardline.pipelines.remote.environment import Environment
 
 
@@ -40,22 +42,30 @@ if TYPE_CHECKING:
 @click.option("--tag", "tags", multiple=True, help="A tag of the version; an existing one is moved.")
 @dry_run_option
 @json_option
+@proof_options
 @registry_options
 def upload(
-    pipeline: Path, tags: tuple[str, ...], dry_run: bool, as_json: bool, environment: Environment
+    pipeline: Path,
+    tags: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    environment: Environment,
+    proofs: Proofs,
 ) -> None:
     """Put PIPELINE, a compiled pipeline, into the registry, and point tags at it.
 
     A version that is there already is not uploaded again.
     """
     from shardline.pipelines.check.checks import refuse_errors
-    from shardline.pipelines.check.pipeline import Aim
+    from shardline.pipelines.check.pipeline import Aim, Pipeline
     from shardline.pipelines.remote import upload as registry
-    from shardline.pipelines.spec import load_pipeline
+    from shardline.pipelines.spec import parse_pipeline, read_pipeline
 
-    spec = load_pipeline(pipeline)
-    refuse_errors(spec, aim=Aim.SENT)
+    content = read_pipeline(pipeline)
+    spec = parse_pipeline(content, pipeline)
+    refuse_errors(Pipeline(spec, aim=Aim.SENT))
     registry.check_tags(tags)
+    proof = proofs.of(content, spec)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
     if dry_run:
         show_json(registry.upload_requests(address, name, pipeline, tags))
@@ -66,7 +76,7 @@ def upload(
         before = done.moved.get(tag)
         how = "already" if before is None else f"now{f', and not at {before}' if before else ''}"
         lines.append(f"tag {tag} points at it {how}")
-    show(as_json, {**dataclasses.asdict(done), "url": done.url}, *lines)
+    show(as_json, {**dataclasses.asdict(done), "url": done.url, "proof": proof}, *lines, f"proof: {proof}")
 
 
 @click.group()

@@ -64,7 +64,7 @@ _MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "goog
 
 
 def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
-    """Yields what is found; the toy, a job of two replicas, takes some seconds."""
+    """Yields what is found; without the toy, a job of two replicas that takes some seconds, says so."""
     yield _python()
     yield from _versions()
     yield _cores()
@@ -72,7 +72,11 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
     yield from _disk(runs_dir)
     yield _ports()
     yield _network()
-    if toy and version_of("tensorflow"):
+    if not toy:
+        yield ok(
+            "toy job", "not tried, as it takes longer than all the rest: 'shardline doctor --local' does"
+        )
+    elif version_of("tensorflow"):
         yield _toy_job()
 
 
@@ -124,8 +128,10 @@ def _cores() -> Diagnosis:
 
 
 def _memory() -> Diagnosis:
-    import psutil
-
+    try:
+        import psutil
+    except ImportError:
+        return warning("memory", "not looked at: psutil is not installed", "pip install 'shardline[local]'")
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
     return _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")

@@ -6,6 +6,7 @@ may be in order all the same.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -58,13 +59,9 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
 
     Without the settings that the pipeline is compiled with, its image and machines are left out.
     """
-    try:
-        rest, account = connect()
-    except PlatformError as refused:
-        found, _, fix = str(refused).partition("; ")
-        yield error("credentials", found, fix)
-        return
-    yield ok("credentials", account)
+    # Where a machine is none of Google's, nobody answers who would know its account.
+    os.environ.setdefault("GCE_METADATA_TIMEOUT", "1")
+    os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
     checks: list[tuple[str, _Check]] = [
         ("project", _project),
         ("permissions", _permissions),
@@ -77,7 +74,16 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
         serving = settings.model_upload.serving_image_uri if settings.model_upload else settings.image
         checks += [("image", partial(_image, image)) for image in dict.fromkeys((settings.image, serving))]
         checks.append(("quota", partial(_quota, settings.train)))
-        checks.append(("training network", partial(_training_network, settings.train)))
+        yield _training_network(settings.train, environment)
+    try:
+        rest, account = connect()
+    except PlatformError as refused:
+        found, _, fix = str(refused).partition("; ")
+        yield error("credentials", found, fix)
+        names = ", ".join(dict.fromkeys(what for what, _ in checks))
+        yield warning("not looked at", names, "they need credentials")
+        return
+    yield ok("credentials", account)
     for what, check in checks:
         try:
             with platform_errors("check it"):
@@ -248,18 +254,15 @@ def _quota(job: CustomJobSettings, environment: Environment, rest: Rest) -> Iter
             yield ok("quota", f"{need}; {amount} (what is in use is not known)")
 
 
-def _training_network(job: CustomJobSettings, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    """Says who reaches TensorFlow's servers, which ask for no password (docs/vertex.md, section 6)."""
-    if job.replica_count < 2:
-        return
+def _training_network(job: CustomJobSettings, environment: Environment) -> Diagnosis:
+    """Says who reaches TensorFlow's servers, which ask for no password (docs/vertex.md)."""
     network = environment.network if job.network == NETWORK else job.network
     if job.psc_interface_config:
         network = str(job.psc_interface_config.get("network_attachment", "psc_interface_config"))
-    if network:
+    if network and job.replica_count > 1:
         found = f"all in {network} who reach the replicas' ports can read and write as the service account"
-        yield warning("training network", found, "deny egress to their address range: docs/vertex.md")
-    else:
-        yield ok("training network", "the replicas are in no network of yours")
+        return warning("training network", found, "deny egress to their address range: docs/vertex.md")
+    return ok("training network", "the replicas are in no network of yours, or there is only one")
 
 
 def _limit(metric: str, environment: Environment, rest: Rest) -> int | None:

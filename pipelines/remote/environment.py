@@ -19,6 +19,8 @@ _PLACEHOLDER = re.compile(r"(?<![\w-])(my-project|my-bucket)(?![\w-])")
 #: Origin of a value that was not given.
 DEFAULT = "default"
 
+#: Fields of an environment that are no values of the table.
+_OWN = ("origins", "file")
 #: The form of each value.
 _FORMS = {
     "project": forms.PROJECT,
@@ -41,6 +43,7 @@ class Environment:
 
     Attributes:
         origins: Where each value came from.
+        file: The settings file, if there is one.
     """
 
     project: str
@@ -53,6 +56,7 @@ class Environment:
     registry: str = ""
     api_endpoint: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    file: Path | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, form in _FORMS.items():
@@ -76,8 +80,13 @@ class Environment:
 
 
 #: The values of an environment, and those that can be given as an option as well.
-NAMES = tuple(item.name for item in fields(Environment) if item.name != "origins")
+NAMES = tuple(item.name for item in fields(Environment) if item.compare)
 FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """Returns the table of a settings file, whose values may still be wrong; raises as `load_environment`."""
+    return read_table(path, TABLE, Environment, leave_out=_OWN)
 
 
 def load_environment(
@@ -99,7 +108,7 @@ def load_environment(
     for name in needed:
         if not values.get(name):
             raise missing(name)
-    environment = Environment(**{"project": "", "location": ""} | values, origins=origins)  # type: ignore[arg-type]  # each is of its field's type
+    environment = Environment(**{"project": "", "location": ""} | values, origins=origins, file=settings)  # type: ignore[arg-type]  # each is of its field's type
     if needed:
         _refuse_placeholders(values, origins)
     return environment
@@ -123,7 +132,7 @@ def read_values(
     settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
     """Returns what has been given, as `load_environment` reads it, and where each value came from."""
-    values = read_table(settings, TABLE, Environment, leave_out=("origins",)) if settings else {}
+    values = read_environment(settings) if settings else {}
     origins = dict.fromkeys(values, str(settings))
     for name in NAMES:
         variable = variable_of(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from google.rpc import code_pb2
 
 from shardline.components.vertex.client import connect
 from shardline.pipelines.cli.main import main
+from shardline.pipelines.local import doctor as here
 from shardline.pipelines.local.doctor import Diagnosis
 from shardline.pipelines.remote.doctor import examine, find_image
 from shardline.pipelines.remote.environment import Environment
@@ -157,10 +159,11 @@ def test_without_credentials_nothing_else_is_asked(
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
 
-    (only,) = examine(environment())
+    first, then = examine(environment())
 
-    assert (only.what, only.level) == ("credentials", "error")
-    assert "gcloud auth application-default login" in only.fix
+    assert (first.what, first.level) == ("credentials", "error")
+    assert "gcloud auth application-default login" in first.fix
+    assert (then.what, then.level) == ("not looked at", "warning")
 
 
 def settings(tmp_path: Path) -> Path:
@@ -208,7 +211,37 @@ def test_it_is_said_who_reaches_the_replicas(
     ) == (level == "warning")
 
 
-@pytest.mark.multiworker
+def test_without_credentials_it_is_said_what_was_not_looked_at(
+    project: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    found = {item.what: item for item in examine(environment(), load(settings(tmp_path)))}
+
+    assert [what for what, item in found.items() if item.level == "error"] == ["credentials"]
+    assert found["not looked at"].found == (
+        "project, permissions, APIs, bucket, service account, roles, image, quota"
+    )
+    assert found["training network"].level == "ok"  # which settings say
+
+
+def test_placeholders_are_no_project_and_this_machine_is_looked_at_all_the_same() -> None:
+    example = Path(__file__).parents[2] / "settings" / "vertex.toml.example"
+    result = CliRunner().invoke(main, ["doctor", "--settings", str(example)])
+
+    assert result.exit_code == 2
+    assert "where my-project stands for your own" in result.stderr
+    assert "toy job: not tried" in result.stdout
+
+
+def test_a_machine_without_the_packages_of_local_runs_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    found = {item.what: item for item in here.examine(Path("runs"), toy=False)}
+
+    assert (found["memory"].level, found["memory"].fix) == ("warning", "pip install 'shardline[local]'")
+
+
 def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp_path: Path) -> None:
     path = settings(tmp_path)
     path.write_text(f'{SETTINGS}\n[vertex]\nproject = "{PROJECT}"\nlocation = "{LOCATION}"\n')
@@ -221,6 +254,6 @@ def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp
     assert content["healthy"] is False
     levels = {item["what"]: item["level"] for item in content["findings"]}
     assert [what for what, level in levels.items() if level == "error"] == ["image"]
-    assert levels["toy job"] == "ok", content
+    assert "not tried" in next(item["found"] for item in content["findings"] if item["what"] == "toy job")
     assert {"python", "packages", "cores", "memory", "disk", "ports", "network"} <= set(levels)
     assert not runs.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,13 +106,41 @@ def test_apply_makes_it_so_and_twice_is_once(workplace: FakeVertex) -> None:
     assert shardline("plan", "--check").exit_code == 1
     assert written(workplace) == []
 
-    assert done("apply") == f"nightly: created; {NEXT}"
+    assert re.fullmatch(
+        rf"nightly: created; {re.escape(NEXT)}  proof: .* has not run here, .*\n", done("apply")
+    )
     assert written(workplace) == ["CreateSchedule"]
     before = Schedule.to_dict(only(workplace))
     assert shardline("plan", "--check").exit_code == 0
     assert done("apply") == f"nightly: nothing to do; {NEXT}"
     assert written(workplace) == []
     assert Schedule.to_dict(only(workplace)) == before
+
+
+def test_without_credentials_the_file_is_checked_all_the_same(
+    workplace: FakeVertex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    planned = shardline("plan")
+
+    assert planned.exit_code == 3
+    assert planned.stdout.startswith("nightly: the file is right\n  proof: this file ")
+    assert planned.stdout.count("Tue 2028-02-29 00:00 CET") == 1
+    assert "not compared with the platform: " in planned.stderr
+    declare(cron="TZ=UTC 0 25 * * *")
+    assert shardline("plan").exit_code == 2
+
+
+def test_with_proven_a_pipeline_that_has_not_succeeded_here_is_put_on_no_schedule(
+    workplace: FakeVertex,
+) -> None:
+    refused = shardline("apply", "--proven")
+
+    assert refused.exit_code == 2
+    assert "schedules.nightly: this file (sha256 " in refused.stderr
+    assert written(workplace) == []
 
 
 def test_a_run_is_what_was_declared(workplace: FakeVertex) -> None:
@@ -153,7 +182,7 @@ def test_other_parameters_are_another_schedule(workplace: FakeVertex) -> None:
     assert "nightly: replace" in plan
     assert "parameters.epochs: 3 -> 4" in plan
     written(workplace)
-    assert done("apply") == f"nightly: replaced; {NEXT}"
+    assert done("apply").startswith(f"nightly: replaced; {NEXT}  proof: this file ")
     assert written(workplace) == ["CreateSchedule", "UpdateSchedule", "DeleteSchedule"]
     assert only(workplace).name != name
     assert fired(workplace, later(minutes=1)) == [4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, PipelineJ
 from google.protobuf.json_format import ParseDict
 from google.rpc import code_pb2, status_pb2
 
+from shardline.components.run_record import RunRecord
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
@@ -131,6 +133,9 @@ def test_a_run_is_submitted_and_shown(fake: FakeVertex) -> None:
     assert (run.returncode, err) == (0, "")
     ((name, job),) = fake.services.pipeline_jobs.items()
     job_id = name.rpartition("/")[2]
+    assert re.fullmatch(
+        r"proof: this file \(sha256 [0-9a-f]{12}\) has not run here, in runs", out.splitlines()[2]
+    )
     assert out.splitlines()[:2] == [
         f"submitted {job_id}",
         f"https://console.cloud.google.com/vertex-ai/locations/{LOCATION}/pipelines/runs/{job_id}?project={PROJECT}",
@@ -142,7 +147,7 @@ def test_a_run_is_submitted_and_shown(fake: FakeVertex) -> None:
 
 
 def test_dry_run_prints_what_would_be_sent_and_sends_nothing(fake: FakeVertex) -> None:
-    shown = submit("--dry-run", "--job-id", "toy-1", "--no-cache")
+    shown = submit("--dry-run", "--full", "--job-id", "toy-1", "--no-cache")
     assert shown.exit_code == 0, shown.output
     assert fake.services.calls == []
 
@@ -151,6 +156,56 @@ def test_dry_run_prints_what_would_be_sent_and_sends_nothing(fake: FakeVertex) -
     (sent,) = fake.services.pipeline_jobs.values()
     for field in ("display_name", "pipeline_spec", "runtime_config", "service_account"):
         assert getattr(PipelineJob.pb(sent), field) == getattr(message.pipeline_job, field)
+
+
+def test_dry_run_shows_in_some_lines_what_matters(fake: FakeVertex) -> None:
+    given = ["source=images:gs://acme/photos", "champion_uri=gs://acme/c", "epochs=3", "model=mnist_cnn"]
+    done = submit_retrain(*given, settings=["--service-account", "runs@acme.iam.gserviceaccount.com"])
+
+    assert done.exit_code == 0, done.output
+    lines = dict(re.findall(r"^(\S+(?: \S+)*) {2,}(.*)$", done.stdout, re.MULTILINE))
+    assert lines["what"] == "retrain, retrain.yaml"
+    assert lines["where"] == f"projects/{PROJECT}/locations/{LOCATION}, outputs below gs://{BUCKET}/runs"
+    assert lines["as"] == "runs@acme.iam.gserviceaccount.com"
+    assert lines["parameters"].startswith(
+        "source=images:gs://acme/photos, champion_uri=gs://acme/c, epochs=3, "
+    )
+    assert "mnist_cnn" not in lines["parameters"]  # the default
+    assert lines["image"] == f"{LOCATION}-docker.pkg.dev/{PROJECT}/r/shardline:1"
+    assert lines["training"] == "chief 1 x n1-standard-8, workers 1 x n1-standard-8 (2 machines)"
+    assert "has not run here, in runs" in lines["proof"]
+    assert done.stdout.endswith("nothing was sent; --full shows the whole request\n")
+    assert len(done.stdout.splitlines()) <= 13
+    assert fake.services.calls == []
+
+
+def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
+    """A run directory as `shardline run` leaves it, of this very file."""
+    done = submit("--proven")
+    assert done.exit_code == 2
+    assert (
+        "has not run here, in runs; --proven wants a run that succeeded: 'shardline run' makes one"
+        in done.stderr
+    )
+    ran("2027-01-30T09-00-00Z", state="failed")
+    done = submit("--proven")
+    assert "has run here once: 2027-01-30T09-00-00Z failed, with count=5; --proven wants" in done.stderr
+    assert fake.services.calls == []
+
+    ran("2027-01-29T09-00-00Z", state="succeeded", verdict="blessed", metrics={"accuracy": 0.98765})
+    ran("2027-01-31T09-00-00Z", state="succeeded", sha256="of another file")
+    done = submit("--proven")
+    assert done.exit_code == 0, done.output
+    assert (
+        "\nproof: this file has run here 2 times: 2027-01-29T09-00-00Z succeeded (blessed, accuracy 0.9877), "
+        "with count=5\n" in done.stdout
+    )
+
+
+def ran(name: str, **facts: Any) -> None:
+    digest = hashlib.sha256(Path("pipeline.yaml").read_bytes()).hexdigest()
+    values = {"sha256": digest, "parameters": {"count": 5, "note": ""}, **facts}
+    RunRecord(name=name, pipeline="toy", **values).write(Path("runs", name))
 
 
 @pytest.mark.parametrize(
@@ -446,10 +501,10 @@ def test_an_image_of_this_machine_and_placeholders_are_refused(fake: FakeVertex)
     assert "project is 'my-project' (from --project), where my-project stands for your own" in done.stderr
 
 
-def submit_retrain(*given: str) -> Result:
+def submit_retrain(*given: str, settings: Sequence[str] = ()) -> Result:
     """Shows what a submission of our own pipeline, with an image of a registry, would send."""
     text = RETRAIN.read_text().replace(
         "shardline:0.1.0", f"{LOCATION}-docker.pkg.dev/{PROJECT}/r/shardline:1"
     )
     Path("retrain.yaml").write_text(text)
-    return shardline("submit", "retrain.yaml", *(f"-p{pair}" for pair in given), "--dry-run")
+    return shardline("submit", "retrain.yaml", *(f"-p{pair}" for pair in given), *settings, "--dry-run")

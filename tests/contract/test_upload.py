@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,7 +70,9 @@ def tags(fake: FakeVertex) -> dict[str, str]:
 
 def test_a_pipeline_is_uploaded_once_and_its_tags_move(fake: FakeVertex) -> None:
     first = write("one")
-    assert upload("--tag", "latest", "--tag", "v1") == {
+    uploaded = upload("--tag", "latest", "--tag", "v1")
+    assert re.fullmatch(r"this file \(sha256 \w{12}\) has not run here, in runs", uploaded.pop("proof"))
+    assert uploaded == {
         "registry": REGISTRY,
         "package": "toy",
         "version": first,
@@ -105,10 +108,12 @@ def test_what_a_person_reads(fake: FakeVertex) -> None:
         timeout=100,
     )
     url = f"{REGISTRY}/toy/{write('one')}"
-    assert (done.stdout, done.stderr) == (f"uploaded {url}\ntag latest points at it now\n", "")
-    assert shardline("upload", "pipeline.yaml", "--tag", "latest").stdout == (
-        f"is there already: {url}\ntag latest points at it already\n"
+    assert done.stdout.startswith(f"uploaded {url}\ntag latest points at it now\nproof: this file (sha256 ")
+    assert done.stderr == ""
+    assert shardline("upload", "pipeline.yaml", "--tag", "latest").stdout.startswith(
+        f"is there already: {url}\ntag latest points at it already\nproof: "
     )
+    assert shardline("upload", "pipeline.yaml", "--proven").exit_code == 2
 
 
 def test_dry_run_asks_nobody(fake: FakeVertex) -> None:

@@ -61,7 +61,7 @@ cron = "TZ=Europe/Vienna 0 6 * * 1-5"
 pipeline = "../compiled/retrain.yaml"
 
 [schedules.retrain-nightly.parameters]
-source = "images:{photos}"
+source = "images:gs://staging/photos"
 model = "mnist_cnn"
 epochs = 2
 min_accuracy = 0.5
@@ -157,10 +157,9 @@ def working_week(directory: Path) -> Iterator[Week]:
     bucket, work = directory / "gcs", directory / "work"
     (bucket / BUCKET).mkdir(parents=True)
     (work / "settings").mkdir(parents=True)
-    photos = directory / "photos"
     (work / "settings" / "vertex.toml").write_text(SETTINGS)
-    (work / "settings" / "schedules.toml").write_text(SCHEDULES.format(photos=photos))
-    write_photos(photos, 80)
+    (work / "settings" / "schedules.toml").write_text(SCHEDULES)
+    write_photos(bucket / BUCKET / "photos", 80)
     # Runs keep their directories outside the person's own.
     runs = LocalRuns(directory / "jobs", {"SHARDLINE_GCS_ROOT": str(bucket), "PYTHONPATH": str(ROOT)})
     with fake_vertex(directory, run_pipeline=runs) as vertex:
@@ -210,7 +209,7 @@ def live(week: Week) -> None:
     week.run(f"shardline logs {run} --settings settings/vertex.toml")
 
     week.day("Wednesday: new photos came in the night.")
-    write_photos(week.directory.parent / "photos", 20, first=80)
+    write_photos(week.bucket / BUCKET / "photos", 20, first=80)
     run = week.fire("2027-01-14T05:00:00+00:00")
     week.run(f"shardline status {run} --settings settings/vertex.toml")
 
@@ -223,7 +222,7 @@ def live(week: Week) -> None:
     week.run("shardline schedule resume retrain-nightly --settings settings/vertex.toml")
 
     week.day("Friday: a file is broken.")
-    (week.directory.parent / "photos" / "dark" / "0000.png").write_bytes(b"half a file")
+    (week.bucket / BUCKET / "photos" / "dark" / "0000.png").write_bytes(b"half a file")
     run = week.fire("2027-01-15T05:00:00+00:00")
     week.run("shardline status --settings settings/vertex.toml")
     week.run(f"shardline explain {run} --settings settings/vertex.toml", code=1)

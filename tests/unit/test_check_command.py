@@ -80,6 +80,27 @@ def test_the_examples_placeholders_are_refused_and_nothing_else_of_it(tmp_path: 
     assert run(own).exit_code == 0
 
 
+def test_a_file_of_schedules_is_checked_with_its_pipelines(tmp_path: Path) -> None:
+    (tmp_path / "schedules.toml").write_text(
+        f"""[schedules.nightly]
+cron = "TZ=UTC */10 * * * *"
+pipeline = "{RETRAIN}"
+parameters = {{ source = "images:photos", champion_uri = "" }}
+[schedules.remote]
+cron = "TZ=UTC 0 6 * * *"
+pipeline = "https://europe-west4-kfp.pkg.dev/acme-vision/pipelines/retrain/latest"
+"""
+    )
+    found = run(tmp_path / "schedules.toml")
+
+    assert found.exit_code == 1
+    assert set(re.findall(r"(\w+ SL\d+) schedules.nightly: ", found.output)) == {
+        "error SL607",
+        "warning SL909",
+    }
+    assert "remote" not in found.output
+
+
 def test_an_error_says_where_and_why_and_what_to_do(tmp_path: Path) -> None:
     found = run(written(tmp_path / "p.yaml", BROKEN))
 

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.pipeline import Aim
+from shardline.pipelines.check.checks import check
+from shardline.pipelines.check.pipeline import Aim, Pipeline
+from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.preflight import check_run
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.errors import ShardlineError
 from tests.helpers.checks import codes, component, job, pipeline, pool
 
 RETRAIN = load_pipeline(Path(__file__).parents[2] / "compiled" / "retrain.yaml")
+#: The same with an image that the platform can pull.
+SENT = json.loads(
+    json.dumps(RETRAIN).replace("shardline:0.1.0", "europe-docker.pkg.dev/vision/r/shardline:1")
+)
 GIVEN = {"champion_uri": "gs://b/champions"}
 
 
@@ -94,16 +100,31 @@ def test_a_run_without_a_place_for_its_champion_is_said_and_then_refused() -> No
     assert code not in codes(RETRAIN)  # nothing is known of the run yet
 
 
-def test_an_error_is_one_line_that_says_what_to_do() -> None:
-    spec = json.loads(
-        json.dumps(RETRAIN).replace("shardline:0.1.0", "europe-docker.pkg.dev/vision/r/shardline:1")
+def test_a_module_that_the_image_does_not_hold(tmp_path: Path) -> None:
+    code, broken, repaired = (
+        "SL612",
+        {"source": "leafnet.source:Leaves"},
+        {"source": "digits"},
     )
+    image = ImageSettings(name="europe-docker.pkg.dev/vision/r/leafnet:1")
+    for given, found in ((broken, True), (repaired, False)):
+        findings = check(Pipeline(RETRAIN, GIVEN | given, image=image))
+        assert (code in {finding.code for finding in findings}) == found
+        assert code not in {finding.code for finding in check(Pipeline(RETRAIN, GIVEN | given))}  # not known
+    (tmp_path / "vertex.toml").write_text(
+        f'[image]\nname = "{image.name}"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+    )
+    with pytest.raises(ShardlineError, match=r"SL612 .* the image .* has no module leafnet; name a module"):
+        check_run(SENT, GIVEN | broken, settings=tmp_path / "vertex.toml")
+
+
+def test_an_error_is_one_line_that_says_what_to_do() -> None:
     with pytest.raises(
         ShardlineError, match=r"champion_uri is not given: .* or champion_uri= to publish nothing$"
     ):
-        check_run(spec, {})
+        check_run(SENT, {})
     with pytest.raises(ShardlineError, match=r"did you mean images:x\?$"):
-        check_run(spec, {"source": "imges:x"}, here=True)
+        check_run(SENT, {"source": "imges:x"}, here=True)
     with pytest.raises(ShardlineError, match=r"SL607 pipeline: source is 'photos', a path of"):
-        check_run(spec, GIVEN | {"source": "images:photos"})
-    assert check_run(spec, {"champion_uri": ""})[0] == {"champion_uri": ""}
+        check_run(SENT, GIVEN | {"source": "images:photos"})
+    assert check_run(SENT, {"champion_uri": ""})[0] == {"champion_uri": ""}

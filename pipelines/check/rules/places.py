@@ -13,6 +13,7 @@ from shardline.pipelines.check.job import jobs
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.image.build import has_registry
+from shardline.pipelines.image.contents import missing_from_image
 from shardline.pipelines.parameters import convert
 from shardline.pipelines.remote.environment import placeholder
 from shardline.trainer.errors import ShardlineError
@@ -86,6 +87,22 @@ def places(pipeline: Pipeline) -> Found:
             yield fault
     if known.get("champion_uri") == "" and "champion_uri" not in pipeline.given:
         yield "SL611", "champion_uri is not given: a blessed model is published nowhere"
+
+
+@rules(Pipeline)
+def modules(pipeline: Pipeline) -> Found:
+    """Modules of one's own that a run names.
+
+    SL612 error: The image holds the modules that a run names.
+        Fix: name a module that it has, or add its directory to [image] packages (a path from the settings
+            file) or its distribution to [image] requirements, and build the image again
+        Source: pipelines/image/contents.py: the table [image] of the settings says what the image holds.
+    """
+    if pipeline.image is None or pipeline.given is None or pipeline.aim is Aim.HERE:
+        return
+    if pipeline.name in preflight.OURS:
+        for line in missing_from_image(pipeline.image, _values(pipeline)):
+            yield "SL612", line.partition("; ")[0]
 
 
 def _values(pipeline: Pipeline) -> dict[str, Any]:
