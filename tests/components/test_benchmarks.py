@@ -8,7 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu
+
 REPOSITORY = Path(__file__).parents[2]
+
+
+def test_without_a_gpu_the_gpu_benchmark_says_so_and_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # and nvidia-smi is nowhere
+    gpu.main([str(tmp_path / "work")])
+    assert "there is no NVIDIA GPU on this machine" in capsys.readouterr().out
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_gpu_benchmark_reads_what_the_trainer_writes() -> None:
+    log = "train: device: 1 GPU, Tesla T4\ntrain: m on one process: global batch 64 = 1 x 64; 10 steps"
+    history = "epoch,loss,examples,seconds\n1,2.0,640,60.0\n2,1.0,640,1.5\n3,0.5,640,0.5\n"
+    row = gpu.read("ResNet50", log, history)
+    assert str(row) == "| ResNet50 | 1 GPU, Tesla T4 | 640 | 100.0 | below 10% |"
+    assert gpu.read("ResNet50", f"{log}\ntrain: steps waited for input 42% of", history).waited == "42%"
 
 
 @pytest.mark.matrix

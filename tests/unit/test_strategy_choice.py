@@ -87,6 +87,14 @@ def test_a_communication_that_cannot_be_had_is_refused(monkeypatch, asked, clust
         strategy.choose(settings(communication=asked), cluster)
 
 
+def test_central_storage_has_no_loss_scale():
+    """Keras changes it inside a replica, which an AggregatingVariable without aggregation refuses."""
+    with pytest.raises(
+        SettingsError, match=r"cannot train in float16: .* use precision bfloat16, or strategy"
+    ):
+        strategy.choose(settings(strategy="central_storage", precision="float16", cpu_devices=2), ALONE)
+
+
 def between_two_devices(resolver, options):
     """Returns a strategy that exchanges as one of two workers does, to be traced only."""
     return CollectiveAllReduceStrategy._from_local_devices(["/cpu:0", "/cpu:1"], options)

@@ -31,6 +31,11 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
             f"cpu_devices {settings.cpu_devices} divides the CPU for {' and '.join(_SEVERAL_CPUS)}; "
             f"strategy {name} uses one CPU device a process"
         )
+    if settings.precision == "float16" and name == "central_storage":
+        raise SettingsError(
+            "strategy central_storage cannot train in float16: TensorFlow keeps no loss scale on its central "
+            "device; use precision bfloat16, or strategy mirrored"
+        )
     _check_communication(settings.communication, name, cluster)
     return name
 
