@@ -106,16 +106,12 @@ def rehearse(  # noqa: D417  # the fields are explained where they are defined
         from shardline.components.rehearse.rehearsal import rehearse_run
 
         _, base = rehearse_run(
-            dataset=dataset.path,
-            dataset_uri=dataset.uri,
-            job_uri=job.uri,
-            training=training_of(given),
-            gate=gate_of(given),
+            dataset,
+            job,
+            training_of(given),
+            gate_of(given),
             readers=readers,
             base_output_directory=base_output_directory,
-            continue_run="",
-            history_uri="",
-            fingerprint="",
             job_name=job_name,
         )
         return (base,)
@@ -138,7 +134,7 @@ def train(  # noqa: D417  # the fields are explained where they are defined
 
     Args:
         dataset: Dataset directory with its manifest.
-        model: Receives model.keras, metrics.json, history.csv, settings.json, checkpoints/ and logs/.
+        model: Receives model.keras, metrics.json, history.csv and settings.json.
         model_function: The field `model`: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
     """
     given = dict(locals())

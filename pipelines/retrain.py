@@ -108,10 +108,8 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
                 pools["worker_pool_specs"] = checked.output
             data = {"data": found["data"], "processes": preprocess_processes}
             with dsl.If(preprocess_tasks <= 1, name="one-task"):
-                preprocessed = on_machine(settings, settings.preprocess)(preprocess)(
-                    fingerprint=found["fingerprint"], **data
-                )
-                train_on(preprocessed.outputs["dataset"])
+                made = on_machine(settings, settings.preprocess)(preprocess)
+                train_on(made(fingerprint=found["fingerprint"], **data).outputs["dataset"])
             with dsl.Else(name="many-tasks"):
                 train_on(_preprocess_in_tasks(settings, preprocess_tasks, data))
 

@@ -37,8 +37,7 @@ def rehearse(
         training: The same, with the directory of the checkpoints that it goes on from.
         base_output_directory: Where the job keeps its checkpoints, the same in all of its attempts.
     """
-    given = {"dataset": dataset.path, "dataset_uri": dataset.uri, "job_uri": job.uri}
-    given |= {name: value for name, value in locals().items() if name not in ("dataset", "job", "given")}
+    given = dict(locals())
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("rehearse"):

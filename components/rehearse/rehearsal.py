@@ -34,35 +34,33 @@ _JOBS, _CHECKPOINTS = "jobs", "checkpoints"
 
 
 def rehearse_run(
-    *,
-    dataset: str,
-    dataset_uri: str,
-    job_uri: str,
+    dataset: Any,
+    job: Any,
     training: Mapping[str, Any],
     gate: Mapping[str, Any],
-    readers: int,
-    base_output_directory: str,
-    continue_run: str,
-    history_uri: str,
-    fingerprint: str,
-    job_name: str,
+    readers: int = 1,
+    base_output_directory: str = "",
+    continue_run: str = "",
+    history_uri: str = "",
+    fingerprint: str = "",
+    job_name: str = "",
 ) -> tuple[dict[str, Any], str]:
     """Rehearses a run and returns what `component.rehearse` does; the arguments are as there.
 
     Raises:
         ShardlineError: As training, export and judgement would, or when an output cannot be written to.
     """
-    base = base_output_directory or place_of_job(job_uri, job_name)
+    base = base_output_directory or place_of_job(job.uri, job_name)
     checked = read(TrainingSettings, training, "training")
     given = dict(training)
     if continue_run:
         checkpoints = _checkpoints_of(continue_run, base, job_name)
         given["train_options"] = {**given.get("train_options", {}), "checkpoint_dir": checkpoints}
         progress.say(_TOPIC, f"the training goes on from {checkpoints}")
-    rehearse(Path(dataset), checked, read(GateSettings, gate, "gate"), readers=readers)
+    rehearse(Path(dataset.path), checked, read(GateSettings, gate, "gate"), readers=readers)
     _check_writable(base)
     if history_uri:
-        keep_dataset(history_uri, fingerprint, dataset_uri)
+        keep_dataset(history_uri, fingerprint, dataset.uri)
     return given, base
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from kfp import dsl
 
 from shardline.components.configure import history
 from shardline.components.parameters import GateSettings, TrainingSettings
@@ -45,16 +46,11 @@ def training(**changes):
 def run(dataset, tmp_path, **changes):
     """Rehearses a run as its task does."""
     given = {
-        "dataset": str(dataset),
-        "dataset_uri": str(dataset),
-        "job_uri": f"{tmp_path}/outputs/retrain-1/rehearse/job",
+        "dataset": dsl.Dataset(uri=str(dataset)),
+        "job": dsl.Artifact(uri=f"{tmp_path}/outputs/retrain-1/rehearse/job"),
         "training": {"model": MODEL, "train_options": {"keep_checkpoints": 2.0}},
         "gate": {},
         "readers": 2,
-        "base_output_directory": "",
-        "continue_run": "",
-        "history_uri": "",
-        "fingerprint": "",
         "job_name": "retrain-1",
     }
     return rehearse_run(**{**given, **changes})
