@@ -35,6 +35,8 @@ def context_of(command: Command) -> click.Context:
     words = list(command.words[1:])
     context = click.Context(main, info_name="shardline")
     while isinstance(context.command, click.Group):
+        if not words and context.command.invoke_without_command:
+            return context
         assert words, f"{command}: a group of commands does nothing by itself"
         child = context.command.get_command(context, words[0])
         assert child is not None, f"{command}: there is no such command"
@@ -59,7 +61,7 @@ def shardline(command: Command) -> None:
     else:
         if options := context.params.get("trainer_options"):
             task.parse(["--dataset", "d", "--model", "m", *options])
-        if context.command.name in ("run", "submit"):
+        if context.params.get("pipeline") and context.command.name in ("run", "submit"):
             compiled = ROOT / context.params["pipeline"]
             if command.whole and compiled.is_file():
                 given = pairs(context.params["texts"], "--param", PipelineError)
