@@ -156,6 +156,13 @@ def tasks(log: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
 
 
+def task_at_work(line: str) -> str | None:
+    """Returns the task that has begun by a line of kfp.local, "" where one has ended; None for any other."""
+    if begun := _EXECUTING.fullmatch(line):
+        return begun[1]
+    return "" if _ENDED.fullmatch(line) else None
+
+
 def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
     """Yields what tasks have printed, each line after its task's name, or what a replica has printed.
 

@@ -62,6 +62,11 @@ def show(rows: Rows, stream: TextIO) -> None:
         console.print(Text.assemble((name.ljust(width), "bold"), "  ", value), soft_wrap=True)
 
 
+def from_here(path: Path) -> str:
+    """Returns a path as seen from the current directory, if it is below that."""
+    return str(path).removeprefix(f"{Path.cwd()}/")
+
+
 def timestamp(moment: datetime.datetime) -> str:
     """Returns a time in UTC, RFC 3339: "2027-01-31T09:15:00Z"."""
     return moment.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")

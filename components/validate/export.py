@@ -28,6 +28,7 @@ from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.models.export_check import check_operations
 from shardline.trainer.models.head import Head, read_head, to_probabilities
+from shardline.trainer.progress import say
 
 #: Number of examples that an export is compared with its model on.
 SAMPLES = 256
@@ -113,6 +114,7 @@ def export_model(
     loaded = tf.saved_model.load(str(saved_model))
     export = replace(_describe(model, manifest, head, loaded, saved_model), settings=dict(settings or {}))
     if samples:
+        say("validate", f"comparing the export with the model on {len(samples):,} examples")
         difference = largest_difference(model, head, manifest, loaded, samples)
         export = replace(export, compared_examples=len(samples), max_difference=difference)
     if formats:

@@ -106,6 +106,7 @@ def validate(
             settings=training.settings,
             training_keys=training_keys,
         )
+        say("validate", "asking the export in a process with TensorFlow alone")
         answers = golden.check(clean, out)
     measured = _measure(out, export, answers, examples, gate.min_slice)
     challenge = Challenge(measured.evaluation)
@@ -141,6 +142,7 @@ def export_trained(
     **known: Any,
 ) -> Export:
     """Exports a model file, with what is `known` of its training."""
+    say("validate", "loading the model")
     manifest, dataset, head = examples.manifest, examples.directory, read_recorded_head(model_file)
     # Only of a training that has not written down what the outputs are, the loss has to say it.
     model = load_model(model_file, function=model_function, compiled=head is None)

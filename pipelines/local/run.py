@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.run_directory import TASK_INDENT, blessing
+from shardline.components.run_directory import TASK_INDENT, blessing, task_at_work
 from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record, scratch
@@ -30,7 +30,7 @@ from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
 from shardline.pipelines.local.output import LineBuffer
 from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
-from shardline.pipelines.local.terminal import Terminal, open_terminal
+from shardline.pipelines.local.terminal import Silence, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, defaults, has_exit_tasks, parse_pipeline, read_pipeline
 from shardline.trainer import crash, files, progress
@@ -68,6 +68,7 @@ class Execution:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
     exit_code: int = 0
     _kfp_lines: KfpLines = field(default_factory=KfpLines)
+    _silence: Silence = field(default_factory=Silence)
 
     @property
     def values(self) -> dict[str, Scalar]:
@@ -99,7 +100,10 @@ class Execution:
             )
             try:
                 for line in _output(child, self._cannot_succeed):
-                    self._take(line, log, terminal)
+                    if line is None:
+                        self._silence.break_on(terminal)
+                    else:
+                        self._take(line, log, terminal)
             finally:
                 with processes.undisturbed():
                     self.exit_code = _end(child)
@@ -149,18 +153,24 @@ class Execution:
         said = line if event is None else f"{TASK_INDENT}{' '.join(progress.render(event).split())}"
         print(said, file=log, flush=True)
         if event is None:
+            if (task := task_at_work(line)) is not None:
+                self._silence.task = task
+                terminal.end_work()
             if line.startswith(TASK_INDENT) and line.strip():
                 printed = line.removeprefix(TASK_INDENT)
                 replica, text = split_replica(printed)
                 if not self._kfp_lines.has(text, replica):
                     self.tail.append(printed)
                     if replica:
+                        self._silence.end()
                         terminal.line(replica, text)
         elif event.kind == "error":
             self.errors.append(event)
         else:
             if event.kind == "fact":
                 self.facts[event.topic] = event
+            else:
+                self._silence.end()
             terminal.show(event)
 
     def _cannot_succeed(self) -> bool:
@@ -168,8 +178,11 @@ class Execution:
         return not self.has_exit_tasks and any(event.exit_code == EXIT_BAD_INPUT for event in self.errors)
 
 
-def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) -> Iterator[str]:
-    """Yields the child's lines until it has ended, or for some seconds more once it cannot succeed."""
+def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) -> Iterator[str | None]:
+    """Yields the child's lines until it has ended, or for some seconds more once it cannot succeed.
+
+    At least once a second it yields None.
+    """
     assert child.stdout is not None
     output = child.stdout.fileno()
     os.set_blocking(output, False)
@@ -181,6 +194,7 @@ def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) 
         selector.register(pidfd, selectors.EVENT_READ)
         while not ended and (deadline is None or time.monotonic() < deadline):
             ready = {key.fd for key, _ in selector.select(1.0)}
+            yield None
             ended = pidfd.fileno() in ready
             if output in ready or (ended and output in selector.get_map()):
                 more = yield from _read_all(output, buffer)
@@ -285,6 +299,7 @@ def run_pipeline(
     try:
         command = _write_inputs(book.directory, localized, values)
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
+            terminal.show(Event("line", "run", f"{name} in {summary.from_here(book.directory)}"))
             run.watch(command, terminal)
             run.raise_failure(terminal)
     except processes.Stopped as error:

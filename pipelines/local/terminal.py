@@ -13,6 +13,8 @@ from shardline.trainer.progress import Event
 
 #: Seconds between two plain lines about the same piece of work.
 _EVERY_S = 2.0
+#: Seconds without any line after which one is shown.
+_SILENCE_S = 3.0
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 
 
@@ -58,6 +60,9 @@ class Terminal:
         """Shows a line of output of the replica `name`, in a colour of its own where there are colours."""
         print(f"{name} | {text}", file=self._stream, flush=True)
 
+    def end_work(self) -> None:
+        """Ends what shows a piece of work that is over, such as a bar that has not come to its end."""
+
     def close(self) -> None:
         """Shows what was still held back."""
         for topic in list(self._waiting):
@@ -69,6 +74,30 @@ class Terminal:
 
     def _print(self, event: Event) -> None:
         print(progress.render(event), file=self._stream, flush=True)
+
+
+class Silence:
+    """Silence of a run: where nothing is shown for a while, a line says what is at work, and ever less often.
+
+    Attributes:
+        task: The task that is at work; "" between two.
+    """
+
+    def __init__(self) -> None:
+        self.task = ""
+        self.end()
+
+    def end(self) -> None:
+        """Notes that something was shown."""
+        self._began = time.monotonic()
+        self._next_s = _SILENCE_S
+
+    def break_on(self, terminal: Terminal) -> None:
+        """Shows a line, if it has lasted long enough."""
+        seconds = time.monotonic() - self._began
+        if seconds >= self._next_s:
+            terminal.show(Event("line", self.task or "run", f"at work, for {seconds:.0f} s without a word"))
+            self._next_s = 3 * self._next_s
 
 
 class _Bars(Terminal):
@@ -103,13 +132,17 @@ class _Bars(Terminal):
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         self._above((f"{name} | ", colour), (text, ""))
 
+    def end_work(self) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+
     def close(self) -> None:
         self._bar.stop()
 
     def _advance(self, event: Event) -> None:
-        if self._task is not None and (self._topic != event.topic or event.done >= event.total):
-            self._bar.remove_task(self._task)
-            self._task = None
+        if self._topic != event.topic or event.done >= event.total:
+            self.end_work()
         if event.done >= event.total:
             return
         amount = f"{event.done:,}/{event.total:,} {event.unit}"

@@ -79,3 +79,35 @@ def test_paths_below_the_current_directory_are_short() -> None:
 )
 def test_duration(seconds: float, text: str) -> None:
     assert summary.duration(seconds) == text
+
+
+def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(terminals.time, "monotonic", lambda: now)
+    stream, silence = io.StringIO(), terminals.Silence()
+    with open_terminal(stream) as terminal:
+        for second in range(1, 41):
+            now = float(second)
+            if second == 2:
+                silence.task = "preprocess"
+            if second == 30:
+                silence.end()
+                silence.task = ""
+            silence.break_on(terminal)
+    assert stream.getvalue().splitlines() == [
+        "preprocess: at work, for 3 s without a word",
+        "preprocess: at work, for 9 s without a word",
+        "preprocess: at work, for 27 s without a word",
+        "run: at work, for 3 s without a word",
+        "run: at work, for 9 s without a word",
+    ]
+
+
+def test_a_bar_ends_with_its_task() -> None:
+    stream = _Tty()
+    with open_terminal(stream) as terminal:
+        terminal.show(Event("progress", "preprocess", "written", done=2, total=9, unit="records"))
+        terminal.end_work()
+        stream.truncate(0)
+        terminal.show(Event("line", "train", "starting"))
+        assert "records" not in stream.getvalue()
