@@ -4,7 +4,8 @@ Needs a machine with an NVIDIA driver and Python 3.11 or later, and nothing inst
 image's gpu variant is made in DIRECTORY from its lock file. Then the main job, precisions, XLA, and the share
 of the input pipeline are measured, each in a process of its own, and a table is printed and kept in
 DIRECTORY/gpu.md. Where there is no GPU it says so and ends with 0. `--here` measures in this environment, on
-whatever devices it has; with `--quick` on little data, which shows that the script works and nothing else.
+whatever devices it has; with `--quick` a small model on little data, which shows that the script works and
+nothing else.
 """
 
 from __future__ import annotations
@@ -118,12 +119,19 @@ def _run(python: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def measure(directory: Path, python: Path, batch: int) -> Iterator[Row]:
+def measure(directory: Path, python: Path, batch: int, *, quick: bool) -> Iterator[Row]:
     """Yields a row for each case, the first epoch, which traces and compiles, left out."""
     for number, (case, (dataset, model, options)) in enumerate(CASES.items()):
         out = directory / f"case-{number}"
         shutil.rmtree(out, ignore_errors=True)
-        arguments = ["--dataset", str(directory / dataset), "--model", model, "--model-dir", str(out)]
+        arguments = [
+            "--dataset",
+            str(directory / dataset),
+            "--model",
+            "mnist_cnn" if quick else model,
+            "--model-dir",
+            str(out),
+        ]
         arguments += ["--epochs", str(_EPOCHS), "--per-replica-batch-size", str(batch), *options.split()]
         log = _run(python, "-m", "shardline.trainer.task", *arguments)
         yield read(case, log, (out / "history.csv").read_text())
@@ -147,7 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("directory", type=Path, help="where environment, data, models and the table go")
     parser.add_argument("--here", action="store_true", help="measure in this environment, on its devices")
-    parser.add_argument("--quick", action="store_true", help="little data: the numbers mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="a small model and little data: the numbers mean nothing"
+    )
     options = parser.parse_args(arguments)
     found = gpus()
     if not found and not options.here:
@@ -165,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _HEAD,
     ]
     print("\n".join(lines), flush=True)
-    for row in measure(directory, python, batch):
+    for row in measure(directory, python, batch, quick=options.quick):
         lines.append(str(row))
         print(row, flush=True)
     (directory / "gpu.md").write_text("\n".join(lines) + "\n")

@@ -117,3 +117,16 @@ def test_replicas_with_other_flags_end_before_they_train(tmp_path):
     assert [process.returncode for process in processes] == [EXIT_BAD_INPUT] * 2
     assert "worker-0 has --per-replica-batch-size 8, chief-0 has 16: all replicas take the same" in outputs[0]
     assert "chief-0 has --per-replica-batch-size 16, worker-0 has 8: all replicas take the same" in outputs[1]
+
+
+def test_a_replica_without_its_accelerators_waits_for_nobody(tmp_path):
+    """Here there is no GPU, and the other one of the two never comes."""
+    arguments = ["-m", "shardline.trainer.task", "--dataset", str(tmp_path), "--model", "mnist_cnn"]
+    arguments += ["--model-dir", str(tmp_path / "out")]
+    told = {"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4", "CUDA_VISIBLE_DEVICES": ""}
+    process = replicas.start_one(arguments, replicas.tf_configs(2)[0], told)
+    output = process.communicate(timeout=60)[0]
+
+    assert process.returncode == EXIT_BAD_INPUT
+    assert output.startswith("train: device: CPU, ")
+    assert "error: this machine was to have 1 NVIDIA_TESLA_T4, and TensorFlow sees no GPU: " in output
