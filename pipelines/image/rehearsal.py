@@ -17,6 +17,8 @@ from shardline.trainer.errors import RunError, SettingsError
 
 #: Steps that change the system are read out and not run.
 _OF_ROOT = re.compile(r"apt-get|useradd")
+#: What makes layers small and starts quick, and a rehearsal long.
+_FOR_LAYERS = re.compile(r"--(no-cache-dir|no-cache|compile-bytecode) ")
 _TOPIC = "rehearse"
 _FULL = (("shardline", "--help"), ("python", "-m", "shardline.trainer.task", "--help"))
 #: Commands that an image of a variant has to know.
@@ -75,7 +77,7 @@ def rehearse(context: Path, directory: Path, variant: str, plugins: Mapping[str,
         if _OF_ROOT.search(command):
             done.not_run.append(command)
             continue
-        shown = command.replace("--no-cache-dir ", "").replace("--no-cache ", "")
+        shown = _FOR_LAYERS.sub("", command)
         progress.say(_TOPIC, f"$ {shown}")
         python = tools if stage == "build" else installed / "bin"
         _run(["/bin/sh", "-c", shown.replace("/opt/", f"{directory}/opt/")], work, python)
