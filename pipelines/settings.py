@@ -112,9 +112,13 @@ def load(path: Path) -> Settings:
 
 
 def load_image(path: Path) -> ImageSettings | None:
-    """Returns the table [image] of a settings file, None where there is none; raises as `load`."""
+    """Returns the image of a settings file, None where there is none; raises as `load`.
+
+    One that is only named holds nothing beside Shardline, as far as is known.
+    """
     with begun_with(f"{path}: "):
-        return _read_image(path, read_file(path).get("image"))
+        image = read_file(path).get("image")
+        return ImageSettings(name=image) if image and isinstance(image, str) else _read_image(path, image)
 
 
 def _read_image(path: Path, image: Any) -> ImageSettings | None:

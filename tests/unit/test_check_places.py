@@ -111,11 +111,14 @@ def test_a_module_that_the_image_does_not_hold(tmp_path: Path) -> None:
         findings = check(Pipeline(RETRAIN, GIVEN | given, image=image))
         assert (code in {finding.code for finding in findings}) == found
         assert code not in {finding.code for finding in check(Pipeline(RETRAIN, GIVEN | given))}  # not known
-    (tmp_path / "vertex.toml").write_text(
-        f'[image]\nname = "{image.name}"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
-    )
-    with pytest.raises(ShardlineError, match=r"SL612 .* the image .* has no module leafnet; name a module"):
-        check_run(SENT, GIVEN | broken, settings=tmp_path / "vertex.toml")
+    train = '[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+    # Of an image that is only named nobody has said that it holds anything else.
+    for text in (f'[image]\nname = "{image.name}"\n', f'image = "{image.name}"\n'):
+        (tmp_path / "vertex.toml").write_text(text + train)
+        with pytest.raises(
+            ShardlineError, match=r"SL612 .* the image .* has no module leafnet; name a module"
+        ):
+            check_run(SENT, GIVEN | broken, settings=tmp_path / "vertex.toml")
 
 
 def test_an_error_is_one_line_that_says_what_to_do() -> None:
