@@ -59,6 +59,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    programs.run(
+        ["python", "-c", "import runpy; runpy.run_path('leaves.py', {}, '__main__')"], cwd=root, check=True
+    )
     shardline(root, "preprocess", "digits", "out/digits", "--readers", "2")
     shutil.copytree(root / "out/digits", root / "out/own")
     shardline(root, "train", "out/digits", "out/model", "--epochs", "1")
