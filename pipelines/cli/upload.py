@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import platform
 import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -176,7 +175,7 @@ def build(
             return
         images.build(tool, image, made)
     if sbom is not None:
-        files.write_text(sbom, images.read_bill(tool, image))
+        _write(sbom, images.read_bill(tool, image))
     words = f"built {', '.join(image.names)} ({image.variant}) from revision {revision or 'unknown'}"
     show(as_json, facts, words + _with(facts))
 
@@ -197,7 +196,7 @@ def _rehearse(
     with foreground(sys.stderr):
         done = rehearse(context, directory, content.variant, plugins)
     if sbom is not None:
-        shutil.copy(directory / "opt" / "shardline" / "sbom.json", sbom)
+        _write(sbom, (directory / "opt" / "shardline" / "sbom.json").read_text(encoding="utf-8"))
     imported = ", ".join(f"{name}={value}" for name, value in plugins.items())
     lines = [
         f"every step for {content.variant} works{_with(facts)}: {done.seconds:.0f} s, {done.distributions} "
@@ -221,6 +220,11 @@ def push(image: Image, content: ImageSettings, allow_dirty: bool, dry_run: bool,
     facts = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
     pin = f'pin it in the settings, as image or as the name in [image]: "{pinned}"'
     show(as_json, facts, f"pushed {', '.join(image.names)}", pin)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, text)
 
 
 def _facts(image: Image) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def clone(tmp_path: Path) -> Clone:
 
 def test_an_image_is_built_of_shardline_and_the_users_package(clone: Clone) -> None:
     clone.install()
-    done = clone.run("build", "--tag", "1", "--tag", "latest", "--sbom", "sbom.json")
+    done = clone.run("build", "--tag", "1", "--tag", "latest", "--sbom", "made/sbom.json")
 
     assert done.returncode == 0, done.stderr
     called, asked = clone.called()
@@ -144,7 +144,7 @@ def test_an_image_is_built_of_shardline_and_the_users_package(clone: Clone) -> N
     )
     assert "docker says something" in done.stderr
     assert asked == ["run", "--rm", "--entrypoint", "cat", f"{NAME}:1", "/opt/shardline/sbom.json"]
-    assert json.loads((clone.root / "sbom.json").read_text()) == {"bomFormat": "CycloneDX"}
+    assert json.loads((clone.root / "made" / "sbom.json").read_text()) == {"bomFormat": "CycloneDX"}
 
 
 def test_what_docker_builds_from_can_be_written_for_another_machine(clone: Clone) -> None:
