@@ -7,6 +7,8 @@ SETTINGS := $(firstword $(wildcard settings/vertex.toml) settings/local.toml)
 PIPELINE := compiled/retrain.yaml
 # Processes that share the tests, a file to each at a time; JOBS=0 runs them in one, as a debugger wants it.
 JOBS ?= 2
+# With pip's own bars and sizes; where nobody watches, plain lines.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
 PARAMS := $(filter-out PYTHON JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
@@ -66,13 +68,14 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 $(BIN)/.run: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local]'
+	@echo "Installing TensorFlow, KFP and what they need into $(VENV): about 1 GB to download, 3 GB on disk; once"
+	$(INSTALL) -e '.[local]'
 	@touch $@
 
 $(BIN)/.test: $(BIN)/.run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	$(INSTALL) -e '.[local,dev]'
 	@touch $@
 
 $(BIN)/.docs: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	@touch $@

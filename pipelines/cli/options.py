@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ import click
 
 from shardline.components.text import table
 from shardline.trainer import progress
-from shardline.trainer.errors import PipelineError, ShardlineError, printable
+from shardline.trainer.errors import PipelineError, SettingsError, ShardlineError, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.local.terminal import Terminal
@@ -159,6 +160,26 @@ inject_option = click.option(
     metavar="FAILURE",
     help="Rehearse a failure: preempt:worker:0@step=30, kill:chief@t=5s, slow:worker:1=2x.",
 )
+
+
+#: Modules of the extra `local` that every local run needs, and those that a run of our own pipelines needs.
+EVERY_RUN = ("psutil", "rich")
+OUR_RUNS = (*EVERY_RUN, "numpy", "tensorflow", "keras", "sklearn", "jinja2", "PIL", "matplotlib")
+
+
+def require_local(modules: Iterable[str]) -> None:
+    """Refuses a local run where modules are not installed; SettingsError names them and the extra."""
+    if absent := [name for name in modules if not _is_installed(name)]:
+        raise SettingsError(
+            f"a local run needs {', '.join(absent)}, which is not installed: pip install 'shardline[local]'"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 @contextlib.contextmanager

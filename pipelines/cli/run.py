@@ -9,11 +9,14 @@ from typing import Any
 import click
 
 from shardline.pipelines.cli.options import (
+    EVERY_RUN,
+    OUR_RUNS,
     PATH,
     foreground,
     inject_option,
     network_option,
     parameter_options,
+    require_local,
     runs_dir_option,
     show_table,
 )
@@ -51,6 +54,7 @@ def run(
     With --resume, a new run does what a failed one was to do: PIPELINE and parameters are that run's unless
     they are given, and training goes on from its checkpoints.
     """
+    require_local(EVERY_RUN)
     from shardline.components.run_directory import find_run
     from shardline.pipelines.local.resume import FailedRun
     from shardline.pipelines.local.run import run_pipeline
@@ -92,6 +96,8 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
     from shardline.pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
+    if spec["pipelineInfo"]["name"] in OURS:
+        require_local(OUR_RUNS)
     parameters, _ = check_run(spec, given, here=True)
     if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
         # Models of different data do not replace each other.

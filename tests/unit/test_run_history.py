@@ -12,11 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.run_directory import find_run
+from shardline.pipelines.cli import options
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.resume import FailedRun
 from shardline.trainer import progress
 from shardline.trainer.errors import PipelineError, SettingsError
 
+ROOT = Path(__file__).parents[2]
 PIPELINE = b"pipelineInfo: {name: retrain}\n"
 
 
@@ -173,3 +175,17 @@ def test_options_that_belong_together(runs: Path) -> None:
     ):
         result = shardline(*words)
         assert (result.exit_code, message in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("absent", ["psutil", "tensorflow"])
+def test_a_run_without_the_extra_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    monkeypatch.setattr(options, "_is_installed", lambda module: module != absent)
+
+    result = shardline("run", ROOT / "compiled" / "retrain.yaml", "--runs-dir", tmp_path / "runs")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    words = f"a local run needs {absent}, which is not installed: pip install 'shardline[local]'"
+    assert result.stderr == f"Error: {words}\n"
+    assert not (tmp_path / "runs").exists()
