@@ -74,7 +74,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         run_server(cluster, settings.startup_timeout)
         return {}
     if cluster.role != "evaluator":  # which works alone, whatever the others do
-        _check_strategy(settings, name)
+        check_strategy(settings, name)
     dirs = output_dirs(settings, environ)
     # Where workers take whole steps each, no step is shared out.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
@@ -129,7 +129,7 @@ def _load_data(settings: TrainSettings, sharing: int, *, evaluator: bool) -> man
     return manifest
 
 
-def _check_strategy(settings: TrainSettings, name: str) -> None:
+def check_strategy(settings: TrainSettings, name: str) -> None:
     """Refuses settings that the strategy cannot follow."""
     if settings.jit_compile == "on" and name != "one_device":
         raise SettingsError(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.champions import champion_directory, open_shelf
+from shardline.components.champions import champion_directory, check_champion
 from shardline.components.configure.history import keep_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.parameters import GateSettings, TrainingSettings, read
@@ -102,15 +102,20 @@ def rehearse(dataset: Path, training: TrainingSettings, gate: GateSettings, *, r
     """
     from shardline.trainer import task
     from shardline.trainer.run import check_splits
+    from shardline.trainer.train import check_strategy
 
     started = time.monotonic()
     manifest = manifests.load(dataset)
     check_whole(dataset, manifest)
     gate.gate.check(manifest, gate.champion_uri, gate.formats)
     if gate.champion_uri:
-        open_shelf(gate.champion_uri).check()
+        check_champion(gate.champion_uri)
     settings = training.of_trainer(dataset=str(dataset), usual_batch_size=1)
     check_splits(settings, manifest, readers, evaluator=settings.evaluator)
+    if readers > 1:
+        check_strategy(
+            settings, settings.strategy if settings.strategy != "auto" else "multi_worker_mirrored"
+        )
     progress.say(_TOPIC, f"one step of {training.model}, its export and its judgement on a few examples")
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")

@@ -79,6 +79,12 @@ def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_nothing_but_its
     [
         ({"model": "tests.helpers.unexportable:lambda_layer"}, {}, ModelError, "Lambda"),
         ({"train_options": {"early_stopping": "val_f1"}}, {}, SettingsError, "val_f1"),
+        (
+            {"train_options": {"jit_compile": "on"}},
+            {},
+            SettingsError,
+            "jit_compile needs strategy one_device",
+        ),
         ({"per_replica_batch_size": 64}, {}, SettingsError, "each of 2 workers has 48"),
         ({"train_options": {"augment": "tests.helpers.models:nothing"}}, {}, SettingsError, "nothing"),
         ({}, {"rules": ("recall[class=bottle] >= 0.9",)}, SettingsError, "class 'bottle'"),
