@@ -24,15 +24,16 @@ _IMAGE_DATA = """printf '{"instances": [{"b64": "%s"}]}' "$(base64 -w0 image.png
 
 _PLATFORM = """\
 from google.cloud import aiplatform
-
+{image}
 endpoint = aiplatform.Endpoint("projects/PROJECT/locations/REGION/endpoints/ENDPOINT")
 print(endpoint.predict(instances=[{instance}]).predictions[0]["label_name"])"""
-_IMAGE = """\
+_IMAGE_IMPORTS = """\
 import base64
 from pathlib import Path
 
-image = base64.b64encode(Path("image.png").read_bytes()).decode()
 """
+_IMAGE = """
+image = base64.b64encode(Path("image.png").read_bytes()).decode()"""
 
 
 class Call(NamedTuple):
@@ -57,7 +58,8 @@ def make_calls(export: Export) -> tuple[Call, ...]:
 
 def _of_images() -> tuple[Call, ...]:
     curl = f"{_IMAGE_DATA} \\\n  {_CURL.format(data='@-')}"
-    platform = _IMAGE + _PLATFORM.replace("{instance}", '{"b64": image}')
+    code = _PLATFORM.replace("{image}", _IMAGE).replace("{instance}", '{"b64": image}')
+    platform = _IMAGE_IMPORTS + code
     return _calls('images=tf.stack([tf.io.read_file("image.png")])', curl, platform)
 
 
@@ -68,7 +70,8 @@ def _of_columns(takes: dict[str, Any], row: dict[str, Any]) -> tuple[Call, ...]:
         f'{name}=tf.constant([{value!r}], "{takes[name]["dtype"]}")' for name, value in values.items()
     )
     data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
-    return _calls(arguments, _CURL.format(data=f"'{data}'"), _PLATFORM.replace("{instance}", repr(values)))
+    platform = _PLATFORM.replace("{image}", "").replace("{instance}", repr(values))
+    return _calls(arguments, _CURL.format(data=f"'{data}'"), platform)
 
 
 def _calls(arguments: str, curl: str, platform: str) -> tuple[Call, ...]:
