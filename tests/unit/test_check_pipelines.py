@@ -25,6 +25,10 @@ def reading(value: Any, *, cached: bool = True, name: str = "source", **more: An
     return pipeline(component(inputs=inputs), tasks=only)
 
 
+def limited(**resources: Any) -> dict[str, Any]:
+    return pipeline(component(resources=resources))
+
+
 def gated(condition: str) -> dict[str, Any]:
     return pipeline(tasks=task(triggerPolicy={"condition": condition}))
 
@@ -70,6 +74,13 @@ def using(accelerator: str) -> dict[str, Any]:
 
 ROWS = [
     ("SL123", using("nvidia.com/gpu"), using("NVIDIA_TESLA_T4")),
+    ("SL126", limited(resourceCpuLimit="128"), limited(resourceCpuLimit="96", resourceMemoryLimit="624G")),
+    ("SL126", limited(resourceMemoryLimit="1Ti"), limited(resourceMemoryLimit="34359738368")),
+    (
+        "SL126",
+        limited(resourceMemoryLimit="640000M"),
+        limited(resourceCpuLimit="{{$.inputs.parameters['n']}}"),
+    ),
     ("SL310", saying("x" * 131_072), saying("x" * 131_071)),
     ("SL312", reading("x" * 131_072), reading("x" * 131_000)),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import re
 from collections.abc import Iterable
 
 from shardline.components.vertex.payload import at, known_text, lacks, whole
@@ -144,7 +145,7 @@ def machines(pool: Pool) -> Found:
         yield "SL111", "the pool has no machine_type"
     machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
-        yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){_hint(machine, MACHINE_TYPES)}"
+        yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){_like(machine)}"
     topologies = TPU_TOPOLOGIES.get(machine)
     if topologies and topology not in topologies and "{{$" not in str(topology):
         yield "SL120", f"{machine} has the topologies {', '.join(topologies)}, not {topology!r}"
@@ -218,17 +219,55 @@ def tpus(job: Job) -> Found:
 
 
 @rules(Executor)
-def accelerators_of_tasks(executor: Executor) -> Found:
-    """Accelerators of a task's own container.
+def resources_of_tasks(executor: Executor) -> Found:
+    """Accelerators, cores and memory of a task's own container.
 
     SL123 error: A task's own accelerator is one that the API has.
         Fix: take one of the API's accelerator types, NVIDIA_TESLA_T4 for example, and count
         Source: docs.cloud.google.com, pipelines/machine-types: set_accelerator_type takes the API's names.
+    SL126 error: A task asks for no more than a machine has: 96 cores, 624 GB.
+        Fix: take cpu and memory of 96 and 624G at most, or split the work over more tasks
+        Source: docs.cloud.google.com, pipelines/machine-types: the limits of set_cpu_limit and
+            set_memory_limit; n1-highmem-96 is the largest machine.
     """
-    found = at(executor.container, "resources", "accelerator")
+    limits = at(executor.container, "resources")
+    for name, units, most, words in (
+        ("resourceCpuLimit", _CORES, 96, "cores"),
+        ("resourceMemoryLimit", _GIGABYTES, 624, "of memory"),
+    ):
+        amount = _QUANTITY.fullmatch(str(limits.get(name) or ""))
+        if amount and float(amount[1]) * units.get(amount[2], 0) > most:
+            yield "SL126", f"the task asks for {amount[0]} {words}"
+    found = at(limits, "accelerator")
     kind = str(found.get("resourceType") or found.get("type") or "")
     if kind and kind not in ACCELERATORS and "{{$" not in kind:
         yield "SL123", f"accelerator type {kind} does not exist on Vertex AI"
+
+
+#: How a quantity is written, "500m" or "32G", and what its units stand for.
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)")
+_CORES = {"": 1.0, "m": 1e-3}
+_GIGABYTES = {
+    "": 1e-9,
+    "K": 1e-6,
+    "M": 1e-3,
+    "G": 1.0,
+    "T": 1e3,
+    "Ki": 1.024e-6,
+    "Mi": 1.0486e-3,
+    "Gi": 1.0737,
+    "Ti": 1099.5,
+}
+
+
+def _like(machine: str) -> str:
+    """Returns a hint at the machine type of the same series that is nearest in size, or written alike."""
+    series, _, size = machine.rpartition("-")
+    same = [known for known in MACHINE_TYPES if known.rpartition("-")[0] == series]
+    sizes = sorted(int(number) for known in same if (number := known.rpartition("-")[2]).isdecimal())
+    if not size.isdecimal() or not sizes:
+        return _hint(machine, MACHINE_TYPES)
+    return f"; did you mean {series}-{min(sizes, key=lambda known: abs(known - int(size)))}?"
 
 
 def _hint(found: str, known: Iterable[str]) -> str:
