@@ -42,16 +42,26 @@ _OF_A_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTD
 
 _SHOWN_LETTERS = 400
 _RINGS = ("shardline", "trainer", "components", "pipelines")
+#: What the extra `local` installs beside what every installation has, as it is imported.
+_OF_EXTRAS = {
+    *("cv2", "fsspec", "google_crc32c", "jinja2", "keras", "matplotlib", "numpy", "optuna", "PIL", "psutil"),
+    *("pyarrow", "rich", "scipy", "simplejpeg", "sklearn", "tensorboard", "tensorflow", "xxhash"),
+}
 
 
 def as_error(failure: Exception) -> ShardlineError:
     """Returns the error, of one line, that stands for an exception which nobody has raised on purpose.
 
-    A full disk and the like, a path that cannot be used: the reason and the path. Anything else is a
-    `CrashError`: what it was, and the crash file with all that is known.
+    A package that is not installed: the extra that has it. A full disk and the like, a path that cannot be
+    used: the reason and the path. Anything else is a `CrashError`: what it was, and the crash file with all
+    that is known.
     """
     if isinstance(failure, ShardlineError):
         return failure
+    if isinstance(failure, ModuleNotFoundError) and (failure.name or "").partition(".")[0] in _OF_EXTRAS:
+        return SettingsError(
+            f"{failure.name} is not installed, which this needs; pip install 'shardline[local]'"
+        )
     if isinstance(failure, MemoryError):
         return RunError(f"out of memory; {_OF_THE_MACHINE[errno.ENOMEM]}")
     if isinstance(failure, OSError) and failure.strerror:

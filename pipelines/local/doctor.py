@@ -68,8 +68,12 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
     yield _python()
     yield from _versions()
     yield _cores()
-    yield _memory()
     yield from _disk(runs_dir)
+    if version_of("psutil") is None:
+        what = "memory, ports, network, toy job: psutil is not installed"
+        yield warning("not looked at", what, "pip install 'shardline[local]'")
+        return
+    yield _memory()
     yield _ports()
     yield _network()
     if not toy:
@@ -128,10 +132,8 @@ def _cores() -> Diagnosis:
 
 
 def _memory() -> Diagnosis:
-    try:
-        import psutil
-    except ImportError:
-        return warning("memory", "not looked at: psutil is not installed", "pip install 'shardline[local]'")
+    import psutil
+
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
     return _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +235,12 @@ def test_placeholders_are_no_project_and_this_machine_is_looked_at_all_the_same(
 
 
 def test_a_machine_without_the_packages_of_local_runs_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    found = {item.what: item for item in here.examine(Path("runs"), toy=False)}
+    monkeypatch.setattr(here, "version_of", lambda package: None)
+    found = {item.what: item for item in here.examine(Path("runs"))}
 
-    assert (found["memory"].level, found["memory"].fix) == ("warning", "pip install 'shardline[local]'")
+    assert found["not looked at"].found == "memory, ports, network, toy job: psutil is not installed"
+    assert found["not looked at"].fix == "pip install 'shardline[local]'"
+    assert "toy job" not in found
 
 
 def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             EXIT_FAILED,
             "Stale file handle: '/gcs/b'; a ",
         ),
+        (
+            ModuleNotFoundError("No module named 'psutil'", name="psutil"),
+            EXIT_BAD_INPUT,
+            "psutil is not installed, which this needs; pip install 'shardline[local]'\n",
+        ),
+        (ModuleNotFoundError("No module named 'x'", name="x"), EXIT_CRASH, "ModuleNotFoundError: No module"),
         (MemoryError(), EXIT_FAILED, "out of memory; "),
         (RuntimeError("part-0; No space left on device"), EXIT_FAILED, "RuntimeError: part-0; No space left"),
         (KeyError("nobody\nforesaw"), EXIT_CRASH, r"KeyError: 'nobody\\nforesaw' (test_crash.py, line "),
