@@ -331,7 +331,8 @@ def _end_run(
         ("run directory", str(book.directory)),
         ("log", str(run.log)),
     ]
-    if state != SUCCEEDED and book.record.pipeline == RETRAIN:
+    mistaken = any(event.exit_code == EXIT_BAD_INPUT for event in run.errors)
+    if state != SUCCEEDED and book.record.pipeline == RETRAIN and not mistaken:
         rows.append(("to continue", f"shardline run --resume {book.directory.name}{_elsewhere(book)}"))
     summary.show(rows, stream)
     book.end(state, run.values, explanation)

@@ -125,6 +125,7 @@ def test_a_mistake_that_only_a_replica_can_find_is_one_line(tmp_path):
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert "returned a model that is not compiled; call model.compile(...)" in line
     assert "Traceback" not in done.stdout + done.stderr
+    assert "to continue" not in done.stdout  # it would end in the same way
     assert record(tmp_path / "runs")["state"] == "failed"
 
 
