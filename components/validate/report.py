@@ -119,6 +119,8 @@ class Origin:
         directory = model_file.parent
         places = [files.local_path(named)] if named and isinstance(named, str) else []
         places += [directory / "logs", directory.parent / "logs"]
+        # All attempts of a job have one directory, below the root of the runs.
+        places += [root / "jobs" / run / "logs" for root in list(directory.parents)[:4] if run]
         logs = next((path for path in places if path.is_dir()), None)
         # A bucket that is mounted here is a URI elsewhere.
         shown = re.sub("^/gcs/", "gs://", str(logs or ""))

@@ -305,3 +305,12 @@ def test_settings_are_shown_where_they_are_set_and_classes_once():
 
     assert page.row("settings.epochs") == ["settings.epochs", "6"]
     assert not [row for row in page.rows if row and row[0] in ("settings.augment", "class_names")]
+
+
+def test_the_learning_curves_are_found_where_all_attempts_of_a_job_write_them(tmp_path):
+    logs = tmp_path / "outputs" / "jobs" / "retrain-1" / "logs"
+    logs.mkdir(parents=True)
+    model = tmp_path / "outputs" / "retrain-1" / "train" / "model" / "model.keras"
+
+    assert Origin.of(model, TrainingRecord({}, {}), "retrain-1").logs == str(logs)
+    assert Origin.of(model, TrainingRecord({}, {}), "retrain-2").logs == ""
