@@ -100,7 +100,9 @@ def rehearse(dataset: Path, training: TrainingSettings, gate: GateSettings, *, r
     Raises:
         ShardlineError: As training, export and judgement would.
     """
-    from shardline.trainer import task
+    from shardline.trainer import task, tensorflow_internals
+
+    tensorflow_internals.import_tensorflow()  # quietly
     from shardline.trainer.run import check_splits
     from shardline.trainer.train import check_strategy
 

@@ -29,9 +29,6 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
     from shardline.pipelines.spec import load_pipeline
 
     training, gate, replicas = to_rehearse(load_pipeline(pipeline), given or {})
-    from shardline.trainer import tensorflow_internals
-
-    tensorflow_internals.import_tensorflow()
     from shardline.components.rehearse import rehearsal
     from shardline.pipelines.local import scratch
 
