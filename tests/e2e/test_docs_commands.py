@@ -48,9 +48,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("compiled", "settings", "examples"):
         shutil.copytree(ROOT / name, root / name)
     example = (root / "settings" / "vertex.toml.example").read_text()
-    (root / "settings" / "vertex.toml").write_text(
-        example.replace("my-project", "acme").replace("my-bucket", "acme")
-    )
+    (root / "settings" / "vertex.toml").write_text(_own(example))
     shutil.copy(root / "compiled" / "retrain.yaml", root / "anybodys.yaml")
     _write_images(root)
     _write_tables(root)
@@ -58,7 +56,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in shown_files():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(_own(text))
     programs.run(
         ["python", "-c", "import runpy; runpy.run_path('leaves.py', {}, '__main__')"], cwd=root, check=True
     )
@@ -92,6 +90,11 @@ def _write_images(root: Path) -> None:
             (root / "scans" / f"{name}{number}.png").write_bytes(image)
             rows.append(f"{name}{number}.png,{name}")
     (root / "labels.csv").write_text("\n".join(rows) + "\n")
+
+
+def _own(text: str) -> str:
+    """Returns a file of the pages with a project and bucket of one's own in the place of the examples."""
+    return text.replace("my-project", "acme-vision").replace("my-bucket", "acme-vision")
 
 
 def _write_tables(root: Path) -> None:
@@ -134,7 +137,7 @@ def test_the_commands_of_a_page_do_what_it_says(workspace: Path, page: str) -> N
 
 def _type(root: Path, command: Command) -> None:
     verb = command.words[1]
-    words = [OWN.get(f"{verb} {word}", OWN.get(word, word)) for word in command.words[1:]]
+    words = [_own(OWN.get(f"{verb} {word}", OWN.get(word, word))) for word in command.words[1:]]
     if verb in ("preprocess", "train"):
         out = root / words[2]
         if out.exists():

@@ -13,10 +13,9 @@ from shardline.pipelines.project import new
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
-MATRIX = [pytest.param(kind, marks=pytest.mark.matrix) for kind in new.KINDS if kind != "text"]
 
-
-@pytest.mark.parametrize("kind", ["text", *MATRIX])
+# The template of images is the example that the tests of the main job train.
+@pytest.mark.parametrize("kind", ["text", pytest.param("table", marks=pytest.mark.matrix)])
 def test_a_new_project_ends_with_a_champion_and_its_tests_pass(tmp_path: Path, kind: str) -> None:
     project = tmp_path / "leafnet"
     new.write(project, kind, "leafnet", "never installed here")

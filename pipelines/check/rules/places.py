@@ -161,7 +161,7 @@ def sent(pipeline: Pipeline) -> Found:
         Fix: name it as in LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG in the settings, and compile
         Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without one, Docker Hub is meant.
     SL412 error: The example's placeholders have been replaced.
-        Fix: write your own project and bucket, and compile again
+        Fix: write your own project and bucket in its place
         Source: settings/vertex.toml.example.
     """
     if pipeline.aim is Aim.HERE:
