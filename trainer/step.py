@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,10 +89,20 @@ class Loop:
         return self._own_logs.shapes
 
     def train(self, sizes: Sequence[int]) -> Stretch:
-        """Trains one step for each of `sizes`, the examples of that step over all replicas."""
-        waited, diverged = self._steps(self._batches, tf.constant(sizes, tf.float32))
-        first = int(diverged.numpy())
-        return Stretch(float(waited.numpy()), first if first < len(sizes) else None)
+        """Trains one step for each of `sizes`, the examples of that step over all replicas.
+
+        A step of another size, the last of an epoch, has a call of its own: within one, TensorFlow gathers
+        sparse gradients in the shape of the first step only (`CompleteInstanceFromInitializedIRec` in
+        tensorflow/core/common_runtime/collective_param_resolver_local.cc).
+        """
+        waited, done, first = 0.0, 0, len(sizes)
+        for _, equal in itertools.groupby(sizes):
+            call = tf.constant(list(equal), tf.float32)
+            seconds, diverged = self._steps(self._batches, call)
+            if (step := int(diverged.numpy())) < len(call):
+                first = min(first, done + step)
+            waited, done = waited + float(seconds.numpy()), done + len(call)
+        return Stretch(waited, first if first < len(sizes) else None)
 
     def _trace(self) -> Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
         strategy, model = self._strategy, self._model

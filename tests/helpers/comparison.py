@@ -35,6 +35,7 @@ CASES = [
     "weighted_mean",
     "uneven_weighted_masked",
     "empty",
+    "stretch",
 ]
 
 # float16 rounds the gradients of half a batch otherwise than those of the whole.

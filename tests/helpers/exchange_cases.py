@@ -19,6 +19,7 @@ from shardline.trainer.cluster import exchange, strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
 from shardline.trainer.settings import COMMUNICATIONS, TrainSettings
+from shardline.trainer.step import Loop
 
 STEPS = 20
 CLASSES = 3
@@ -216,6 +217,10 @@ def train(case, replicas_of, summation):
         if case != "empty":  # its mean on no example at all is not a number
             losses.append(float(model.get_metrics_result()["loss"]))
             model.reset_metrics()
+    return trained(replicas_of, model, losses)
+
+
+def trained(replicas_of, model, losses):
     return {
         "losses": losses,
         "weights": local_values(replicas_of, model.weights),
@@ -224,6 +229,36 @@ def train(case, replicas_of, summation):
             for optimizer in keras_internals.optimizers(model)
         ],
     }
+
+
+def stretch(replicas_of, summation):
+    """Takes sparse steps through the loop, several in a call, of which the last of an epoch is smaller."""
+    keras.utils.set_random_seed(4)
+    with replicas_of.scope():
+        model = words(o.Adam(0.01))
+        model._symbolic_build(data_batch=(np.zeros((1, 4), np.float32), np.zeros(1, np.int64)))
+    random = np.random.default_rng(8)
+    sizes = [8, 8, 8, 6]
+    epochs = [(random.normal(size=(n, 4)), random.integers(0, CLASSES, n)) for n in sizes * 2]
+
+    def parts(context):
+        replicas = context.num_replicas_in_sync
+        local = replicas // context.num_input_pipelines
+        first = context.input_pipeline_id * local
+        for batch in epochs:
+            own = [np.array_split(array, replicas)[first : first + local] for array in batch]
+            yield from zip(*own, strict=True)
+
+    signature = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
+    batches = replicas_of.distribute_datasets_from_function(
+        lambda context: tf.data.Dataset.from_generator(lambda: parts(context), output_signature=signature)
+    )
+    loop = Loop(model, replicas_of, iter(batches), summation)
+    losses = []
+    for _ in range(2):
+        loop.train(sizes)
+        losses.append(loop.read_metrics()["loss"])
+    return trained(replicas_of, model, losses)
 
 
 def merged(replicas_of, summation):
@@ -268,6 +303,7 @@ def main(kind, directory):
     summation = make_summation(settings, replicas_of, cluster)
     assert isinstance(summation, RingSummation) == (kind == "tcp")
     results = {case: train(case, replicas_of, summation) for case in MODELS}
+    results["stretch"] = stretch(replicas_of, summation)
     if replicas_of.num_replicas_in_sync > 1:
         results["merged"] = merged(replicas_of, summation)
         results["total"] = collectives.total([1.0 + (not cluster.is_chief), 0.75])
