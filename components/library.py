@@ -81,7 +81,8 @@ def rehearse(  # noqa: D417  # the fields are explained where they are defined
     champion_uri: str = "",
     formats: list = [],  # type: ignore[type-arg]  # noqa: B006
     readers: int = 1,
-    base_output_directory: str = "",
+    parameter_servers: int = 0,
+    job_directory: str = "",
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> NamedTuple("Outputs", [("base_output_directory", str)]):  # type: ignore[valid-type]
     """Tries on a few examples what training and judgement will do, before a cluster is paid for.
@@ -92,7 +93,8 @@ def rehearse(  # noqa: D417  # the fields are explained where they are defined
         model_function: As for `train`, and so are the inputs up to `train_options`.
         min_accuracy: As for `export_validate`, and so are the inputs up to `formats`.
         readers: Replicas that will train.
-        base_output_directory: Where the training keeps its checkpoints; "" for a directory of the run.
+        parameter_servers: Replicas that will hold the variables.
+        job_directory: Where the training keeps its checkpoints; "" for a directory of the run.
         job_name: Name of the run.
 
     Returns:
@@ -105,13 +107,14 @@ def rehearse(  # noqa: D417  # the fields are explained where they are defined
     with errors_end_the_process("rehearse"):
         from shardline.components.rehearse.rehearsal import rehearse_run
 
-        _, base = rehearse_run(
+        base = rehearse_run(
             dataset,
             job,
             training_of(given),
             gate_of(given),
             readers=readers,
-            base_output_directory=base_output_directory,
+            parameter_servers=parameter_servers,
+            job_directory=job_directory,
             job_name=job_name,
         )
         return (base,)

@@ -134,6 +134,11 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     function = import_string(training.model)
     if here:
         plugins.look(function, "model")
+        if (run := parameters.get("continue_run", "")) and "/" not in run:
+            raise SettingsError(
+                f"continue_run is {run!r}, of the platform; here 'shardline run --resume RUN' continues "
+                "one, or continue_run names a directory with its checkpoints"
+            )
     source = parameters["source"]
     # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
     elsewhere = not here or "{date" in source or "://" in source or source.startswith("images:/gcs/")

@@ -83,17 +83,18 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
         ).outputs
 
         def train_on(dataset: Any) -> None:
+            objects = {"training": found["training"], "gate": found["gate"]}
             rehearsed = rehearse_task(
                 settings,
                 dataset=dataset,
-                training=found["training"],
-                gate=found["gate"],
+                **objects,
                 continue_run=continue_run,
                 fingerprint=found["fingerprint"],
                 **this_run(history_uri),
             )
-            job = {name: rehearsed.outputs[name] for name in ("training", "base_output_directory")}
-            judged = train_and_register(dataset=dataset, gate=found["gate"], **job, **pools)
+            judged = train_and_register(
+                dataset=dataset, base_output_directory=rehearsed.outputs["Output"], **objects, **pools
+            )
             component(record_run)(
                 exported=judged.output,
                 state=found["state"],

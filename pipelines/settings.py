@@ -74,7 +74,7 @@ class Settings:
             table = "deploy" if self.deploy else "batch_predict"
             raise SettingsError(f"{table} needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
-            raise SettingsError("register.machine_type: none of these tasks needs a disk; leave it out")
+            raise SettingsError("register.machine_type: these tasks are small; give cpu and memory instead")
         if self.build is not None:
             self.build.fitted(accelerators_of(self))
 

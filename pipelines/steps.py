@@ -144,20 +144,18 @@ def configure_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
     return on_machine(settings, settings.register.uncached())(configure)(
         scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
         created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
-        readers=_readers(settings),
+        readers=1 if settings.pools_at_run_time else settings.train.replica_count,
         **given,
     )
 
 
-def _readers(settings: Settings) -> int:
-    return 1 if settings.pools_at_run_time else settings.train.replica_count
-
-
 def rehearse_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
     """Adds the rehearsal of what comes after a dataset, with the inputs `given`, and returns its task."""
+    servers = settings.train.cluster.parameter_servers
     return on_machine(settings, settings.validate.uncached())(rehearse)(
-        readers=_readers(settings),
-        base_output_directory=settings.train.base_output_directory,
+        readers=0 if settings.pools_at_run_time else settings.train.replica_count,
+        parameter_servers=servers.replica_count if servers else 0,
+        job_directory=settings.train.base_output_directory,
         **given,
     )
 

@@ -87,8 +87,8 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             image=settings.image,
             job_labels={"component": "tune", "pipeline": TUNE, **settings.train.labels},
             dataset=dataset,
-            training=rehearsed.outputs["training"],
-        )
+            training=found["training"],
+        ).after(rehearsed)
         fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
         tuned = tuning_job(job_arguments(settings))(**fields)
         best = component(best_trial)(gcp_resources=tuned.outputs["gcp_resources"], training=found["training"])
@@ -96,7 +96,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             dataset=dataset,
             training=best.outputs["training"],
             gate=found["gate"],
-            base_output_directory=rehearsed.outputs["base_output_directory"],
+            base_output_directory=rehearsed.outputs["Output"],
         )
 
 

@@ -1,7 +1,5 @@
 """The rehearsal component. KFP embeds the source text of the function alone, so it imports inside."""
 
-from typing import NamedTuple
-
 from kfp import dsl
 
 
@@ -11,12 +9,13 @@ def rehearse(
     training: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
     gate: dict,  # type: ignore[type-arg]
     readers: int = 1,
-    base_output_directory: str = "",
+    parameter_servers: int = 0,
+    job_directory: str = "",
     continue_run: str = "",
     history_uri: str = "",
     fingerprint: str = "",
     job_name: str = "",
-) -> NamedTuple("Outputs", [("training", dict), ("base_output_directory", str)]):  # type: ignore[valid-type]
+) -> str:
     """Tries on a few examples what a training job and the tasks after it will do, before it is paid for.
 
     Args:
@@ -26,16 +25,16 @@ def rehearse(
             `shardline.components.parameters.TrainingSettings`.
         gate: When the model is good enough, and where it is published: the fields of
             `shardline.components.parameters.GateSettings`.
-        readers: Replicas that will train.
-        base_output_directory: Where the job keeps its checkpoints; "" for a directory beside this run's.
+        readers: Replicas that will train; 0 where that is not known.
+        parameter_servers: Replicas that will hold the variables.
+        job_directory: Where the job keeps its checkpoints; "" for a directory beside this run's.
         continue_run: Run whose checkpoints the training goes on from, or their directory; "" begins anew.
         history_uri: Where runs are remembered; "" remembers none.
         fingerprint: What the dataset is known by in a cache, as `configure` gives it; "" for nothing.
         job_name: Name of the run.
 
     Returns:
-        training: The same, with the directory of the checkpoints that it goes on from.
-        base_output_directory: Where the job keeps its checkpoints, the same in all of its attempts.
+        Where the job keeps its checkpoints, the same in all of its attempts: its base_output_directory.
     """
     given = dict(locals())
     from shardline.trainer.progress import errors_end_the_process

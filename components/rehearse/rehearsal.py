@@ -6,6 +6,7 @@ What would fail after the cluster has been paid for fails here, with the message
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from shardline.components.champions import champion_directory, check_champion
 from shardline.components.configure.history import keep_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.parameters import GateSettings, TrainingSettings, read
-from shardline.trainer import progress
+from shardline.trainer import files, progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
@@ -31,6 +32,7 @@ _EXAMPLES = 32
 _NOT_HERE = ("golden_difference", "max_difference", "leaked", "drifted")
 #: Directories of the job below a run's own.
 _JOBS, _CHECKPOINTS = "jobs", "checkpoints"
+_INDEX = "ckpt-*.index"
 
 
 def rehearse_run(
@@ -39,29 +41,28 @@ def rehearse_run(
     training: Mapping[str, Any],
     gate: Mapping[str, Any],
     readers: int = 1,
-    base_output_directory: str = "",
+    parameter_servers: int = 0,
+    job_directory: str = "",
     continue_run: str = "",
-    history_uri: str = "",
-    fingerprint: str = "",
     job_name: str = "",
-) -> tuple[dict[str, Any], str]:
+    **known: str,
+) -> str:
     """Rehearses a run and returns what `component.rehearse` does; the arguments are as there.
 
     Raises:
         ShardlineError: As training, export and judgement would, or when an output cannot be written to.
     """
-    base = base_output_directory or place_of_job(job.uri, job_name)
+    base = job_directory or place_of_job(job.uri, job_name)
     checked = read(TrainingSettings, training, "training")
-    given = dict(training)
-    if continue_run:
-        checkpoints = _checkpoints_of(continue_run, base, job_name)
-        given["train_options"] = {**given.get("train_options", {}), "checkpoint_dir": checkpoints}
-        progress.say(_TOPIC, f"the training goes on from {checkpoints}")
-    rehearse(Path(dataset.path), checked, read(GateSettings, gate, "gate"), readers=readers)
+    check_whole(Path(dataset.path), manifests.load(Path(dataset.path)))
+    if known.get("history_uri"):  # also of a run that is refused: the next one need not make it again
+        keep_dataset(known["history_uri"], known["fingerprint"], dataset.uri)
     _check_writable(base)
-    if history_uri:
-        keep_dataset(history_uri, fingerprint, dataset.uri)
-    return given, base
+    if continue_run:
+        _continue(continue_run, base, job_name, checked)
+    replicas = {"readers": readers, "parameter_servers": parameter_servers}
+    rehearse(Path(dataset.path), checked, read(GateSettings, gate, "gate"), **replicas)
+    return base
 
 
 def place_of_job(job_uri: str, job_name: str) -> str:
@@ -75,27 +76,52 @@ def place_of_job(job_uri: str, job_name: str) -> str:
     return f"{re.sub(r'/[0-9]+$', '', root)}/{_JOBS}/{job_name}"
 
 
-def _checkpoints_of(run: str, base: str, job_name: str) -> str:
-    """Returns the directory with the checkpoints of a run that is to be continued.
+def _continue(run: str, base: str, job_name: str, training: TrainingSettings) -> None:
+    """Copies the checkpoints of another run to where this one's job looks for its own, unless it has some.
 
-    Raises SettingsError when there is none.
+    Each run writes in its own directory: two that wrote in one would take it from each other. Raises
+    SettingsError when there are none.
     """
-    directory = run if "/" in run else f"{base.replace(job_name, run).rstrip('/')}/{_CHECKPOINTS}"
-    if not local_path(directory).is_dir() or not any(local_path(directory).iterdir()):
+    if training.train_options.get("checkpoint_dir"):
+        raise SettingsError("continue_run and checkpoint_dir exclude each other; leave one of them out")
+    if "/" not in run and job_name not in base:
         raise SettingsError(
-            f"there are no checkpoints of the run {run} in {directory}; leave out continue_run"
+            f"{base} does not tell runs apart; give the directory of the checkpoints of {run}"
         )
-    return directory
+    given = local_path(run if "/" in run else base.replace(job_name, run))
+    source = next((place for place in (given, given / _CHECKPOINTS) if any(place.glob(_INDEX))), None)
+    if source is None:
+        raise SettingsError(f"there are no checkpoints of the run {run} in {given}; leave out continue_run")
+    own = local_path(base) / _CHECKPOINTS
+    if not any(own.glob(_INDEX)):
+        own.mkdir(exist_ok=True)
+        # The index comes last, which completes a checkpoint; whose it is stands in run.json.
+        for path in sorted([*source.glob("ckpt-*"), *source.glob("run.json")], key=_is_index):
+            with files.replacing(own / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+    progress.say(_TOPIC, f"the training goes on from the checkpoints in {source}")
 
 
-def rehearse(dataset: Path, training: TrainingSettings, gate: GateSettings, *, readers: int = 1) -> None:
+def _is_index(path: Path) -> bool:
+    return path.match(_INDEX)
+
+
+def rehearse(
+    dataset: Path,
+    training: TrainingSettings,
+    gate: GateSettings,
+    *,
+    readers: int = 1,
+    parameter_servers: int = 0,
+) -> None:
     """Trains for one step on a few examples, and exports and judges the model, in a temporary directory.
 
     Args:
         dataset: Dataset directory; all of its shards must be there.
         training: As for the training job; its checkpoints are neither read nor written.
         gate: As for the validation; the champion is measured on the few examples.
-        readers: Replicas that will train.
+        readers: Replicas that will train; 0 where that is not known.
+        parameter_servers: Replicas that will hold the variables.
 
     Raises:
         ShardlineError: As training, export and judgement would.
@@ -103,6 +129,8 @@ def rehearse(dataset: Path, training: TrainingSettings, gate: GateSettings, *, r
     from shardline.trainer import task, tensorflow_internals
 
     tensorflow_internals.import_tensorflow()  # quietly
+    from shardline.trainer.cluster.cluster import Cluster
+    from shardline.trainer.cluster.strategy import choose
     from shardline.trainer.run import check_splits
     from shardline.trainer.train import check_strategy
 
@@ -113,11 +141,13 @@ def rehearse(dataset: Path, training: TrainingSettings, gate: GateSettings, *, r
     if gate.champion_uri:
         check_champion(gate.champion_uri)
     settings = training.of_trainer(dataset=str(dataset), usual_batch_size=1)
-    check_splits(settings, manifest, readers, evaluator=settings.evaluator)
-    if readers > 1:
-        check_strategy(
-            settings, settings.strategy if settings.strategy != "auto" else "multi_worker_mirrored"
-        )
+    check_splits(settings, manifest, max(1, readers), evaluator=settings.evaluator)
+    if readers:
+        hosts, servers = ("replica",) * readers, ("server",) * parameter_servers
+        cluster = Cluster(hosts=hosts if readers > 1 or servers else (), ps_hosts=servers)
+        # Whether there are GPUs for NCCL, the replicas will see.
+        asked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
+        check_strategy(settings, choose(asked, cluster))
     progress.say(_TOPIC, f"one step of {training.model}, its export and its judgement on a few examples")
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
@@ -150,6 +180,9 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
         wanted = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
         if wanted and challenge.absence and not challenge.absence.first:
             raise ModelError(f"the champion cannot be compared with: {challenge.absence.text}")
+    # On so few examples a class may be missing, or a model of one step give no number.
+    if 0 in examples.split.class_counts or challenge.evaluation.metrics.get("non_finite"):
+        return
     for rule in judge(challenge.evaluation, rules, absence=challenge.absence).rules:
         if rule.note == NOT_MEASURED and rule.metric not in _NOT_HERE:
             raise SettingsError(f"the rule {rule.rule!r} can never be judged: {rule.metric} is not measured")

@@ -245,6 +245,18 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
     assert "retryPolicy" not in found["register"]
 
 
+def test_validation_runs_on_a_machine_type_as_the_example_has_it(tmp_path):
+    (tmp_path / "settings.toml").write_text(
+        'image = "r/i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+        '[validate]\nmachine_type = "n1-standard-16"\ndisk = 500\n'
+    )
+    spec = yaml.safe_load(compile_pipeline(settings.load(tmp_path / "settings.toml")))
+
+    for step in ("rehearse", "export-validate"):
+        (pool,) = pools(spec, step)
+        assert pool["disk_spec"]["boot_disk_size_gb"] == 500
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -254,7 +266,7 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
         ('[validate]\nmachine_type = "n1-standard-8"\ncpu = 8', "validate.machine_type says how many cores"),
         (
             '[register]\nmachine_type = "n1-standard-8"',
-            "register.machine_type: none of these tasks needs a disk",
+            "register.machine_type: these tasks are small",
         ),
         ("[preprocess]\nretries = 11", "preprocess.retries must be 0 to 10"),
         ('[register]\ntimeout = "0s"', "register.timeout must be seconds"),

@@ -32,7 +32,7 @@ from tests.helpers.markdown import own_pipeline_cells, shown_files
 
 #: What KFP has of a component's function beside the fields.
 ARTIFACTS = ("dataset", "metrics", "card", "job", "exported", "confusion", "sliced", "report")
-OTHERS = ("fingerprint", "job_name", "readers", "base_output_directory")
+OTHERS = ("fingerprint", "job_name", "readers", "parameter_servers", "job_directory")
 IMAGE = "europe-west4-docker.pkg.dev/acme/shardline/leafnet@sha256:" + 64 * "a"
 
 
@@ -73,7 +73,9 @@ def test_nothing_has_to_be_given_but_what_an_earlier_task_makes(tmp_path: Path) 
     def pipeline() -> None:
         dataset = preprocess().outputs["dataset"]
         tried = rehearse(dataset=dataset)
-        trained = train(dataset=dataset, base_output_directory=tried.outputs["base_output_directory"])
+        trained = train(
+            dataset=dataset, base_output_directory=tried.outputs["parameter_servers", "job_directory"]
+        )
         judged = export_validate(dataset=dataset, model=trained.outputs["model"])
         register(exported=judged.outputs["exported"])
 

@@ -1,5 +1,6 @@
 """The rehearsal before a training job: what would fail after hours fails in it, with the message of then."""
 
+import shutil
 import subprocess
 import sys
 
@@ -60,9 +61,8 @@ def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_nothing_but_its
     dataset, tmp_path, said
 ):
     before = sorted(dataset.iterdir())
-    given, base = run(dataset, tmp_path)
+    base = run(dataset, tmp_path)
 
-    assert given == {"model": MODEL, "train_options": {"keep_checkpoints": 2.0}}
     assert base == f"{tmp_path}/outputs/jobs/retrain-1"
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
         "outputs",
@@ -110,6 +110,13 @@ def test_a_champion_that_cannot_be_read_is_found_before_the_training_not_after_i
         rehearse(dataset, training(), GateSettings(champion_uri=str(shelf)))
 
 
+def test_a_rule_that_the_few_examples_cannot_answer_is_left_to_the_validation(dataset, monkeypatch):
+    """Without an example of some class there is no ROC curve, which says nothing of all examples."""
+    monkeypatch.setattr(rehearsal, "_EXAMPLES", 2)
+
+    rehearse(dataset, training(), GateSettings(rules=("roc_auc >= 0.7",)))
+
+
 def test_a_dataset_with_a_shard_gone_is_refused(dataset, tmp_path):
     write_dataset(tmp_path / "gone")
     shard = next((tmp_path / "gone").glob("test-*"))
@@ -120,16 +127,25 @@ def test_a_dataset_with_a_shard_gone_is_refused(dataset, tmp_path):
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_run_is_continued_from_the_checkpoints_of_another(dataset, tmp_path):
-    with pytest.raises(SettingsError, match=r"no checkpoints of the run retrain-0 in .*/jobs/retrain-0/"):
+def test_a_run_is_continued_from_a_copy_of_the_checkpoints_of_another(dataset, tmp_path):
+    """Each run writes in its own directory, from which it can be continued in turn."""
+    with pytest.raises(SettingsError, match=r"no checkpoints of the run retrain-0 in .*/jobs/retrain-0"):
         run(dataset, tmp_path, continue_run="retrain-0")
-    checkpoints = tmp_path / "outputs" / "jobs" / "retrain-0" / "checkpoints"
+    jobs = tmp_path / "outputs" / "jobs"
+    checkpoints = jobs / "retrain-0" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    (checkpoints / "00000001").touch()
+    for name in ("ckpt-7.index", "ckpt-7.data-00000-of-00001", "run.json", "writer.json"):
+        (checkpoints / name).write_text(name)
 
-    for name in ("retrain-0", str(checkpoints)):
-        given, _ = run(dataset, tmp_path, continue_run=name)
-        assert given["train_options"] == {"keep_checkpoints": 2.0, "checkpoint_dir": str(checkpoints)}
+    run(dataset, tmp_path, continue_run="retrain-0")
+    (jobs / "retrain-1" / "checkpoints" / "ckpt-9.index").touch()
+    run(dataset, tmp_path, continue_run="retrain-0")  # the task is tried again
+    for name in ("retrain-1", str(jobs / "retrain-1"), f"{jobs}/retrain-1/checkpoints/"):
+        shutil.rmtree(jobs / "retrain-2", ignore_errors=True)
+        job = dsl.Artifact(uri=f"{tmp_path}/outputs/retrain-2/rehearse/job")
+        run(dataset, tmp_path, continue_run=name, job=job, job_name="retrain-2")
+        found = sorted(path.name for path in (jobs / "retrain-2" / "checkpoints").iterdir())
+        assert found == ["ckpt-7.data-00000-of-00001", "ckpt-7.index", "ckpt-9.index", "run.json"]
 
 
 def test_the_place_of_a_job_is_the_same_for_all_attempts_of_a_run():
@@ -142,9 +158,13 @@ def test_the_place_of_a_job_is_the_same_for_all_attempts_of_a_run():
         place_of_job("gs://b/root/123456/retrain-7/rehearse_99/job", "retrain-8")
 
 
-@pytest.mark.usefixtures("unrehearsed")
-def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path, said):
-    """A lifecycle rule removes shards; KFP's cache never looks."""
+def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path, said, monkeypatch):
+    """A lifecycle rule removes shards; KFP's cache never looks. A refused run has made its dataset."""
+
+    def refuse(*given, **options):
+        raise SettingsError("a slip of the hand")
+
+    monkeypatch.setattr(rehearsal, "rehearse", refuse)
     place = tmp_path / "history"
     history.make_directory(place)
     copy = tmp_path / "copy"
@@ -153,7 +173,8 @@ def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path,
     first = history.dataset_key(place, "abc")
     assert history.dataset_key(place, "abc") != first, "a dataset that nobody has seen whole"
     known = history.dataset_key(place, "abc")
-    run(copy, tmp_path, history_uri=str(place), fingerprint=known)
+    with pytest.raises(SettingsError, match="a slip of the hand"):
+        run(copy, tmp_path, history_uri=str(place), fingerprint=known)
     assert history.dataset_key(place, "abc") == known
 
     next(copy.glob("train-*")).unlink()
