@@ -48,6 +48,8 @@ else:
     sys.modules.pop(sys.argv[0], None)
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
+#: Taken once: pytest changes the environment while inputs are played in threads.
+_KEPT = {name: value for name, value in os.environ.items() if not name.startswith(("VERTEX_", "SHARDLINE_"))}
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,7 @@ def _run(
 
 
 def _environment(home: Path) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("VERTEX_", "SHARDLINE_"))
-    }
-    return kept | {
+    return _KEPT | {
         "HOME": str(home / "home"),
         "TMPDIR": str(home / "tmp"),
         "PYTHONPATH": str(inputs.ROOT),
