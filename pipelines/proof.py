@@ -23,10 +23,14 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Proofs:
-    """Where runs on this machine are, and whether a pipeline has to have succeeded in one of them."""
+    """Where runs on this machine are, and whether a pipeline has to have succeeded in one of them.
+
+    `parameters` are the options by which a command was given those of the run, " --params FILE".
+    """
 
     runs_dir: Path
     required: bool = False
+    parameters: str = ""
 
     def of(self, content: bytes, spec: Mapping[str, Any]) -> str:
         """Returns in one line whether a file of this content has run here, and how that came out.
@@ -47,7 +51,9 @@ class Proofs:
             times = "once" if len(same) == 1 else f"{len(same)} times"
             line = f"this file has run here {times}: {_words([*succeeded, *same][0], spec)}"
         if self.required and not succeeded:
-            raise PipelineError(f"{line}; --proven wants a run that succeeded: 'shardline run' makes one")
+            raise PipelineError(
+                f"{line}; --proven wants a run that succeeded: 'shardline run{self.parameters}' makes one"
+            )
         return line
 
 

@@ -103,6 +103,8 @@ def load(path: Path) -> Settings:
     with begun_with(f"{path}: "):
         if build := _read_image(path, content.get("image")):
             content["image"] = build.name
+        if isinstance(content.get("image"), str):
+            content["image"] = _by_digest(content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
         own = values(content, _OWN_KEYS, "", also=_TABLES, whole=True)
@@ -111,14 +113,26 @@ def load(path: Path) -> Settings:
         return Settings(**own, build=build, train=_read_job(tables.get("train", {})), **machines, **read)
 
 
+def _by_digest(image: str) -> str:
+    """Returns an image's name without the tag of NAME:TAG@DIGEST, which is for the next build alone."""
+    name, at, digest = image.partition("@")
+    path, slash, last = name.rpartition("/")
+    return f"{path}{slash}{last.partition(':')[0]}{at}{digest}" if at else image
+
+
 def load_image(path: Path) -> ImageSettings | None:
     """Returns the image of a settings file, None where there is none; raises as `load`.
 
-    One that is only named holds nothing beside Shardline, as far as is known.
+    One that is only named holds nothing beside Shardline, as far as is known. The variant of a table is the
+    one that is built, "" where there are no machines.
     """
     with begun_with(f"{path}: "):
-        image = read_file(path).get("image")
-        return ImageSettings(name=image) if image and isinstance(image, str) else _read_image(path, image)
+        content = read_file(path)
+        image = content.get("image")
+        read = ImageSettings(name=image) if image and isinstance(image, str) else _read_image(path, image)
+    if read is None or isinstance(image, str) or "train" not in content:
+        return read
+    return read.fitted(accelerators_of(load(path)))
 
 
 def _read_image(path: Path, image: Any) -> ImageSettings | None:

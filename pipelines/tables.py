@@ -38,9 +38,18 @@ def keys_of(kind: type[Any], *leave_out: str) -> dict[str, Field[Any]]:
     return {item.name: item for item in fields(kind) if item.name not in leave_out}
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Returns the content of a settings file; SettingsError when it is missing or no TOML."""
-    return read_toml(path, f"no settings file {path}; settings/local.toml is one to start from")
+def read_file(path: Path, kind: str = "settings") -> dict[str, Any]:
+    """Returns the content of a settings file; SettingsError when it is missing or no TOML.
+
+    One of another `kind` holds nothing but tables [KIND.NAME].
+    """
+    missing = (
+        f"no settings file {path}; give its path from here, or let 'shardline new DIR' write a project "
+        "with one"
+        if kind == "settings"
+        else f"no {kind} file {path}; it has tables [{kind}.NAME] (TOML)"
+    )
+    return read_toml(path, missing)
 
 
 def read_toml(path: Path, missing: str) -> dict[str, Any]:
@@ -77,7 +86,7 @@ def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display
     Their keys are the fields of the dataclass `kind`, of which `name` is the table's own name. Raises
     SettingsError when the file is missing or no TOML, or a key is unknown, missing or mistyped.
     """
-    content = read_file(path)
+    content = read_file(path, table)
     with begun_with(f"{path}: "):
         tables = content.pop(table, {})
         if content:

@@ -92,12 +92,12 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
         from shardline.pipelines.image.settings import accelerators_of
 
         read = environments.load(settings)
-        content = read.build or ImageSettings(name=read.image)
+        content = environments.load_image(settings) or ImageSettings(name=read.image)
         if variant == "control":
             content = dataclasses.replace(content, variant=variant)
         else:
             content = dataclasses.replace(content, variant=variant or content.variant)
-            content = content.fitted({} if values.get("rehearsed") else accelerators_of(read))
+            content = content.fitted(accelerators_of(read))
         command(image=Image.of(content.name, tags=tags, variant=content.variant), content=content, **values)
 
     wrapped: Callable[..., None] = with_image
@@ -158,6 +158,7 @@ def build(
         click.echo(
             f"the base {content.base} is named with a tag, which can be moved: add @sha256:...", err=True
         )
+    _say_left_out(content)
     if context is not None:
         assemble(content, revision, context)
         show(
@@ -178,6 +179,17 @@ def build(
         _write(sbom, images.read_bill(tool, image))
     words = f"built {', '.join(image.names)} ({image.variant}) from revision {revision or 'unknown'}"
     show(as_json, facts, words + _with(facts))
+
+
+def _say_left_out(content: ImageSettings) -> None:
+    from shardline.pipelines.image.context import left_out
+
+    for package in map(Path, content.packages):
+        if ignored := left_out(package):
+            some = ", ".join(map(str, ignored[:3])) + (", ..." if len(ignored) > 3 else "")
+            count = f"{len(ignored)} files" if len(ignored) > 1 else "1 file"
+            name = package.resolve().name
+            click.echo(f"{count} of {name} that git ignores left out of the image: {some}", err=True)
 
 
 def _rehearse(
@@ -203,7 +215,8 @@ def _rehearse(
         f"distributions, {done.bytes / 1e6:,.0f} MB",
         f"imported there: {imported}" if imported else "no model or source to import: name them with --param",
         *(f"only a build runs: {command}" for command in done.not_run),
-        f"not looked at: the base image (here Python {platform.python_version()}), drivers of accelerators",
+        f"this was the variant {content.variant}; not looked at: the base image (here Python "
+        f"{platform.python_version()}), drivers of accelerators",
     ]
     show(as_json, {**facts, **dataclasses.asdict(done), "imported": plugins}, *lines)
 
@@ -218,7 +231,9 @@ def push(image: Image, content: ImageSettings, allow_dirty: bool, dry_run: bool,
         return
     pinned, revision = images.push(images.find_tool(), image, allow_dirty=allow_dirty)
     facts = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
-    pin = f'pin it in the settings, as image or as the name in [image]: "{pinned}"'
+    # With its tag, which the next build takes.
+    name = f"{image.names[0]}@{facts['digest']}"
+    pin = f'pin it in the settings, as image or as the name in [image]: "{name}"'
     show(as_json, facts, f"pushed {', '.join(image.names)}", pin)
 
 

@@ -22,7 +22,7 @@ PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 _BUILT_IN_SOURCES = tuple(form.partition(":")[0] for form in KNOWN_FORMS[:-1])
 #: Directories without code of their own, also where git does not say so.
-NOT_CODE = {"build", "dist", "node_modules", "runs", "__pycache__"}
+NOT_CODE = {"build", "dist", "node_modules", "runs", "site-packages", "venv", "__pycache__"}
 
 
 def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> list[str]:

@@ -34,6 +34,7 @@ def assemble(image: ImageSettings, revision: str, directory: Path) -> None:
         RunError: When Shardline's own wheel cannot be built.
     """
     requirements = read_requirements(image)
+    _check_packages(image)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise SettingsError(f"{directory} is not empty; give a new directory for the build context")
     directory.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,6 @@ def assemble(image: ImageSettings, revision: str, directory: Path) -> None:
     shutil.copy(lock_of(image.variant), directory / "lock" / "image.txt")
     (directory / "requirements.txt").write_text(requirements, encoding="utf-8")
     for package in map(Path, image.packages):
-        check_package(package, image.variant)
         if not is_project(package):
             package_wheel(package, files_of(package), directory / "wheels")
             continue
@@ -61,8 +61,7 @@ def copied(image: ImageSettings) -> dict[str, Any]:
     Raises SettingsError as `assemble` does.
     """
     lock_of(image.variant)
-    for package in map(Path, image.packages):
-        check_package(package, image.variant)
+    _check_packages(image)
     return {
         "packages": [Path(package).resolve().name for package in image.packages],
         "requirements": len(read_requirements(image).splitlines()),
@@ -86,6 +85,18 @@ def dockerfile(image: ImageSettings, revision: str) -> str:
         if value:
             text = re.sub(rf"^ARG {name}=.*$", f'ARG {name}="{value}"', text, count=1, flags=re.MULTILINE)
     return text.replace(_TRAINER, 'ENTRYPOINT ["shardline"]') if image.variant == "control" else text
+
+
+def _check_packages(image: ImageSettings) -> None:
+    named: dict[str, Path] = {}
+    for package in map(Path, image.packages):
+        check_package(package, image.variant)
+        other = named.setdefault(package.resolve().name.lower(), package)
+        if other is not package:
+            raise SettingsError(
+                f"[image] packages: {other} and {package} have one name, and would take each other's place; "
+                "rename one of the directories"
+            )
 
 
 def check_package(package: Path, variant: str) -> None:
@@ -115,15 +126,33 @@ def check_package(package: Path, variant: str) -> None:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Returns the files of a directory, relative to it: those that git knows or does not ignore."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."]
-    try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
-        found = sorted(Path(name) for name in done.stdout.split("\0") if name)
-    except (OSError, subprocess.CalledProcessError):
-        found = []
+    """Returns the files of a directory, relative to it: those that git knows or does not ignore.
+
+    Without git all, but none that is hidden: .env and its like are no code.
+    """
+    found = _listed(directory, "--cached", "--others", "--exclude-standard")
     if not found:
         for root, directories, names in os.walk(directory):
             directories[:] = sorted(name for name in directories if name[0] != "." and name not in NOT_CODE)
-            found += [Path(root, name).relative_to(directory) for name in sorted(names)]
+            found += [Path(root, name).relative_to(directory) for name in sorted(names) if name[0] != "."]
     return [file for file in found if (directory / file).is_file() and "__pycache__" not in file.parts]
+
+
+def left_out(directory: Path) -> list[Path]:
+    """Returns the files of a directory that do not go into the image since git ignores them, caches aside."""
+    ignored = _listed(directory, "--others", "--ignored", "--exclude-standard")
+    return [
+        file
+        for file in ignored
+        if file.suffix != ".pyc" and not any(part[0] == "." or part in NOT_CODE for part in file.parts)
+    ]
+
+
+def _listed(directory: Path, *options: str) -> list[Path]:
+    """Returns what git lists of a directory; nothing where there is no git."""
+    command = ["git", "ls-files", "-z", *options, "."]
+    try:
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return sorted(Path(name) for name in done.stdout.split("\0") if name)

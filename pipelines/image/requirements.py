@@ -17,14 +17,16 @@ _LOCKED = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)(\[[^]]*\])? ?(===? ?[\w.+!-]+|@ \S+)( ?;[^#]*?)?"
     r"(?P<hashes>( --hash=\w+:\w+)*)"
 )
+#: A name and its secret in a URL, which would stand in the layers of the image.
+_SECRET = re.compile(r"https?://[^/\s@]+@")
 _OPTION = re.compile(r"--(extra-)?index-url .*")
 
 
 def read_requirements(image: ImageSettings) -> str:
     """Returns the locked requirements of a user, without Shardline itself; "" where there are none.
 
-    Raises SettingsError when the file cannot be read, a line is not locked, only some lines have hashes, or
-    one has another version than the image.
+    Raises SettingsError when the file cannot be read, a line is not locked, only some lines have hashes, one
+    has another version than the image, or a URL holds a secret.
     """
     if not image.requirements:
         return ""
@@ -35,6 +37,11 @@ def read_requirements(image: ImageSettings) -> str:
     )
     kept, hashed = [], set()
     for number, line in _lines(path):
+        if _SECRET.search(line):
+            raise SettingsError(
+                f"{path}, line {number}: a URL with a user or token, which everybody could read in the "
+                "image; leave it out of the URL"
+            )
         found = _LOCKED.fullmatch(line)
         if not found and not _OPTION.fullmatch(line):
             raise SettingsError(f"{path}, line {number}: {line!r} is not one version (NAME==VERSION); {how}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardline.trainer.errors import SettingsError
 
 if TYPE_CHECKING:
+    from shardline.components.vertex.pools import Cluster
     from shardline.pipelines.settings import Settings
 
 #: Sets of packages in the image; pipelines/image/Dockerfile says what each is for.
@@ -75,7 +76,7 @@ class ImageSettings:
 
         Args:
             accelerators: What the machines that run this image have, "1 NVIDIA_TESLA_T4" or "", by table of
-                the settings; empty where only a run knows its machines.
+                the settings; without those of training where only a run knows them.
 
         Raises:
             SettingsError: When the variant is another one, or machines need two.
@@ -90,7 +91,8 @@ class ImageSettings:
                     f"{wrong.pop()} knows nothing; leave variant out of the table [image], or write "
                     f'variant = "{variant}"'
                 )
-        if self.variant in ("gpu", "tpu") and accelerators and not others:
+        training = any(machine.startswith("train.") for machine in accelerators)
+        if self.variant in ("gpu", "tpu") and training and not others:
             raise SettingsError(
                 f"the image's variant is {self.variant}, and no machine has accelerators ({', '.join(needed)}"
                 "); leave variant out of the table [image], or give a machine accelerators"
@@ -107,16 +109,19 @@ def _needed(accelerators: str) -> str:
     return "" if not accelerators else "tpu" if "TPU" in accelerators else "gpu"
 
 
+def of_cluster(cluster: Cluster, name: str) -> dict[str, str]:
+    """Returns what the replicas have that run the image, "1 NVIDIA_TESLA_T4" or "", by NAME.POOL."""
+    # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
+    return {
+        f"{name}.{key}": pool.accelerators
+        for key, pool in vars(cluster).items()
+        if pool and not pool.image_uri and key != "reduction_server"
+    }
+
+
 def accelerators_of(settings: Settings) -> dict[str, str]:
     """Returns what the machines have that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
-    if settings.pools_at_run_time:
-        return {}
-    # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
-    found = {
-        f"train.{name}": pool.accelerators
-        for name, pool in vars(settings.train.cluster).items()
-        if pool and not pool.image_uri and name != "reduction_server"
-    }
+    found = {} if settings.pools_at_run_time else of_cluster(settings.train.cluster, "train")
     for name in ("preprocess", "validate", "register"):
         machine = getattr(settings, name)
         found[name] = (

@@ -38,6 +38,8 @@ _TAKEN = (
 #: What a directory may hold in which a project is written: a repository that is new as well.
 _ALLOWED = frozenset({".git"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+#: Characters of a package's name: it is part of the names of files, of the image and of places in a bucket.
+_LONGEST = 40
 _HOME = "https://github.com/shardline/shardline"
 
 
@@ -71,6 +73,10 @@ def package_name(directory: Path) -> str:
 def check_name(name: str) -> None:
     """Checks that a package can be called so; SettingsError when it cannot, or another has the name."""
     advice = "choose another with --name"
+    if len(name) > _LONGEST:
+        raise SettingsError(
+            f"the name of a package has up to {_LONGEST} characters, got {len(name)}; {advice}"
+        )
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise SettingsError(
             f"{name!r} is no name of a package: small letters, digits and single underscores, a letter "

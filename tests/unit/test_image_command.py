@@ -147,6 +147,23 @@ def test_an_image_is_built_of_shardline_and_the_users_package(clone: Clone) -> N
     assert json.loads((clone.root / "made" / "sbom.json").read_text()) == {"bomFormat": "CycloneDX"}
 
 
+def test_what_git_ignores_is_said_to_be_left_out(clone: Clone) -> None:
+    (clone.root / ".gitignore").write_text("*.h5\n")
+    (clone.root / "leafnet" / "first.h5").touch()
+    done = clone.run("build", "--context", "made", "--allow-dirty")
+
+    assert done.returncode == 0
+    assert done.stderr == "1 file of leafnet that git ignores left out of the image: first.h5\n"
+
+
+def test_a_rehearsal_is_of_the_variant_that_the_machines_need(clone: Clone) -> None:
+    with clone.settings.open("a") as settings:
+        settings.write('accelerator_type = "NVIDIA_TESLA_T4"\naccelerator_count = 1\n')
+    done = clone.run("build", "--rehearse", "--dry-run")
+
+    assert json.loads(done.stdout)["variant"] == "gpu", done.stderr
+
+
 def test_what_docker_builds_from_can_be_written_for_another_machine(clone: Clone) -> None:
     done = clone.run("build", "--context", "made")
 
@@ -271,8 +288,11 @@ def test_a_push_says_how_to_pin(clone: Clone) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"pushed {NAME}:1, {NAME}:latest",
-        f'pin it in the settings, as image or as the name in [image]: "{NAME}@{DIGEST}"',
+        f'pin it in the settings, as image or as the name in [image]: "{NAME}:1@{DIGEST}"',
     ]
+    # The next build takes the tag of the pinned name.
+    clone.settings.write_text(clone.settings.read_text().replace(f"{NAME}:0.1.0", f"{NAME}:1@{DIGEST}"))
+    assert json.loads(clone.run("build", "--dry-run", "--allow-dirty").stdout)["names"] == [f"{NAME}:1"]
     assert [call for call in clone.called() if call[0] == "push"] == [
         ["push", f"{NAME}:1"],
         ["push", f"{NAME}:latest"],

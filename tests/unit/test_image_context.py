@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.image import context as contexts
-from shardline.pipelines.image.context import assemble, check_package, dockerfile, files_of
+from shardline.pipelines.image.context import assemble, check_package, dockerfile, files_of, left_out
 from shardline.pipelines.image.requirements import LOCKS, pinned, read_requirements
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer.errors import SettingsError
@@ -66,7 +66,26 @@ def test_what_git_ignores_stays_here(tmp_path: Path) -> None:
     write(tmp_path / "leafnet" / "model.py")
     write(tmp_path / "leafnet" / "photos" / "1.png")
 
+    write(tmp_path / "leafnet" / "__pycache__" / "model.pyc")
+
     assert files_of(tmp_path / "leafnet") == [Path("model.py")]
+    assert left_out(tmp_path / "leafnet") == [Path("photos/1.png")]
+
+
+def test_without_git_what_is_hidden_stays_here(tmp_path: Path) -> None:
+    for name in ("model.py", ".env", ".keys/token"):
+        write(tmp_path / "leafnet" / name)
+
+    assert files_of(tmp_path / "leafnet") == [Path("model.py")]
+    assert left_out(tmp_path / "leafnet") == []
+
+
+def test_two_packages_of_one_name_are_refused(tmp_path: Path) -> None:
+    packages = [str(write(tmp_path / place / "leafnet" / "model.py").parent) for place in "ab"]
+
+    for refuse in (contexts.copied, lambda image: assemble(image, "", tmp_path / "made")):
+        with pytest.raises(SettingsError, match=r"a/leafnet and .*b/leafnet have one name"):
+            refuse(image(packages=packages))
 
 
 def test_settings_are_lines_of_the_dockerfile() -> None:
@@ -141,6 +160,17 @@ def test_requirements_that_are_not_locked_are_refused(tmp_path: Path, text: str,
 
     with pytest.raises(SettingsError, match=message):
         read_requirements(image(requirements=str(path)))
+
+
+@pytest.mark.parametrize(
+    "line", ["--extra-index-url {}/simple", "nets @ git+{}/nets@1", "nets @ {}/nets.whl"]
+)
+def test_a_secret_in_a_url_is_refused_and_not_printed(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path / "requirements.txt", f"a==1\n{line.format('https://me:TOKEN@example.com')}\n")
+
+    with pytest.raises(SettingsError, match="line 2: a URL with a user or token") as refused:
+        read_requirements(image(requirements=str(path)))
+    assert "TOKEN" not in str(refused.value)
 
 
 def test_a_variant_without_a_lock_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.pipelines.settings import load
+from shardline.pipelines.settings import load, load_image
 from shardline.trainer.errors import SettingsError
 
 
@@ -50,9 +50,10 @@ T4 = {"train.chief": "1 NVIDIA_TESLA_T4", "preprocess": ""}
         ("", T4, "gpu"),
         ("gpu", T4, "gpu"),
         ("", {"train.chief": "4 TPU"}, "tpu"),
-        # With pools_at_run_time only the run knows.
+        # With pools_at_run_time only the run knows what trains.
         ("", {}, "cpu"),
-        ("gpu", {}, "gpu"),
+        ("gpu", {"preprocess": ""}, "gpu"),
+        ("", {"preprocess": "1 NVIDIA_L4"}, "gpu"),
     ],
 )
 def test_the_variant_is_the_one_that_the_machines_need(
@@ -100,3 +101,32 @@ def test_settings_are_refused_with_an_image_that_their_machines_cannot_use(tmp_p
         load(path)
     path.write_text(text.replace('"n1-standard-8"', '"n1-standard-8"\nimage_uri = "other:1"'))
     load(path)
+
+
+def test_machines_of_tasks_count_where_those_of_training_are_a_runs(tmp_path: Path) -> None:
+    path = tmp_path / "vertex.toml"
+    path.write_text("""
+        pools_at_run_time = true
+        image = {name = "shardline:1"}
+        train = {replica_count = 1, machine_type = "n1-standard-8"}
+        [validate]
+        accelerator_type = "NVIDIA_TESLA_T4"
+        accelerator_count = 1
+    """)
+
+    image = load_image(path)
+    assert image is not None
+    assert image.variant == "gpu"
+
+
+@pytest.mark.parametrize("text", ['image = "{}"', '[image]\nname = "{}"'])
+def test_the_platform_is_given_the_digest_and_the_next_build_the_tag(tmp_path: Path, text: str) -> None:
+    digest = f"sha256:{64 * 'a'}"
+    path = tmp_path / "vertex.toml"
+    train = '[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+    path.write_text(f"{text.format(f'localhost:5000/leafnet:1@{digest}')}\n{train}")
+
+    image = load_image(path)
+    assert load(path).image == f"localhost:5000/leafnet@{digest}"
+    assert image is not None
+    assert image.name == f"localhost:5000/leafnet:1@{digest}"

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.pipelines.cli.main import main
+from shardline.pipelines.image.requirements import lock_of, pinned
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.project import new
 from shardline.pipelines.settings import load
@@ -121,6 +122,7 @@ def test_it_may_be_written_into_a_new_repository_and_into_nothing_else(tmp_path:
         ("trainer", "trainer is the name of something else"),
         ("tests", "tests is the name of something else"),
         ("click", "click is the name of something else"),
+        ("leaf" * 11, "the name of a package has up to 40 characters, got 44"),
     ],
 )
 def test_a_name_that_something_else_has_is_refused(tmp_path: Path, name: str, words: str) -> None:
@@ -170,6 +172,46 @@ def test_make_hands_the_requirement_to_pip_as_it_is(tmp_path: Path) -> None:
     )
 
     assert " 'shardline[local] @ https://a/$x.zip#subdirectory=s' " in done.stdout
+    # With hashes in a file pip wants hashes of all that the same call installs.
+    assert [line for line in done.stdout.splitlines() if "-r requirements.txt" in line] == [
+        ".venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt"
+    ]
+
+
+def planned(project: Path, *words: str) -> str:
+    """Returns what make would do, where everything is installed."""
+    command = ["make", "--dry-run", "--old-file=.venv/.installed", *words]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
+
+
+def test_make_takes_its_own_variables_for_no_parameters(tmp_path: Path) -> None:
+    new.write(tmp_path, "text", "leafnet", "shardline")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+    before = sorted(tmp_path.rglob("*"))
+
+    (run,) = re.findall(r"shardline run .*", planned(tmp_path, "run", "PIPELINE=other.yaml", "epochs=1"))
+    assert run == "shardline run other.yaml --params params/local.toml --param 'epochs=1'"
+    image = planned(tmp_path, "image", "TAG=2")
+    assert re.findall(r"image (\w+) --settings settings.toml (.*)", image) == [
+        ("build", "--tag '2'"),
+        ("push", "--tag '2'"),
+    ]
+    assert "--tag" not in planned(tmp_path, "image")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_make_locks_with_the_versions_of_the_image(tmp_path: Path) -> None:
+    new.write(tmp_path, "text", "leafnet", "shardline")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+    found = re.search(r'-c "\$\(\S+/python -c \'(.*)\'\)" -o requirements', planned(tmp_path, "lock"))
+
+    assert found
+    done = subprocess.run([sys.executable, "-c", found[1]], capture_output=True, text=True, check=True)
+    constraints = pinned(Path(done.stdout.strip()))
+    for variant in ("cpu", "gpu"):
+        assert pinned(lock_of(variant)).items() <= constraints.items()
 
 
 def test_check_names_every_placeholder(project: Path) -> None:

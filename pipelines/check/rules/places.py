@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from shardline.components.vertex.payload import known_text
+from shardline.components.vertex.pools import read_specs
 from shardline.pipelines import preflight
 from shardline.pipelines.check.job import jobs
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.image.build import has_registry
 from shardline.pipelines.image.contents import missing_from_image
+from shardline.pipelines.image.settings import ImageSettings, of_cluster
 from shardline.pipelines.parameters import convert
 from shardline.pipelines.remote.environment import placeholder
 from shardline.trainer.errors import ShardlineError
@@ -90,19 +92,36 @@ def places(pipeline: Pipeline) -> Found:
 
 
 @rules(Pipeline)
-def modules(pipeline: Pipeline) -> Found:
-    """Modules of one's own that a run names.
+def contents(pipeline: Pipeline) -> Found:
+    """What the image holds of what a run names: modules of one's own, and what its accelerators need.
 
     SL612 error: The image holds the modules that a run names.
         Fix: name a module that it has, or add its directory to [image] packages (a path from the settings
             file) or its distribution to [image] requirements, and build the image again
         Source: pipelines/image/contents.py: the table [image] of the settings says what the image holds.
+    SL613 error: The image knows the accelerators of the machines that a run is given.
+        Fix: write variant = "gpu" (of TPUs "tpu") in the table [image] of the settings, and build the image
+            again
+        Source: pipelines/image/Dockerfile: the variant cpu has no CUDA.
     """
     if pipeline.image is None or pipeline.given is None or pipeline.aim is Aim.HERE:
         return
     if pipeline.name in preflight.OURS:
         for line in missing_from_image(pipeline.image, _values(pipeline)):
             yield "SL612", line.partition("; ")[0]
+        yield from _accelerators(pipeline.image, _values(pipeline).get("worker_pool_specs"))
+
+
+def _accelerators(image: ImageSettings, specs: Any) -> Found:
+    if not specs or image.variant != "cpu":
+        return
+    try:
+        machines = of_cluster(read_specs(specs), "worker_pool_specs")
+    except ShardlineError:
+        return  # a finding of its own
+    for name, accelerators in machines.items():
+        if accelerators:
+            yield "SL613", f"{name} has accelerators, {accelerators}, and the image's variant is cpu"
 
 
 def _values(pipeline: Pipeline) -> dict[str, Any]:
