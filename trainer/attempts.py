@@ -16,9 +16,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from shardline.trainer import crash, files, plugins, progress
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
+from shardline.trainer.data.manifest import MANIFEST_FILE
 from shardline.trainer.errors import EXIT_BAD_INPUT, RepeatedError, SettingsError, ShardlineError
 from shardline.trainer.models import import_string
 from shardline.trainer.settings import TrainSettings, output_dirs
@@ -87,9 +89,15 @@ def _marker(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str
     return base / _MARKERS.replace("*", digest.hexdigest()[:16])
 
 
-def _state(path: Path) -> list[tuple[str, int, int]]:
-    """Returns name, size and time of a file, or of those in a directory; nothing where there is none."""
+def _state(path: Path) -> Any:
+    """Returns name, size and time of a file, or of those in a directory; nothing where there is none.
+
+    Of a dataset it is the names and the manifest, which has the checksums: each of a thousand shards in a
+    bucket would be asked for.
+    """
     with contextlib.suppress(OSError, ValueError):
+        if (manifest := path / MANIFEST_FILE).is_file():
+            return sorted(os.listdir(path)), manifest.read_bytes()
         found = sorted(path.iterdir()) if path.is_dir() else [path]
         known = [(file.name, file.stat()) for file in found]
         return [(name, at.st_size, at.st_mtime_ns) for name, at in known if stat.S_ISREG(at.st_mode)]

@@ -112,6 +112,15 @@ def test_who_has_mended_something_is_not_stopped(settings, environ, tmp_path, me
     assert attempt(mend(settings, tmp_path), environ) is None
 
 
+def test_a_dataset_is_its_manifest_and_none_of_its_shards_is_asked_for(settings, environ, tmp_path):
+    """Copied or touched, it is the same: thousands of shards in a bucket would be asked for, one by one."""
+    (tmp_path / "data/train-00000-of-00001.tfrecord").touch()
+    attempt(settings, environ, ModelError(WORDS))
+    for path in (tmp_path / "data").iterdir():
+        os.utime(path, (1, 1))
+    assert isinstance(attempt(settings, environ), RepeatedError)
+
+
 def changed(settings, path):
     with path.open("a") as file:
         file.write("# mended\n")

@@ -6,7 +6,7 @@ import importlib.metadata
 import pytest
 
 from shardline.trainer.cluster import devices
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import RunError, SettingsError
 
 
 @pytest.fixture
@@ -50,29 +50,47 @@ def test_what_was_given_is_there(seen, asked):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "driver", "words"),
+    ("cuda", "driver", "path", "error", "words"),
     [
         (
             False,
             False,
+            "/opt/lib",
+            SettingsError,
             "sees no GPU: the image has no CUDA .*: it is the cpu variant; build and name the gpu",
         ),
-        (True, False, "LD_LIBRARY_PATH is '/opt/lib' and must hold .*, /usr/local/nvidia/lib64 on the plat"),
-        (True, True, "the driver is there; it may be too old"),
+        (
+            True,
+            False,
+            "/opt/lib",
+            SettingsError,
+            "LD_LIBRARY_PATH is '/opt/lib' and must hold .*, /usr/local/nvidia/lib64 on the plat",
+        ),
+        (
+            True,
+            False,
+            "/opt/lib:/usr/local/nvidia/lib64",
+            RunError,
+            "is not in /usr/local/nvidia/lib64: another machine may have one",
+        ),
+        (True, True, "/opt/lib", RunError, "the driver is there, and another machine may have"),
     ],
 )
-def test_a_gpu_that_is_not_there_is_refused_with_its_cause(seen, monkeypatch, cuda, driver, words):
+def test_a_missing_gpu_is_a_mistake_only_where_no_machine_would_have_it(
+    seen, monkeypatch, cuda, driver, path, error, words
+):
+    """What another machine may have is tried again: a RunError, of which no attempt is remembered."""
     seen()
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    monkeypatch.setenv("LD_LIBRARY_PATH", path)
     monkeypatch.setattr(importlib.metadata, "version", {"nvidia-cudnn-cu12": "9"}.get if cuda else missing)
     monkeypatch.setattr(ctypes, "CDLL", (lambda name: None) if driver else failing)
-    with pytest.raises(SettingsError, match=f"was to have 1 NVIDIA_TESLA_T4, and TensorFlow .*{words}"):
+    with pytest.raises(error, match=f"was to have 1 NVIDIA_TESLA_T4, and TensorFlow .*{words}"):
         devices.check({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4"})
 
 
 def test_fewer_gpus_than_were_given_are_refused(seen):
     seen("Tesla T4")
-    with pytest.raises(SettingsError, match="was to have 2 NVIDIA_TESLA_T4, and TensorFlow sees 1 GPU"):
+    with pytest.raises(RunError, match="was to have 2 NVIDIA_TESLA_T4, and TensorFlow sees 1 GPU"):
         devices.check({"SHARDLINE_ACCELERATORS": "2 NVIDIA_TESLA_T4"})
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 
 # The driver's library, which the platform mounts into the container, and where.
 _DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"
@@ -46,7 +46,11 @@ def described() -> str:
 def check(environ: Mapping[str, str]) -> None:
     """Refuses a machine on which TensorFlow sees fewer GPUs than the worker pool was given.
 
-    A SettingsError says what to do. A TPU is looked for by its strategy.
+    A TPU is looked for by its strategy.
+
+    Raises:
+        SettingsError: When the image cannot use any GPU.
+        RunError: When it can: another machine may have what this one lacks.
     """
     count, _, kind = environ.get(ACCELERATORS_VARIABLE, "").partition(" ")
     if not count.isdecimal() or kind.startswith("TPU"):
@@ -54,9 +58,8 @@ def check(environ: Mapping[str, str]) -> None:
     seen = len(tf.config.list_physical_devices("GPU"))
     if seen < int(count):
         found = _gpus(seen) if seen else "no GPU"
-        raise SettingsError(
-            f"this machine was to have {count} {kind}, and TensorFlow sees {found}: {_reason(seen)}"
-        )
+        error, reason = _reason(seen)
+        raise error(f"this machine was to have {count} {kind}, and TensorFlow sees {found}: {reason}")
 
 
 def asks_for_tpu(environ: Mapping[str, str]) -> bool:
@@ -68,20 +71,30 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count > 1)}"
 
 
-def _reason(seen: int) -> str:
-    """Says why there may be no more, and what to do."""
+def _reason(seen: int) -> tuple[type[ShardlineError], str]:
+    """Says whose fault it is that there are no more, why that may be, and what to do."""
     if seen:
-        return "see CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES, or take the machine's own number of them"
+        return RunError, (
+            "another machine may have them all; see CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES, or take "
+            "the machine's own number of them"
+        )
     try:
         importlib.metadata.version(_CUDA)
     except importlib.metadata.PackageNotFoundError:
-        return f"the image has no CUDA ({_CUDA}): it is the cpu variant; build and name the gpu variant"
+        return SettingsError, (
+            f"the image has no CUDA ({_CUDA}): it is the cpu variant; build and name the gpu variant"
+        )
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
         path = os.environ.get("LD_LIBRARY_PATH", "")
-        return (
+        if _MOUNTED in path.split(os.pathsep):
+            return RunError, f"the driver's {_DRIVER} is not in {_MOUNTED}: another machine may have one"
+        return SettingsError, (
             f"the driver's {_DRIVER} is not found; LD_LIBRARY_PATH is {path!r} and must hold its directory, "
             f"{_MOUNTED} on the platform"
         )
-    return "the driver is there; it may be too old for this CUDA, or CUDA_VISIBLE_DEVICES hides the GPUs"
+    return RunError, (
+        "the driver is there, and another machine may have what it drives; it may be too old for this CUDA, "
+        "or CUDA_VISIBLE_DEVICES hides the GPUs"
+    )
