@@ -112,6 +112,11 @@ class RunRecord:
     locked: bool = False
     host: str = ""
 
+    @property
+    def tells_its_end(self) -> bool:
+        """Whether the lock on the run directory tells this machine that the run's process has ended."""
+        return self.locked and self.host == socket.gethostname()
+
     def headline(self) -> str:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
         if self.explanation is not None:
@@ -139,7 +144,7 @@ class RunRecord:
         Raises SettingsError when there is none, or it is damaged.
         """
         record = cls._read(directory)
-        if record.state != RUNNING or not record.locked or record.host != socket.gethostname():
+        if record.state != RUNNING or not record.tells_its_end:
             return record
         with held(directory, shared=True) as ended:
             record = cls._read(directory)  # it may have ended just now

@@ -31,6 +31,9 @@ from shardline.pipelines.cli.options import (
 )
 @click.option("--changed", is_flag=True, help="With --resume: the pipeline may have changed since then.")
 @click.option(
+    "--abandoned", is_flag=True, help="With --resume: a run that is recorded as running is no more."
+)
+@click.option(
     "--show-localized", is_flag=True, help="Run nothing; show what a local run changes in PIPELINE."
 )
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
@@ -42,6 +45,7 @@ def run(
     runs_dir: Path,
     resume: str | None,
     changed: bool,
+    abandoned: bool,
     show_localized: bool,
     **options: Any,
 ) -> None:
@@ -59,12 +63,12 @@ def run(
     from shardline.pipelines.local.resume import FailedRun
     from shardline.pipelines.local.run import run_pipeline
 
-    failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir))
+    failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir), abandoned=abandoned)
     if failed is not None:
         pipeline = failed.pipeline(pipeline, changed=changed)
         given = {**failed.record.parameters, **(given or {})}
-    elif changed:
-        raise click.UsageError("--changed needs --resume")
+    elif changed or abandoned:
+        raise click.UsageError(f"--{'changed' if changed else 'abandoned'} needs --resume")
     if pipeline is None:
         raise click.UsageError("Missing argument 'PIPELINE'.")
     if show_localized:

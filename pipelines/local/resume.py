@@ -30,8 +30,8 @@ class FailedRun:
     record: RunRecord
 
     @classmethod
-    def find(cls, directory: Path) -> FailedRun:
-        """Reads the record of a run.
+    def find(cls, directory: Path, *, abandoned: bool = False) -> FailedRun:
+        """Reads the record of a run; of one whose end nothing here tells, `abandoned` says that it has ended.
 
         Raises:
             SettingsError: When it is no run directory, or damaged.
@@ -39,9 +39,10 @@ class FailedRun:
                 would not find the checkpoints.
         """
         record = RunRecord.read(directory)
-        if record.state == RUNNING:
+        if record.state == RUNNING and not (abandoned and not record.tells_its_end):
+            hint = "" if record.tells_its_end else "; where its process is gone, --abandoned continues it"
             raise PipelineError(
-                f"the run {record.name} is still running; 'shardline logs {directory} -f' follows it"
+                f"the run {record.name} is still running; 'shardline logs {directory} -f' follows it{hint}"
             )
         if record.state == SUCCEEDED:
             raise PipelineError(f"the run {record.name} has succeeded: there is nothing to continue")
@@ -60,27 +61,35 @@ class FailedRun:
         path, copy = given or Path(self.record.yaml), self.directory / "pipeline.yaml"
         if not path.is_file():
             raise PipelineError(
-                f"there is no {path}; 'shardline run {copy} --resume {self.record.name}' runs what ran"
+                f"there is no {path}; 'shardline run {copy} --resume {self.directory}' runs what ran"
             )
         if changed or hashlib.sha256(read_pipeline(path)).hexdigest() == self.record.sha256:
             return path
         raise PipelineError(
             f"{path} is not what ran in {self.record.name}; --changed takes it as it is now, "
-            f"'shardline run {copy} --resume {self.record.name}' runs what ran"
+            f"'shardline run {copy} --resume {self.directory}' runs what ran"
         )
 
     def with_checkpoints(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Returns parameters by which training goes on from the newest checkpoints of the run, and says so.
 
-        A checkpoint_dir that they name already stays.
+        A checkpoint_dir or continue_run that was not the run's own stays; otherwise the run's checkpoints
+        win over what it went on from itself.
         """
-        options = dict(parameters.get("train_options", {}))
-        place = options.setdefault("checkpoint_dir", str(self._checkpoints() or ""))
-        words = f"training goes on from {place}" if place else "it has no checkpoints: training begins anew"
+        options, given = dict(parameters.get("train_options", {})), parameters.get("continue_run", "")
+        before = self.record.parameters
+        last = before.get("train_options", {}).get("checkpoint_dir", "")
+        place = options.pop("checkpoint_dir", "")
+        if place in ("", last):
+            elsewhere = given not in ("", before.get("continue_run", ""))
+            place = "" if elsewhere else str(self._checkpoints() or last)
+        start = place or given
+        words = f"training goes on from {start}" if start else "it has no checkpoints: training begins anew"
         progress.say("run", f"continues {self.record.name}; {words}")
         if not place:
-            del options["checkpoint_dir"]
-        return {**parameters, "train_options": options}
+            return {**parameters, "train_options": options}
+        once = {"continue_run": ""} if given else {}  # the two exclude each other
+        return {**parameters, **once, "train_options": {**options, "checkpoint_dir": place}}
 
     def _checkpoints(self) -> Path | None:
         """Returns the directory of the newest checkpoint."""

@@ -175,6 +175,7 @@ class Execution:
 
     def _cannot_succeed(self) -> bool:
         """Whether the user's mistake has ended the run, so that trying a task again is of no use."""
+        # The marker would end the next attempt of a training, too; here a mistake is shown at once.
         return not self.has_exit_tasks and any(event.exit_code == EXIT_BAD_INPUT for event in self.errors)
 
 

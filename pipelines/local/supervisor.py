@@ -81,6 +81,7 @@ _WORKERS_END_S = 2.0
 #: Seconds between SIGTERM and SIGKILL for replicas that have nothing left to save.
 _BRIEF_GRACE_S = 1.0
 #: Exit codes after which trying again cannot help: the last two are a command that cannot be run.
+#: The trainer's marker would end the next attempt, too; here a mistake is shown at once, of any program.
 _MISTAKES = (EXIT_BAD_INPUT, 126, 127)
 
 #: Replicas that have ended, with their exit status.

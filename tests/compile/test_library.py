@@ -73,9 +73,7 @@ def test_nothing_has_to_be_given_but_what_an_earlier_task_makes(tmp_path: Path) 
     def pipeline() -> None:
         dataset = preprocess().outputs["dataset"]
         tried = rehearse(dataset=dataset)
-        trained = train(
-            dataset=dataset, base_output_directory=tried.outputs["parameter_servers", "job_directory"]
-        )
+        trained = train(dataset=dataset, base_output_directory=tried.outputs["base_output_directory"])
         judged = export_validate(dataset=dataset, model=trained.outputs["model"])
         register(exported=judged.outputs["exported"])
 
@@ -138,6 +136,8 @@ def test_names_win_over_the_packages_that_are_called_alike() -> None:
 
     assert again is shardline.components.train is library.default().train
     assert replica.__name__ == "shardline.components.train.replica"
+    with pytest.raises(ImportError, match="cannot import name 'replica'"):
+        exec("import shardline.components.train.replica as r")
 
 
 def test_importing_the_package_loads_no_kfp() -> None:

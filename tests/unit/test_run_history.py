@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.run_directory import find_run
+from shardline.components.run_record import held
 from shardline.pipelines.cli import options
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.resume import FailedRun
@@ -129,6 +132,45 @@ def test_a_failed_run_is_continued_with_its_pipeline_and_its_checkpoints(runs: P
     }
 
 
+@pytest.mark.parametrize(
+    ("recorded", "given", "own", "expected"),
+    [
+        ({"checkpoint_dir": "A"}, {}, False, {"checkpoint_dir": "A"}),  # whose other options are replaced
+        ({"checkpoint_dir": "A"}, {"checkpoint_dir": "X"}, True, {"checkpoint_dir": "X"}),
+        ({"checkpoint_dir": "A"}, {"checkpoint_dir": "A"}, True, {"checkpoint_dir": "own"}),
+        ({}, {}, True, {"checkpoint_dir": "own"}),
+        ({}, {}, False, {}),
+    ],
+)
+@pytest.mark.parametrize("start", ["", "dir/of-another"])
+def test_a_continued_run_is_continued_from_the_same_place(
+    runs: Path, recorded: Mapping[str, str], given: Mapping[str, str], own: bool, expected: dict, start: str
+) -> None:
+    """Its own checkpoints win over what it began from; continue_run stays where there is nothing else."""
+    parameters = {"train_options": recorded, "continue_run": start}
+    directory = write_run(runs, "run-2", parameters=parameters)
+    place = directory / "outputs" / "retrain-1" / "train" / "checkpoints"
+    if own:
+        place.mkdir(parents=True)
+        (place / "ckpt-1.index").touch()
+
+    found = FailedRun.find(directory).with_checkpoints({**parameters, "train_options": given})
+
+    assert found["train_options"] == {
+        name: str(place) if value == "own" else value for name, value in expected.items()
+    }
+    assert found["continue_run"] == ("" if expected else start)
+
+
+def test_a_start_that_is_given_stays(runs: Path) -> None:
+    recorded = {"train_options": {"checkpoint_dir": "A"}, "continue_run": ""}
+    failed = FailedRun.find(write_run(runs, "run-2", parameters=recorded))
+
+    found = failed.with_checkpoints({**recorded, "continue_run": "dir/of-another"})
+
+    assert found == {"train_options": {}, "continue_run": "dir/of-another"}
+
+
 def test_a_run_without_checkpoints_begins_anew(runs: Path) -> None:
     events: list[progress.Event] = []
     failed = FailedRun.find(write_run(runs, "run-1"))
@@ -141,7 +183,7 @@ def test_a_run_without_checkpoints_begins_anew(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"state": "running"}, "run-1 is still running; 'shardline logs"),
+        ({"state": "running"}, "run-1 is still running; 'shardline logs .*process is gone, --abandoned"),
         ({"state": "succeeded"}, "run-1 has succeeded: there is nothing to continue"),
         ({"pipeline": "tune"}, "only runs of 'retrain' can be continued"),
     ],
@@ -151,6 +193,16 @@ def test_what_cannot_be_continued(runs: Path, facts: dict[str, str], message: st
         FailedRun.find(write_run(runs, "run-1", **facts))
     with pytest.raises(SettingsError, match="there is no run 'run-9', neither as a directory nor in"):
         find_run("run-9", runs)
+
+
+def test_a_run_of_which_nothing_tells_its_end_is_abandoned_by_word(runs: Path) -> None:
+    """Its record has no lock, or is another machine's; a lock that is held is believed above the word."""
+    for number, facts in enumerate(({"locked": False}, {"locked": True, "host": "gone"})):
+        directory = write_run(runs, f"run-{number}", state="running", **facts)
+        assert FailedRun.find(directory, abandoned=True).record.name == directory.name
+    here = write_run(runs, "run-3", state="running", locked=True, host=socket.gethostname())
+    with held(here), pytest.raises(PipelineError, match=r"is still running; 'shardline logs .* follows it$"):
+        FailedRun.find(here, abandoned=True)
 
 
 def test_a_changed_pipeline_is_refused_unless_it_is_wanted(runs: Path) -> None:
@@ -163,7 +215,8 @@ def test_a_changed_pipeline_is_refused_unless_it_is_wanted(runs: Path) -> None:
     assert failed.pipeline(None, changed=True) == yaml
     yaml.unlink()
     with pytest.raises(
-        PipelineError, match=r"there is no .*retrain\.yaml; 'shardline run .*/run-1/pipeline\.yaml"
+        PipelineError,
+        match=r"there is no .*retrain\.yaml; 'shardline run .*/run-1/pipeline\.yaml --resume .*/runs/run-1' ",
     ):
         failed.pipeline(None, changed=False)
 
@@ -172,6 +225,7 @@ def test_options_that_belong_together(runs: Path) -> None:
     for words, message in (
         (("run",), "Missing argument 'PIPELINE'"),
         (("run", "x.yaml", "--changed"), "--changed needs --resume"),
+        (("run", "x.yaml", "--abandoned"), "--abandoned needs --resume"),
     ):
         result = shardline(*words)
         assert (result.exit_code, message in result.output) == (2, True)
