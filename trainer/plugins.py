@@ -75,11 +75,17 @@ def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) ->
     Raises `error` when the module's file is not there, is not Python, or defines no such name; a module that
     cannot be looked into (compiled, or one that imports all of another) may have it.
     """
-    module_name, _, name = reference.partition(":")
+    module_name = reference.partition(":")[0]
     _make_working_directory_importable()
     file = _source_of(module_name)
     if file is None:
         raise error(f"unknown {kind} {reference!r}: no module {module_name!r}{_neighbours(module_name)}")
+    look_in(file, reference, kind, error)
+
+
+def look_in(file: Path, reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
+    """Looks whether the file of an import string's module defines its name; raises as `look` does."""
+    module_name, _, name = reference.partition(":")
     if file.suffix != ".py":
         return
     try:

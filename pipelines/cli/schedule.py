@@ -224,6 +224,7 @@ def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: 
     from shardline.pipelines.remote.schedules.plan import run_request
 
     declared, found = load_schedules(file), {}
+    wrong: list[ShardlineError] = []
     for name in names or tuple(declared):
         if name not in declared:
             raise SettingsError(f"{file} declares no schedule {name!r}{_near(name, declared)}")
@@ -233,11 +234,16 @@ def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: 
             parameters, warnings = check_run(spec, wanted.parameters, wanted, settings=environment.file)
             proof = proofs.of(content, spec)
         except ShardlineError as error:
-            raise type(error)(f"{file}: schedules.{name}: {error}") from None
+            wrong.append(type(error)(f"{file}: schedules.{name}: {error}"))
+            continue
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
         request = run_request(environment, wanted, spec, parameters, template_uri=template_uri)
         found[name] = _Wanted(wanted, request, proof)
+    for other in wrong[:-1]:
+        click.echo(f"Error: {other.line}", err=True)
+    if wrong:
+        raise wrong[-1]
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from shardline.components.preprocess.sources import KNOWN_FORMS
 from shardline.pipelines.image.requirements import LOCKS, normal, pinned
 from shardline.pipelines.image.settings import ImageSettings
+from shardline.trainer import plugins
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import import_string
 
@@ -37,7 +38,18 @@ def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> l
         module = reference.partition(":")[0]
         if not holds(image, module):
             found.append(f"{name}={reference}: {_lacks(image, module)}")
+        elif file := _source_in(image, module):
+            try:
+                plugins.look_in(file, reference, name)
+            except ModelError as error:
+                found.append(error.line)
     return found
+
+
+def _source_in(image: ImageSettings, module: str) -> Path | None:
+    """Returns the Python file of a module in the packages of [image] that are on this machine."""
+    files = (file for package in image.packages for file in _Modules(Path(package)).files(module))
+    return next(files, None)
 
 
 def _lacks(image: ImageSettings, module: str) -> str:
@@ -107,6 +119,14 @@ class _Modules:
             own = self._directory.resolve()
             return first == own.name and (not own.is_dir() or _has(own.parent, [first, *rest]))
         return any(_has(Path(root), [first, *rest]) for root in self._roots())
+
+    def files(self, module: str) -> Iterator[Path]:
+        """Yields the Python files that are the module."""
+        if module in self:
+            project = is_project(self._directory)
+            for root in self._roots() if project else (self._directory.resolve().parent,):
+                path = Path(root).joinpath(*module.split("."))
+                yield from filter(Path.is_file, (path / "__init__.py", path.with_name(f"{path.name}.py")))
 
     def _roots(self) -> Iterator[str]:
         for root, directories, _ in os.walk(self._directory):

@@ -15,7 +15,13 @@ from shardline.trainer.errors import SettingsError
 
 TABLE = "vertex"
 #: Words of settings/vertex.toml.example that stand for a user's own.
-_PLACEHOLDER = re.compile(r"(?<![\w-])(my-project|my-bucket)(?![\w-])")
+_WORDS = ("my-project", "my-bucket")
+#: Where they stand for it: as a bucket, or as the project of a resource, an image, a registry or an account.
+_PLACEHOLDER = re.compile(
+    r"(?:\bgc?s://|(?<![\w-])/gcs/)(?P<bucket>my-bucket)(?![\w.-])"
+    r"|(?:(?:^|googleapis\.com/(?:v\w+/)?)projects/|\bpkg\.dev/)(?P<project>my-project)(?![\w-])"
+    r"|@(?P<account>my-project)\.iam\b"
+)
 #: Origin of a value that was not given.
 DEFAULT = "default"
 
@@ -115,14 +121,22 @@ def load_environment(
 
 
 def placeholder(text: str) -> str:
-    """Returns the word of the example settings that a text still has in the place of a user's own, or ""."""
+    """Returns the word of the example settings that a text still has in the place of a user's own, or "".
+
+    A directory may be called so, and a text that is no place.
+    """
     found = _PLACEHOLDER.search(text)
-    return found[0] if found else ""
+    return str(found[found.lastgroup or 0]) if found else ""
+
+
+def placeholder_value(value: Any) -> str:
+    """Returns the word that a value of the table [vertex] still has, or is, as `placeholder` does."""
+    return str(value) if value in _WORDS else placeholder(str(value))
 
 
 def _refuse_placeholders(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     for name, value in values.items():
-        if found := placeholder(str(value)):
+        if found := placeholder_value(value):
             raise SettingsError(
                 f"{name} is {value!r} (from {origins[name]}), where {found} stands for your own; write yours"
             )

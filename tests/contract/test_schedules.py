@@ -133,6 +133,19 @@ def test_without_credentials_the_file_is_checked_all_the_same(
     assert shardline("plan").exit_code == 2
 
 
+def test_every_schedule_that_is_wrong_is_said(workplace: FakeVertex) -> None:
+    declare()
+    nightly = Path("schedules.toml").read_text().replace("epochs", "epoch")
+    Path("schedules.toml").write_text(
+        nightly + "\n" + nightly.replace("schedules.nightly", "schedules.weekly")
+    )
+    planned = shardline("plan")
+
+    assert planned.exit_code == 2
+    assert "schedules.nightly: " in planned.stderr
+    assert "schedules.weekly: " in planned.stderr
+
+
 def test_with_proven_a_pipeline_that_has_not_succeeded_here_is_put_on_no_schedule(
     workplace: FakeVertex,
 ) -> None:

@@ -56,6 +56,8 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL610", {"history_uri": "/tmp/history"}, {"history_uri": ""}),
     ("SL610", options(checkpoint_dir="/tmp"), options(checkpoint_dir="gs://b/jobs/{{$.pipeline_job_name}}")),
     ("SL412", {"source": "images:gs://my-bucket/photos"}, {"source": "images:gs://my-bucket-2/photos"}),
+    ("SL412", {"champion_uri": "/gcs/my-bucket/x"}, {"champion_uri": "gs://acme/my-project/my-bucket/x"}),
+    ("SL614", {"model": "leafnet.model:build"}, {"model": "keras:MobileNet"}),
 ]
 
 
@@ -69,6 +71,11 @@ def test_what_a_run_is_given(code: str, broken: dict[str, Any], repaired: dict[s
 
 SENT_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL411", RETRAIN, pipeline(component(image="python:3.11"))),
+    (
+        "SL413",
+        pipeline(component(image="leafnet:0.1.0")),
+        pipeline(component(image="docker.io/leafnet:0.1.0")),
+    ),
     (
         "SL412",
         pipeline(component(image="europe-docker.pkg.dev/my-project/r/i:1")),
@@ -87,6 +94,13 @@ def test_what_is_sent(code: str, broken: dict[str, Any], repaired: dict[str, Any
     assert code in codes(broken, aim=Aim.SENT)
     assert code not in codes(repaired, aim=Aim.SENT)
     assert code not in codes(broken, aim=Aim.HERE)
+
+
+def test_an_image_of_ones_own_has_a_registry_whatever_it_is_called() -> None:
+    text = json.dumps(RETRAIN)
+    for executor in Pipeline(RETRAIN).executors:
+        text = text.replace(executor.container["image"], "leafnet:0.1.0")
+    assert "SL411" in codes(json.loads(text), aim=Aim.SENT)
 
 
 def test_a_run_without_a_place_for_its_champion_is_said_and_then_refused() -> None:
@@ -116,7 +130,7 @@ def test_a_module_that_the_image_does_not_hold(tmp_path: Path) -> None:
     for text in (f'[image]\nname = "{image.name}"\n', f'image = "{image.name}"\n'):
         (tmp_path / "vertex.toml").write_text(text + train)
         with pytest.raises(
-            ShardlineError, match=r"SL612 .* the image .* has no module leafnet; name a module"
+            ShardlineError, match=r"SL612 .* the image .* has no module leafnet; name what it has"
         ):
             check_run(SENT, GIVEN | broken, settings=tmp_path / "vertex.toml")
 

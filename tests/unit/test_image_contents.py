@@ -17,7 +17,7 @@ def project(tmp_path: Path) -> Path:
     for name in ("leafnet/__init__.py", "leafnet/source.py", "leafnet/nets/small.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.write_text("class Leaves: ...\ndef build(hparams): ...\n")
     (tmp_path / "heavy" / "src" / "heavynet").mkdir(parents=True)
     (tmp_path / "heavy" / "pyproject.toml").touch()
     (tmp_path / "heavy" / "src" / "heavynet" / "ops.cpython-311-x86_64-linux-gnu.so").touch()
@@ -62,6 +62,15 @@ def test_a_module_that_the_package_does_not_have_is_refused(project: Path) -> No
     (line,) = missing_from_image(image(project, "leafnet"), {"source": "leafnet.sorce:Leaves"})
 
     assert line.endswith("leafnet in packages of [image] has no module leafnet.sorce; name one that it has")
+
+
+def test_a_name_that_the_module_does_not_have_is_refused(project: Path) -> None:
+    given = {"source": "leafnet.source:Leafs", "model": "leafnet.source:build"}
+    (line,) = missing_from_image(image(project, "leafnet"), given)
+
+    assert (
+        line == "unknown source 'leafnet.source:Leafs': leafnet.source has no 'Leafs', it has Leaves, build"
+    )
 
 
 def test_a_distribution_has_its_modules(project: Path) -> None:

@@ -14,10 +14,10 @@ from shardline.pipelines.check.job import jobs
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.image.build import has_registry
-from shardline.pipelines.image.contents import missing_from_image
+from shardline.pipelines.image.contents import missing_from_image, plugins_of
 from shardline.pipelines.image.settings import ImageSettings, of_cluster
 from shardline.pipelines.parameters import convert
-from shardline.pipelines.remote.environment import placeholder
+from shardline.pipelines.remote.environment import placeholder, placeholder_value
 from shardline.trainer.errors import ShardlineError
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
@@ -31,6 +31,8 @@ _FILES = ("images", "tfrecord", "table")
 _OPTIONS = {"initial_model": False, "checkpoint_dir": True, "tensorboard_log_dir": True}
 _SCHEME = re.compile(r"(?:.*::)?([A-Za-z][\w.+-]*)://")
 _OURS = re.compile(r"shardline[:@-]|shardline$")
+#: The image of KFP's own components, which Docker Hub has.
+_OF_KFP = "python:"
 
 
 class _Place(NamedTuple):
@@ -95,21 +97,27 @@ def places(pipeline: Pipeline) -> Found:
 def contents(pipeline: Pipeline) -> Found:
     """What the image holds of what a run names: modules of one's own, and what its accelerators need.
 
-    SL612 error: The image holds the modules that a run names.
-        Fix: name a module that it has, or add its directory to [image] packages (a path from the settings
-            file) or its distribution to [image] requirements, and build the image again
+    SL612 error: The image holds the modules, and these the names, that a run gives.
+        Fix: name what it has, or name its directory in [image] packages (a path from the settings file) or
+            its distribution in [image] requirements, which say what the image holds
         Source: pipelines/image/contents.py: the table [image] of the settings says what the image holds.
     SL613 error: The image knows the accelerators of the machines that a run is given.
         Fix: write variant = "gpu" (of TPUs "tpu") in the table [image] of the settings, and build the image
             again
         Source: pipelines/image/Dockerfile: the variant cpu has no CUDA.
+    SL614 warning: It is known what the image holds that has to hold a run's own modules.
+        Fix: give --settings FILE, whose table [image] says it
+        Source: pipelines/image/contents.py.
     """
-    if pipeline.image is None or pipeline.given is None or pipeline.aim is Aim.HERE:
+    if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in preflight.OURS:
         return
-    if pipeline.name in preflight.OURS:
-        for line in missing_from_image(pipeline.image, _values(pipeline)):
+    known = _values(pipeline)
+    if pipeline.image is not None:
+        for line in missing_from_image(pipeline.image, known):
             yield "SL612", line.partition("; ")[0]
-        yield from _accelerators(pipeline.image, _values(pipeline).get("worker_pool_specs"))
+        yield from _accelerators(pipeline.image, known.get("worker_pool_specs"))
+    elif own := [name for name, value in plugins_of(known).items() if not value.startswith("shardline.")]:
+        yield "SL614", f"what the image holds is not known, and {', '.join(own)} is not looked for in it"
 
 
 def _accelerators(image: ImageSettings, specs: Any) -> Found:
@@ -176,8 +184,12 @@ def _fault(place: _Place) -> tuple[str, str] | None:
 def sent(pipeline: Pipeline) -> Found:
     """Images and placeholders of a pipeline that goes to the platform.
 
-    SL411 error: The image of a pipeline that is sent is named with its registry.
-        Fix: name it as in LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG in the settings, and compile
+    SL411 error: An image of one's own in a pipeline that is sent is named with its registry.
+        Fix: name it as in LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG in the settings (in a pipeline
+            of your own: with_image), and compile
+        Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without one, Docker Hub is meant.
+    SL413 warning: An image in a pipeline of others that is sent is named with its registry.
+        Fix: write docker.io/NAME:TAG if Docker Hub's is meant, or the registry that has it
         Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without one, Docker Hub is meant.
     SL412 error: The example's placeholders have been replaced.
         Fix: write your own project and bucket in its place
@@ -189,14 +201,22 @@ def sent(pipeline: Pipeline) -> Found:
     custom_jobs = jobs(pipeline)
     images = of_tasks | {pool.image for job in custom_jobs for pool in job.pools}
     for image in sorted(filter(None, images)):
-        if pipeline.aim is Aim.SENT and not has_registry(image) and _OURS.match(image):
+        if pipeline.aim is not Aim.SENT or has_registry(image):
+            continue
+        if pipeline.name in preflight.OURS or _OURS.match(image):
             yield "SL411", f"the image {image} has no registry, and is on no machine of the platform"
+        elif not image.startswith(_OF_KFP):
+            yield "SL413", f"the image {image} has no registry: that of Docker Hub is meant"
     texts = [("the image", image) for image in sorted(images)]
-    texts += [(f"vertex.{name}", str(value)) for name, value in pipeline.environment.items()]
     texts += [(str(name), str(value)) for name, value in (pipeline.given or {}).items()]
     texts += [
         (key, value) for job in custom_jobs for key, value in job.spec.items() if isinstance(value, str)
     ]
-    for name, text in dict.fromkeys(texts):
-        if found := placeholder(text):
-            yield "SL412", f"{name} is {text!r}, where {found} stands for your own"
+    found = [
+        (f"vertex.{name}", str(value), placeholder_value(value))
+        for name, value in pipeline.environment.items()
+    ]
+    found += [(name, text, placeholder(text)) for name, text in texts]
+    for name, text, word in dict.fromkeys(found):
+        if word:
+            yield "SL412", f"{name} is {text!r}, where {word} stands for your own"
