@@ -93,7 +93,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
         (["--max-bad-fraction", 2], "max_bad_fraction must be 0..1"),
         (["--max-bad-fraction", "nan"], "max_bad_fraction must be 0..1"),
         (["--shards", -1], "shards must be at least 0, not -1"),
-        (["--processes", -1], "processes must be at least 1, not -1"),
+        (["--processes", -1], "processes must be at least 0, not -1"),
         (["--processes", 100_000], "processes must be at most 1,024, not 100,000"),
         (["--seed", 2**63], "seed must be at most 9,223,372,036,854,775,807, not 9,223,372,036,854,775,808"),
     ],
