@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from google.rpc import code_pb2, status_pb2
 
 from shardline.components.run_record import RunRecord
 from shardline.pipelines.cli.main import main
+from shardline.pipelines.remote.summary import _machines
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
@@ -490,6 +492,11 @@ def test_what_could_not_work_on_the_platform_is_refused(
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert fake.services.calls == []
+
+
+def test_machines_that_a_run_is_given_are_not_counted_as_none() -> None:
+    job = Mock(pools=())
+    assert list(_machines(job)) == ["machines as worker_pool_specs says"]
 
 
 def test_an_image_of_this_machine_and_placeholders_are_refused(fake: FakeVertex) -> None:
