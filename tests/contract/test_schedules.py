@@ -205,7 +205,7 @@ def test_other_parameters_are_another_schedule(workplace: FakeVertex) -> None:
 def test_another_template_is_found_by_its_digest(workplace: FakeVertex) -> None:
     done("apply")
     text = Path("toy.yaml").read_text()
-    Path("toy.yaml").write_text(text.replace("registry/step:1", "registry/step:2"))
+    Path("toy.yaml").write_text(text.replace("python:3.11", "python:3.12"))
 
     (planned,) = json.loads(done("plan", "--json"))["schedules"]
     assert [item["what"] for item in planned["differences"]] == ["pipeline"]

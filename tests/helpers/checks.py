@@ -52,7 +52,7 @@ def component(
             }
         },
         "executor": {
-            f"exec-{name}": {"container": {"image": "registry/step:1", "command": ["run"], **container}}
+            f"exec-{name}": {"container": {"image": "python:3.11", "command": ["run"], **container}}
         },
     }
 
