@@ -16,8 +16,8 @@ from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
 from tests.helpers.compiled import JOB, blessed_tasks
 
-ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
-PINNED = f"europe-west4-docker.pkg.dev/my-project/shardline/shardline@sha256:{64 * 'a'}"
+ENDPOINT = "projects/acme-vision/locations/europe-west4/endpoints/9"
+PINNED = f"europe-west4-docker.pkg.dev/acme-vision/shardline/shardline@sha256:{64 * 'a'}"
 SETTINGS = Settings(
     image=PINNED, train=JOB, model_upload=ModelUpload(display_name="digits", serving_image_uri="s:1")
 )
@@ -84,7 +84,7 @@ def test_nothing_of_it_is_there_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "image", [PINNED, "europe-west4-docker.pkg.dev/my-project/shardline/shardline:0.1.0"]
+    "image", [PINNED, "europe-west4-docker.pkg.dev/acme-vision/shardline/shardline:0.1.0"]
 )
 def test_an_image_keeps_its_digest_everywhere_and_a_tag_is_warned_of(image: str) -> None:
     text = compiled(image=image)
