@@ -33,7 +33,7 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL606", {"source": "imges:x"}, {"source": "own.package:x"}),
     ("SL606", {"source": "iris.csv"}, {"source": "table:gs://b/iris.csv"}),
     ("SL606", {"model": "mnist_cnnn"}, {"model": "own.package:cnn"}),
-    ("SL606", {"train_options": {"epoch": 1}}, {"train_options": {}}),
+    ("SL606", {"min_accuracy": 2.0}, {"min_accuracy": 0.5}),
     ("SL607", {"source": "images:photos"}, {"source": "images:gs://b/photos/{date}"}),
     ("SL607", {"source": "table:~/iris.csv"}, {"source": "table:/gcs/b/iris.csv"}),
     ("SL607", {"source": "images:/"}, {"source": "images:/mnt/nowhere"}),
