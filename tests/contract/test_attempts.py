@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,6 +48,7 @@ class Lost(keras.callbacks.Callback):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's directory with a model and a dataset, and a bucket."""
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path / "buckets"))
     (tmp_path / "net_of_a_team.py").write_text(MODEL)
@@ -124,5 +127,6 @@ def test_a_job_that_was_lost_goes_on_from_its_checkpoint(project: Path, attempt:
     assert attempt(*options).returncode != 0
     assert attempt(*options).returncode == 0, said(project, 2)
 
-    assert "resuming after step 8, from " in said(project, 2)
+    # The last checkpoint may not have been whole when the process was gone.
+    assert re.search("resuming after step [48], from ", said(project, 2))
     assert json.loads((project / "buckets/b/task-2/model/metrics.json").read_text())["epochs"] == 3
