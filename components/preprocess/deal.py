@@ -8,6 +8,7 @@ import xxhash
 
 from shardline.components.preprocess import plan, rows
 from shardline.components.preprocess.duplicates import repeated
+from shardline.components.preprocess.marks import blocks
 from shardline.components.preprocess.plan import PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.survey import Survey
@@ -83,7 +84,7 @@ def _refuse_equal_digests(block: Sequence[bytes]) -> None:
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
     """Refuses keys that occur twice, where the digests are of something else."""
-    _, equal = repeated([work.keys], sum(found.codes))
+    _, equal = repeated(lambda: blocks(work.keys), sum(found.codes))
     if equal:
         keys = (rows.fields(row)[0] for block in found.buckets for row in block)
         raise _occurs_twice(next(key for key in keys if plan.digest(key, 0) in equal))

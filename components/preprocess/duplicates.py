@@ -6,11 +6,11 @@ Hashes are in files, 16 bytes for each example, which are looked through in part
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, pairwise
-from pathlib import Path
 
 from shardline.components.preprocess import rows
+from shardline.components.preprocess.marks import HASH_BYTES, Found
 from shardline.components.preprocess.plan import Plan
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.data.manifest import Duplicates
@@ -19,21 +19,21 @@ from shardline.trainer.data.manifest import Duplicates
 _TOGETHER = 131_072
 
 # More than any hash.
-_END = b"\xff" * (rows.DIGEST_BYTES + 1)
+_END = b"\xff" * (HASH_BYTES + 1)
 
 #: Groups of equal examples that are named in the manifest, and the most keys of one of them.
 _NAMED, _NAMED_KEYS = 20, 10
 
 
-def repeated(paths: Iterable[Path], records: int) -> tuple[int, set[bytes]]:
-    """Returns how many of the `records` hashes in some files repeat an earlier one, and which do."""
-    files, parts = list(paths), records // _TOGETHER + 1
+def repeated(blocks: Callable[[], Iterable[bytes]], records: int) -> tuple[int, set[bytes]]:
+    """Returns how many of the `records` hashes in some blocks repeat an earlier one, and which do."""
+    parts = records // _TOGETHER + 1
     repeats, found = 0, set[bytes]()
     bounds = [*(((part << 16) // parts).to_bytes(2) for part in range(parts)), _END]
     for least, end in pairwise(bounds):
         seen: set[bytes] = set()
-        for block in (block for path in files for block in _blocks(path)):
-            hashes = [each for (each,) in block if least <= each < end]
+        for block in blocks():
+            hashes = [each for (each,) in _hashes(block) if least <= each < end]
             different = set(hashes)
             if len(different) == len(hashes) and seen.isdisjoint(different):
                 seen |= different
@@ -46,13 +46,15 @@ def repeated(paths: Iterable[Path], records: int) -> tuple[int, set[bytes]]:
     return repeats, found
 
 
-def find_duplicates(plan: Plan, work: WorkDirectory) -> Duplicates:
+def find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, Found]) -> Duplicates:
     """Finds the examples of a dataset whose stored content is the same to the byte."""
-    repeats, found = repeated((work.digests(shard.file) for shard in plan.shards), plan.records)
+    repeats, found = repeated(
+        lambda: (block for shard in plan.shards for block in done[shard.file].hashes()), plan.records
+    )
     splits: dict[bytes, set[str]] = {each: set() for each in found}
     members: dict[bytes, list[tuple[str, str, int]]] = {each: [] for each in found}
     for shard in plan.shards if repeats else ():
-        hashes = (each for block in _blocks(work.digests(shard.file)) for (each,) in block)
+        hashes = (each for block in done[shard.file].hashes() for (each,) in _hashes(block))
         for position, each in enumerate(hashes):
             if each in splits:
                 splits[each].add(shard.split)
@@ -72,7 +74,5 @@ def _key(work: WorkDirectory, shard: str, position: int) -> str:
     return rows.key_text(rows.fields(row)[0]).encode("utf-8", "backslashreplace").decode()
 
 
-def _blocks(path: Path) -> Iterator[Iterator[tuple[bytes]]]:
-    with path.open("rb") as file:
-        while block := file.read(rows.DIGEST_BYTES * 4096):
-            yield struct.iter_unpack(f"{rows.DIGEST_BYTES}s", block)
+def _hashes(block: bytes) -> Iterator[tuple[bytes]]:
+    return struct.iter_unpack(f"{HASH_BYTES}s", block)

@@ -10,14 +10,14 @@ from dataclasses import asdict
 
 import google_crc32c
 
-from shardline.components.preprocess import rows
+from shardline.components.preprocess import marks, rows
 from shardline.components.preprocess.duplicates import find_duplicates
+from shardline.components.preprocess.marks import Found, Images, Mark
 from shardline.components.preprocess.places import NOWHERE
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import Images, Mark
 from shardline.trainer import files
 from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
 from shardline.trainer.errors import RunError, SourceError
@@ -32,7 +32,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
             f"{len(missing)} of {len(plan.shards)} shards of {work.out} are not written, {missing[0]} among "
             "them; write them first"
         )
-    images = Images.merge([mark.images for mark in done.values()])
+    images = Images.merge([found.mark.images for found in done.values()])
     if images.encodings == ("raw",) and None in (images.height, images.width):
         raise SourceError("raw images must be of one size, these differ; give image_size or another encoding")
     resize = plan.settings.resize_mode if plan.settings.image_size else ""
@@ -42,15 +42,15 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         Feature("key", "string"),
         *plan.features,
     )
-    marks: dict[str, list[Mark]] = {}
+    written: dict[str, list[Mark]] = {}
     for shard in plan.shards:
-        marks.setdefault(shard.split, []).append(done[shard.file])
+        written.setdefault(shard.split, []).append(done[shard.file].mark)
     splits = {
         name: Split(
             shards=tuple(mark.shard for mark in of_split),
             class_counts=tuple(map(sum, zip(*(mark.class_counts for mark in of_split), strict=True))),
         )
-        for name, of_split in marks.items()
+        for name, of_split in written.items()
     }
     compression = "" if plan.settings.compression == "none" else plan.settings.compression
     return Manifest(
@@ -64,7 +64,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         records_in=plan.records_in,
         rejected=dict(sorted(plan.rejected.items())),
         converted=images.converted,
-        duplicates=find_duplicates(plan, work),
+        duplicates=find_duplicates(plan, work, done),
         keys=_write_keys(plan, work),
     )
 
@@ -91,24 +91,31 @@ def recorded_settings(settings: PreprocessSettings) -> dict[str, object]:
     return {name: values[name] for name in names}
 
 
-def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Mark]:
+def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:
     """Returns the marks of the shards that are done exactly as the plan wants them, by file."""
-    return {shard.file: mark for shard in plan.shards if (mark := _find_mark(shard, plan, work))}
+    work.bring_marks()
+    known = marks.load(work)
+    # In a bucket to ask for each one is a request, and what has a mark was there whole.
+    there = set(os.listdir(work.shards)) if work.is_far else set()
+    done = {}
+    for shard in plan.shards:
+        for found in known.get(shard.file, ()):
+            if _is_done(shard, found.mark, plan, work, there):
+                done[shard.file] = found
+    return done
 
 
-def _find_mark(shard: PlannedShard, plan: Plan, work: WorkDirectory) -> Mark | None:
-    mark = Mark.load(work.mark(shard.file))
-    if mark is None or mark.identity != plan.identity(shard) or mark.shard.file != shard.file:
-        return None
-    if len(mark.class_counts) != len(plan.class_names) or sum(mark.class_counts) != shard.records:
-        return None
+def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
+    if mark.identity != plan.identity(shard) or sum(mark.class_counts) != shard.records:
+        return False
+    if len(mark.class_counts) != len(plan.class_names):
+        return False
     try:
-        whole = work.find_shard(shard.file).stat().st_size == mark.shard.bytes
-        whole = whole and work.digests(shard.file).stat().st_size == rows.DIGEST_BYTES * shard.records
-        unchanged = mark.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, mark.surveyed)
+        if shard.file not in there and work.find_shard(shard.file).stat().st_size != mark.shard.bytes:
+            return False
+        return mark.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, mark.surveyed)
     except OSError:
-        return None
-    return mark if whole and unchanged else None
+        return False
 
 
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import xxhash
 
+from shardline.components.preprocess import copies, storage
+from shardline.components.preprocess.ahead import TruncatedError, in_order, is_transient, persistently
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.rows import key_text
-from shardline.components.preprocess.sources import WHOLE_FILE, Span
+from shardline.components.preprocess.rows import Fields, key_text
+from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
 from shardline.trainer.errors import BadRecordError, SourceError
 
 #: Number of the place of examples without an image.
@@ -33,7 +37,7 @@ class Place:
 
     Attributes:
         kind: "directory": each image is a file, whose path is `path` and the one in the row; "file": each
-            image is a span of this file; "spool": the same, of a file of the work directory; "none".
+            image is a span of this file; "spool": the same, of a file on scratch; "none".
         path: The beginning of the images' paths, or the file.
         size: Size of the file when it was surveyed, in bytes.
         changed: Time of its last change, in nanoseconds since the epoch.
@@ -48,8 +52,8 @@ class Place:
 class ImageReader:
     """Reads encoded images; files that hold many of them stay open. A context manager.
 
-    `spool` is the file of the work directory with the images that were copied, `surveyed` the start of the
-    survey in nanoseconds since the epoch. A file that has changed since then is a SourceError.
+    `spool` is the file on scratch with the images that were copied, `surveyed` the start of the survey in
+    nanoseconds since the epoch. A file that has changed since then is a SourceError.
     """
 
     def __init__(self, places: Sequence[Place], spool: Path, surveyed: int) -> None:
@@ -58,6 +62,8 @@ class ImageReader:
         self._surveyed = surveyed
         self._files: dict[int, int] = {}
         self._prefixes: dict[int, bytes] = {}
+        self._ahead: Iterator[bytes | Exception] = iter(())
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +76,18 @@ class ImageReader:
         while self._files:
             os.close(self._files.popitem()[1])
 
+    def expect(self, rows: Iterable[Fields]) -> None:
+        """Has the images of these rows read ahead, where they are far.
+
+        From then on `read` must be called for each of them that has an image, in this order.
+        """
+        with_image = (row for row in rows if row[4] != NOWHERE)
+        first = next(with_image, None)
+        if first is None or not self._is_far(first):
+            return
+        self._ahead = in_order(self._read_row, chain([first], with_image))
+        self.read = self._next  # type: ignore[method-assign,assignment]
+
     def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
         """Returns the encoded image of a row; BadRecordError if its file cannot be read."""
         if length == WHOLE_FILE:
@@ -77,6 +95,30 @@ class ImageReader:
             if prefix is None:
                 prefix = self._prefixes[place] = os.fsencode(self._places[place].path)
             return self._read_file(prefix + (path or key), key)
+        return self._read_span(place, offset, length, key)
+
+    def _next(self, *_: object) -> bytes:
+        data = next(self._ahead)
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    def _is_far(self, row: Fields) -> bool:
+        """Returns whether images are far: one of the directories is, or that of the first row's image."""
+        key, path, _, _, place, _, length = row
+        found = [each.path for each in self._places if each.kind == "directory" and each.path]
+        if length == WHOLE_FILE:
+            found.append(os.path.dirname(self._places[place].path + key_text(path or key)))
+        return any(map(storage.is_far, found))
+
+    def _read_row(self, row: Fields) -> bytes:
+        key, path, _, _, place, offset, length = row
+        if length == WHOLE_FILE:
+            return read_far(self._places[place].path + key_text(path or key), key_text(key), self._surveyed)
+        with self._lock:  # files are closed when there are too many
+            return self._read_span(place, offset, length, key)
+
+    def _read_span(self, place: int, offset: int, length: int, key: bytes) -> bytes:
         file = self._files.get(place)
         if file is None:
             file = self._open(place)
@@ -93,13 +135,21 @@ class ImageReader:
         if len(self._files) >= _OPEN_FILES:
             self.close()
         place = self._places[number]
+        copy = ""
+        if place.kind == "file" and storage.is_far(place.path):
+            copy = copies.find(place.path, storage.fetch)
         try:
-            file = os.open(self._spool if place.kind == "spool" else place.path, os.O_RDONLY | os.O_CLOEXEC)
+            path = copy or (self._spool if place.kind == "spool" else place.path)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise changed(place.path, f"cannot be read any more ({error.strerror})") from None
         self._files[number] = file
         status = os.fstat(file)
-        if place.kind == "file" and (status.st_size, status.st_mtime_ns) != (place.size, place.changed):
+        if (
+            place.kind == "file"
+            and not copy
+            and (status.st_size, status.st_mtime_ns) != (place.size, place.changed)
+        ):
             raise changed(place.path, "changed")
         return file
 
@@ -126,6 +176,89 @@ class ImageReader:
         if status.st_ctime_ns > self._surveyed or len(data) != size:
             raise changed(key_text(key), "changed")
         return data
+
+
+def read_far(path: str, key: str, surveyed: int) -> bytes:
+    """Returns the content of an image file that is far, in as few requests as there can be.
+
+    Raises:
+        BadRecordError: It cannot be read.
+        SourceError: It has changed since it was surveyed, or the bucket does not answer.
+    """
+    try:
+        if storage.is_remote(path):
+            return persistently(storage.read_whole, path)
+        data, changed_at = persistently(_read_mounted, path)
+    except FileNotFoundError:
+        raise BadRecordError(key, "there is no such file (any more)") from None
+    except Exception as error:
+        if is_transient(error):
+            raise SourceError(
+                f"cannot read {path!r}, however often it is tried: {storage.reason(error)}; run again, it "
+                "will go on from there"
+            ) from None
+        raise BadRecordError(key, f"cannot be read ({storage.reason(error)})") from None
+    if changed_at > surveyed:
+        raise changed(key, "changed")
+    return data
+
+
+def _read_mounted(path: str) -> tuple[bytes, int]:
+    """Returns the content of a file, and when it changed, in nanoseconds since the epoch."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(file)
+        data = os.read(file, status.st_size)
+        while len(data) < status.st_size and (more := os.read(file, status.st_size - len(data))):
+            data += more
+    finally:
+        os.close(file)
+    if len(data) < status.st_size:
+        raise TruncatedError(path, len(data), status.st_size)
+    return data, status.st_ctime_ns
+
+
+def brought(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
+    """Yields examples, with the content of their images in the place of files that are far.
+
+    So that what must be looked at twice is read once. The first image tells for all of them.
+    """
+    examples = iter(examples)
+    before = []
+    for example in examples:
+        before.append(example)
+        if isinstance(example, Example):
+            break
+    if not before or not _far_path(before[-1]):
+        yield from chain(before, examples)
+        return
+    for found in in_order(_bring, chain(before, examples), size=_size):
+        if isinstance(found, Exception):
+            raise found
+        yield found
+
+
+def _bring(example: Example | BadExample) -> Example | BadExample:
+    path = _far_path(example)
+    if not path or not isinstance(example, Example):
+        return example
+    try:
+        return example._replace(image=read_far(path, example.key, sys.maxsize))
+    except BadRecordError as error:
+        return BadExample(error.name, error.reason)
+
+
+def _size(example: Example | BadExample) -> int:
+    image = example.image if isinstance(example, Example) else None
+    return len(image) if isinstance(image, bytes) else 0
+
+
+def _far_path(example: Example | BadExample) -> str:
+    """Returns the path of an example's image if it is a file that is far."""
+    image = example.image if isinstance(example, Example) else None
+    path = image.file if isinstance(image, Span) and image.length == WHOLE_FILE else image
+    text = str(path) if isinstance(path, str | Path) else ""
+    return text if text and storage.is_far(os.path.dirname(text)) else ""
 
 
 class ImageLocator:

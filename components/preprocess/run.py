@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from shardline.components.preprocess import copies, marks, rows, storage, work_directory
 from shardline.components.preprocess import finish as finishing
-from shardline.components.preprocess import rows, storage, work_directory
 from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
@@ -114,7 +114,8 @@ def _working(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; what writing into it raises becomes one line."""
     with work_directory.locked(out, shared=shared) as work:
         try:
-            yield work
+            with copies.kept_in(work.copies):
+                yield work
         except OSError as error:
             raise RunError(
                 f"cannot write the dataset {out}: {error.strerror or error}; make room and run again, it "
@@ -166,6 +167,8 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             found = _check(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
         plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
+        work.bring_marks()
+        marks.forget_others(plan, work)
         work.forget_shards({shard.file for shard in plan.shards})
         plan.save(work.plan)
         return plan

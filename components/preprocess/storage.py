@@ -1,6 +1,7 @@
 """Files that are read: on this machine, in Cloud Storage mounted under /gcs/, or behind any other URL.
 
-Whatever cannot be found, opened or read is a SourceError of one line.
+Whatever cannot be found, opened or read is a SourceError of one line. What is far, behind a network, is read
+in ranges that are fetched ahead.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ import glob
 import io
 import logging
 import os
+import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
+from shardline.components.preprocess import copies
+from shardline.components.preprocess.ahead import TruncatedError, in_order, persistently
 from shardline.trainer import files
 from shardline.trainer.errors import ShardlineError, SourceError
 
 #: Characters of a line.
 _LONGEST_LINE = 64 << 20
+
+# Bytes of one request, and how many of them are under way for one file.
+_RANGE, _RANGES = 4 << 20, 6
 
 
 def resolve(path: str) -> str:
@@ -47,18 +55,152 @@ def one_line(path: str, what: str = "") -> Iterator[None]:
         raise SourceError(f"cannot read {what}{path!r}: {reason(error)}") from None
 
 
+def is_far(path: str) -> bool:
+    """Returns whether a resolved path is a URL, or on a file system behind a network: a mounted bucket."""
+    return is_remote(path) or files.is_mounted(path)
+
+
 def open_read(path: str) -> BinaryIO:
-    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks."""
+    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks.
+
+    Of one that is far, the copy is opened that is on this disk (`copies`), or else ranges are read ahead.
+    """
     with one_line(path):
-        if is_remote(path):
-            file_system, inner = _remote(path)
-            return cast(BinaryIO, file_system.open(inner, "rb"))
-        # A pipe would be waited for, and a device read without end.
-        file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise SourceError(f"cannot read {path!r}: it is not a file but a pipe, a socket or a device")
-        return cast(BinaryIO, file)
+        if not is_far(path):
+            return _open_local(path)
+        copy = copies.find(path, fetch)
+        return _open_local(copy) if copy else cast(BinaryIO, io.BufferedReader(Ranges(path), _RANGE))
+
+
+def fetch(path: str, target: str) -> None:
+    """Copies a file that is far to this disk."""
+    with Ranges(path) as source, open(target, "wb") as file:
+        for block in source.blocks():
+            file.write(block)
+
+
+def upload(source: Path, target: Path) -> None:
+    """Copies a file of this disk to where it belongs, in one stream, and again where that fails."""
+
+    def write(_: Path) -> None:
+        with source.open("rb") as file, target.open("wb") as copy:
+            shutil.copyfileobj(file, copy, _RANGE)
+            copy.flush()
+            os.fsync(copy.fileno())  # what the bucket does not take is said here
+
+    persistently(write, source)
+
+
+def move(source: Path, target: Path) -> None:
+    """Moves a file to where it belongs, perhaps on another disk."""
+    if files.is_mounted(target.parent):
+        upload(source, target)
+        source.unlink()
+    else:
+        source.replace(target)
+
+
+def read_whole(path: str) -> bytes:
+    """Returns the content of a file, far or near, in one request."""
+    if is_remote(path):
+        file_system, inner = _remote(path)
+        return cast(bytes, file_system.cat_file(inner))
+    with _open_local(path) as file:
+        return file.read()
+
+
+def _open_local(path: str) -> BinaryIO:
+    # A pipe would be waited for, and a device read without end.
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise SourceError(f"cannot read {path!r}: it is not a file but a pipe, a socket or a device")
+    return cast(BinaryIO, file)
+
+
+class Ranges(io.RawIOBase):
+    """A file that is far, of which the ranges behind the one that is read are on their way already."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read, self.size, self._close = _reader(path)
+        self._blocks: Iterator[bytes | Exception] = iter(())
+        self._block = memoryview(b"")
+        self._position = 0
+        self._follows = False
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yields the file from where it stands to its end."""
+        offsets = range(self._position, self.size, _RANGE)
+        for block in in_order(self._range, offsets, in_flight=min(_RANGES, len(offsets) or 1)):
+            if isinstance(block, Exception):
+                raise block
+            yield block
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads what the next block has, into a buffer."""
+        if not self._block and self._position < self.size:
+            if not self._follows:
+                self._blocks, self._follows = self.blocks(), True
+            self._block = memoryview(next(self._blocks))  # type: ignore[arg-type]  # blocks raises
+        count = min(len(buffer), len(self._block))
+        buffer[:count], self._block = self._block[:count], self._block[count:]
+        self._position += count
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves; where it comes to another place, what was fetched ahead is thrown away."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        if base + offset != self._position:
+            self._position, self._block, self._follows = base + offset, memoryview(b""), False
+        return self._position
+
+    def tell(self) -> int:
+        """Returns the position."""
+        return self._position
+
+    def readable(self) -> bool:
+        """Returns that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns that it can be moved in."""
+        return True
+
+    def close(self) -> None:
+        """Closes the file."""
+        if not self.closed:
+            self._close()
+        super().close()
+
+    def _range(self, offset: int) -> bytes:
+        length = min(_RANGE, self.size - offset)
+        data = self._read(offset, length)
+        if len(data) != length:
+            raise TruncatedError(self._path, len(data), length)
+        return data
+
+
+def _reader(path: str) -> tuple[Callable[[int, int], bytes], int, Callable[[], None]]:
+    """Returns what reads a range of a file that is far, its size, and what closes it."""
+    if not is_remote(path):
+        file = _open_local(path)
+        number = file.fileno()
+        return (
+            lambda offset, length: os.pread(number, length, offset),
+            os.fstat(number).st_size,
+            file.close,
+        )
+    file_system, inner = _remote(path)
+    size = file_system.size(inner)
+    if size is None:  # a server that does not say
+        data = file_system.cat_file(inner)
+        return lambda offset, length: data[offset : offset + length], len(data), lambda: None
+    return (
+        lambda offset, length: cast(bytes, file_system.cat_file(inner, start=offset, end=offset + length)),
+        size,
+        lambda: None,
+    )
 
 
 def open_text(path: str) -> TextIO:
@@ -117,18 +259,6 @@ def describe_below(root: str) -> dict[str, Mapping[str, Any]]:
     if not visible:
         raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
     return visible
-
-
-def fetch(root: str, names: Sequence[str]) -> dict[str, bytes | Exception]:
-    """Returns the content of files below a remote directory by name, or why one cannot be read."""
-    if not names:
-        return {}
-    file_system, inner = _remote(root)
-    prefix = inner.rstrip("/") + "/"
-    # Given as a list, so that one file does not come back as bytes.
-    with one_line(root, "files in "):
-        content = file_system.cat([prefix + name for name in names], on_error="return")
-    return {name: content[prefix + name] for name in names}
 
 
 def reason(error: BaseException) -> str:

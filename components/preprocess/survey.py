@@ -17,7 +17,7 @@ from typing import Any
 
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.example import FeatureEntries
-from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place
+from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place, brought
 from shardline.components.preprocess.plan import Plan, SplitCodes, digest, digests
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -109,7 +109,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content else contextlib.nullcontext() as keys,
     ):
-        for example in _examples(source):
+        for example in _examples(source, brings=by_content or measured or settings.on_bad_record == "skip"):
             try:
                 name, label, image, split, values = _checked(example, classes)
                 existing.add(split)
@@ -190,10 +190,13 @@ def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report
     return {}
 
 
-def _examples(source: Source) -> Iterator[Example | BadExample]:
-    """Yields the examples; what a user's own source raises becomes one line with its place."""
+def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:
+    """Yields the examples; what a user's own source raises becomes one line with its place.
+
+    `brings`: whether images that are far are brought here, since they will be looked at more than once.
+    """
     with plugins.calling("the source failed", SourceError):
-        yield from source
+        yield from brought(source) if brings else source
 
 
 def _bad_example(example: object) -> BadRecordError:

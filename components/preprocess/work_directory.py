@@ -3,17 +3,23 @@
 Everything in it can be read by another process or a later run:
 
     lock                flock: one run at a time
+    claim-N             the same on a mounted bucket, where a lock is known to one machine alone (`claims`)
+    chunk-I.N           who writes some of the shards, where tasks write them together
     plan.json           settings, places and shards that are to be written (`plan`)
     spool               images of sources that can be read only once
+    copies/             files of the source that are far (`copies`)
     keys                hashes of the keys, where the rows' digests are of the content
     buckets/            rows of the survey, when they are many
     rows/SHARD          rows of one shard, in order
     SHARD               a shard that is whole, but not yet part of a dataset
-    done/SHARD.json     its mark: the shard is done as the plan wants it
-    done/SHARD.digests  hashes of its images, 16 bytes each
+    done/NAME.mark      shards that are done as the plan wants them, and hashes of their images (`marks`)
     rejected.jsonl      examples that were left out
     examples.keys       what each example is known by in other datasets
     publishing          the fingerprint of the dataset whose shards are being moved to OUT
+
+On a mounted bucket each change of a file is an upload of the whole, and a rename a copy. There all this is on
+scratch, a directory of this machine's disk; in the bucket are claims, marks, and the shards, which get their
+own names at once where no dataset is in the way: without a manifest they are none.
 """
 
 from __future__ import annotations
@@ -21,12 +27,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import xxhash
+
+from shardline.components.preprocess import storage
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
@@ -43,34 +54,42 @@ _NO_LOCKS = {errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
 
 class WorkDirectory:
-    """Paths inside the work directory of `out`."""
+    """Paths inside the work directory of `out`, and on scratch.
+
+    Attributes:
+        is_far: Whether `out` is on a mounted bucket, or on another file system behind a network.
+        path: The directory in `out`.
+        scratch: The same one, or where that is far, one of this machine's.
+    """
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self.path = out / NAME
-        self.plan = self.path / "plan.json"
-        self.spool = self.path / "spool"
-        self.keys = self.path / "keys"
-        self.buckets = self.path / "buckets"
-        self.rejected = self.path / REJECTED_FILE
-        self.identities = self.path / KEYS_FILE
+        self.is_far = files.is_mounted(out)
+        self.scratch = _scratch_of(out) if self.is_far else self.path
+        self.plan = self.scratch / "plan.json"
+        self.spool = self.scratch / "spool"
+        self.copies = self.scratch / "copies"
+        self.keys = self.scratch / "keys"
+        self.buckets = self.scratch / "buckets"
+        self.rejected = self.scratch / REJECTED_FILE
+        self.identities = self.scratch / KEYS_FILE
+        self.done = self.scratch / "done"
         self.publishing = self.path / "publishing"
+
+    @functools.cached_property
+    def shards(self) -> Path:
+        """The directory of shards until the dataset is complete: the one where they stay, if it can be."""
+        in_the_way = not self.is_far or (self.out / MANIFEST_FILE).exists() or self.publishing.exists()
+        return self.path if in_the_way else self.out
 
     def rows(self, shard: str) -> Path:
         """Returns the file with the rows of a shard."""
-        return self.path / "rows" / shard
-
-    def mark(self, shard: str) -> Path:
-        """Returns the mark of a shard."""
-        return self.path / "done" / f"{shard}.json"
-
-    def digests(self, shard: str) -> Path:
-        """Returns the file with the hashes of a shard's images."""
-        return self.path / "done" / f"{shard}.digests"
+        return self.scratch / "rows" / shard
 
     def shard(self, shard: str) -> Path:
         """Returns a shard, where it is until the dataset is complete."""
-        return self.path / shard
+        return self.shards / shard
 
     def find_shard(self, shard: str) -> Path:
         """Returns a shard where it is now: an interrupted run may have moved it already."""
@@ -81,37 +100,57 @@ class WorkDirectory:
         """Removes what a survey makes, so that a new one starts from nothing; what is done stays."""
         for path in (self.plan, self.spool, self.keys, self.rejected, *self.left_over()):
             path.unlink(missing_ok=True)
-        for directory in (self.buckets, self.path / "rows"):
+        for directory in (self.buckets, self.scratch / "rows", self.copies):
             shutil.rmtree(directory, ignore_errors=True)
-        for directory in (self.path / "rows", self.path / "done"):
+        for directory in (self.scratch / "rows", self.done):
             directory.mkdir(exist_ok=True)
 
     def forget_shards(self, wanted: Collection[str]) -> None:
-        """Removes shards and marks of an earlier plan; those of the files in `wanted` stay."""
-        for path in (*self.path.glob("*.tfrecord"), *(self.path / "done").iterdir()):
-            if path.name.removesuffix(".json").removesuffix(".digests") not in wanted:
+        """Removes shards of an earlier plan; those of the files in `wanted` stay."""
+        for path in self.shards.glob("*.tfrecord"):
+            if path.name not in wanted:
                 path.unlink()
+
+    def bring_marks(self) -> None:
+        """Copies marks that are in the bucket to scratch: of a machine that was lost, or of other tasks."""
+        self.done.mkdir(exist_ok=True)
+        if self.is_far:
+            for path in self.path.glob("*.mark"):
+                if not (self.done / path.name).exists():
+                    storage.fetch(str(path), str(self.done / path.name))
 
     def left_over(self) -> list[Path]:
         """Returns the unfinished files of processes that were killed; only where nobody else is at work."""
-        directories = (self.out, self.path, self.path / "done")
+        directories = {self.out, self.scratch, self.done}
         return [path for directory in directories for path in directory.glob(_UNFINISHED)]
 
     def has_marks(self) -> bool:
         """Returns whether a shard is done."""
-        return any((self.path / "done").glob("*.json"))
+        return any(self.done.glob("*.mark"))
 
     def remove(self) -> None:
-        """Removes the work directory, and `out` too if nothing else is in it."""
+        """Removes the work directory, scratch, and `out` too if nothing else is in it."""
         # What says that the dataset is complete goes last: whoever finds the rest knows what it is.
         for path in sorted(self.path.glob("*"), key=lambda path: path == self.publishing):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+        self.remove_scratch()
         with contextlib.suppress(OSError):
             self.path.rmdir()
             self.out.rmdir()
+
+    def remove_scratch(self) -> None:
+        """Removes what is on this machine's disk, where that is another directory."""
+        if self.is_far:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _scratch_of(out: Path) -> Path:
+    """Returns the directory on this machine's disk for what is written to `out`, the same one every time."""
+    name = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(out)))
+    return Path(tempfile.gettempdir(), f"shardline-{os.getuid()}-{name}")
 
 
 def check(out: Path, *, overwrite: bool) -> None:
@@ -146,6 +185,7 @@ def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     for attempt in range(_ATTEMPTS):
         try:
             work.path.mkdir(parents=True, exist_ok=True)
+            work.scratch.mkdir(mode=0o700, exist_ok=True)
             lock = os.open(work.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
@@ -157,6 +197,7 @@ def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
                 return
         finally:
             os.close(lock)
+            work.remove_scratch()
     raise _in_use(out)
 
 
@@ -174,13 +215,13 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     earlier = [path for path in work.out.iterdir() if _SHARD.fullmatch(path.name) and path.name not in wanted]
     for path in (*earlier, *work.left_over()):
         path.unlink()
-    for shard in shards:
+    for shard in shards if work.shards != work.out else ():
         if work.shard(shard).exists():
             work.shard(shard).replace(work.out / shard)
     if work.rejected.exists() and work.rejected.stat().st_size:
-        work.rejected.replace(work.out / REJECTED_FILE)
+        storage.move(work.rejected, work.out / REJECTED_FILE)
     if work.identities.exists():  # not of a source without keys
-        work.identities.replace(work.out / KEYS_FILE)
+        storage.move(work.identities, work.out / KEYS_FILE)
     files.sync(work.out)
 
 
@@ -201,7 +242,8 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
         dataset = manifests.load(out)
     except DatasetError:
         others = [name for name in there if not _SHARD.fullmatch(name) and name not in own]
-        if MANIFEST_FILE in there or others or not work.publishing.exists():
+        begun = work.publishing.exists() or (work.is_far and work.path.is_dir())
+        if MANIFEST_FILE in there or others or not begun:
             raise SettingsError(
                 f"{out} holds something that is not a complete Shardline dataset ({(others or there)[0]!r}); "
                 "give an empty or new directory"

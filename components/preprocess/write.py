@@ -1,4 +1,4 @@
-"""Shard writer: the innermost loop of preprocessing, and the mark of each shard that is done.
+"""Shard writer: the innermost loop of preprocessing, and the delivery of each shard that is done.
 
 The loop runs once per example, millions of times: so bare system calls, no objects but bytes, and everything
 that can be known before is known before. Small records are joined before they are written; the bytes of a
@@ -11,25 +11,26 @@ import contextlib
 import gc
 import os
 import zlib
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import google_crc32c
 import xxhash
 
-from shardline.components.preprocess import rows
+from shardline.components.preprocess import copies, rows, storage
 from shardline.components.preprocess.example import entries, key_head
-from shardline.components.preprocess.images.codec import Kind
+from shardline.components.preprocess.marks import Images, Mark, Marks
 from shardline.components.preprocess.places import NOWHERE, ImageReader, changed
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.tfrecord import image_start, mask, record_start
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.trainer import files, records
-from shardline.trainer.data.manifest import Feature, Shard
+from shardline.trainer import files
+from shardline.trainer.data.manifest import Shard
 from shardline.trainer.errors import BadRecordError, RunError
 
 # Bytes that are collected before a write: they should not leave the processor's cache.
@@ -39,78 +40,8 @@ _PIECES = 1000
 # An image up to this size is copied into its record, which saves calls.
 _SMALL = 8192
 _GZIP = 31
-
-
-@dataclass(frozen=True)
-class Images:
-    """Properties that the stored images of one or more shards have in common.
-
-    A height or width is None where they differ, `channels` the largest number of channels, 0 without images.
-    `converted` counts images by what was done to them.
-    """
-
-    height: int | None = None
-    width: int | None = None
-    channels: int = 0
-    encodings: tuple[str, ...] = ()
-    converted: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def merge(cls, parts: Sequence[Images]) -> Images:
-        """Returns the common properties of several groups of images."""
-        converted: Counter[str] = Counter()
-        for part in parts:
-            converted.update(part.converted)
-        heights, widths = {part.height for part in parts}, {part.width for part in parts}
-        return cls(
-            heights.pop() if len(heights) == 1 else None,
-            widths.pop() if len(widths) == 1 else None,
-            max((part.channels for part in parts), default=0),
-            tuple(sorted({encoding for part in parts for encoding in part.encodings})),
-            dict(sorted(converted.items())),
-        )
-
-    @classmethod
-    def of(cls, kinds: Mapping[Kind, int]) -> Images:
-        """Returns the common properties of images, given how many there are of each kind."""
-        return cls.merge(
-            [
-                cls(height, width, channels, (encoding,), dict.fromkeys(converted, count))
-                for (height, width, channels, encoding, converted), count in kinds.items()
-            ]
-        )
-
-    def feature(self, resize: str) -> Feature:
-        """Returns the feature of the manifest."""
-        encoding = self.encodings[0] if len(self.encodings) == 1 else "image"
-        return Feature("image", "uint8", (self.height, self.width, self.channels), encoding, resize)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Facts about a shard that is done.
-
-    With another `identity` than its plan gives (`Plan.identity`), it is not done. `surveyed` is the start of
-    the survey of that plan, in nanoseconds since the epoch.
-    """
-
-    identity: str
-    surveyed: int
-    shard: Shard
-    class_counts: tuple[int, ...]
-    images: Images
-
-    def save(self, path: Path) -> None:
-        """Writes the mark, whole or not at all."""
-        files.write_json(path, asdict(self))
-
-    @classmethod
-    def load(cls, path: Path) -> Mark | None:
-        """Reads a mark; None if there is none that can be read."""
-        try:
-            return records.load(cls, path, RunError)
-        except RunError:
-            return None
+# Shards that wait to be brought to a bucket, on this disk; so many streams share its bandwidth.
+_UPLOADS = 4
 
 
 class ShardWriter:
@@ -124,8 +55,8 @@ class ShardWriter:
         self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
         self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
 
-    def write(self, shard: PlannedShard) -> None:
-        """Writes a shard and its mark: temporary name, fsync, rename, and the mark last.
+    def write(self, shard: PlannedShard, delivery: Delivery) -> None:
+        """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark.
 
         Raises:
             BadRecordError: An image cannot be used.
@@ -133,35 +64,31 @@ class ShardWriter:
             RunError: No space is left, or the disk failed.
         """
         path = self._work.shard(shard.file)
-        temporary, hashes = files.temporary_name(path), files.temporary_name(path)
+        temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
-            counts, kinds = [0] * len(self._labels), dict[Any, int]()
-            with (
-                hashes.open("wb") as digests,
-                _opened(temporary, self._plan.settings.compression) as output,
-            ):
+            counts, kinds, hashes = [0] * len(self._labels), dict[Any, int](), list[bytes]()
+            with _opened(temporary, self._plan.settings.compression) as output:
                 for block in rows.read_fields(self._work.rows(shard.file)):
-                    digests.write(self._write_block(block, output, counts, kinds))
+                    hashes.append(self._write_block(block, output, counts, kinds))
             kinds.pop(None, None)
             written = Shard(shard.file, sum(counts), output.size, f"{output.checksum:08x}")
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
             mark = Mark(identity, surveyed, written, tuple(counts), Images.of(kinds))
-            files.sync(hashes)
-            hashes.replace(self._work.digests(shard.file))
-            temporary.replace(path)
-            mark.save(self._work.mark(shard.file))
+            delivery.take(temporary, path, mark, b"".join(hashes))
         except BadRecordError as error:
+            temporary.unlink(missing_ok=True)
             if self._plan.settings.on_bad_record == "skip":  # when it was checked, it was good
                 raise changed(error.name, f"became unusable ({error.reason})") from None
             raise
         except OSError as error:
+            temporary.unlink(missing_ok=True)
             raise RunError(
                 f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on "
                 "from there"
             ) from None
-        finally:
+        except BaseException:
             temporary.unlink(missing_ok=True)
-            hashes.unlink(missing_ok=True)
+            raise
 
     def _write_block(
         self, block: list[rows.Fields], output: _Output, counts: list[int], kinds: dict[Any, int]
@@ -219,16 +146,64 @@ def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
     collects = gc.isenabled()
-    with ImageReader(plan.places, work.spool, plan.surveyed) as images:
+    with (
+        copies.kept_in(work.copies),
+        ImageReader(plan.places, work.spool, plan.surveyed) as images,
+        Marks(work) as marks,
+        Delivery(marks, is_far=work.is_far) as delivery,
+    ):
         writer = ShardWriter(plan, work, images, report)
+        images.expect(row for file in items for block in rows.read_fields(work.rows(file)) for row in block)
         for file in items:
             gc.disable()  # the loop makes no cycles, and looking for some takes a twentieth of its time
             try:
-                writer.write(planned[file])
+                writer.write(planned[file], delivery)
             finally:
                 if collects:
                     gc.enable()
     return {}
+
+
+class Delivery:
+    """Brings shards that are written to where they belong, and marks them. A context manager.
+
+    Where that is far, they are on their way while the next ones are written.
+    """
+
+    def __init__(self, marks: Marks, *, is_far: bool) -> None:
+        self._marks = marks
+        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if is_far else None
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            while self._pending and error is None:
+                self._pending.popleft().result()
+        finally:
+            if self._pool:
+                self._pool.shutdown(cancel_futures=True)
+
+    def take(self, temporary: Path, path: Path, mark: Mark, hashes: bytes) -> None:
+        """Takes a shard that is whole on this disk."""
+        if self._pool is None:
+            temporary.replace(path)
+            self._marks.add(mark, hashes)
+            return
+        while len(self._pending) >= _UPLOADS:
+            self._pending.popleft().result()
+        self._pending.append(self._pool.submit(self._bring, temporary, path, mark, hashes))
+
+    def _bring(self, temporary: Path, path: Path, mark: Mark, hashes: bytes) -> None:
+        try:
+            storage.upload(temporary, path)
+            self._marks.add(mark, hashes)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 class _Output:

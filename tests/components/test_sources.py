@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.example import serialize
+from shardline.components.preprocess.places import brought
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Source, open_source
 from shardline.trainer import files
@@ -125,11 +126,11 @@ def test_labels_behind_a_url(bucket: str) -> None:
     put(f"{bucket}/images/2.jpg", b"two")
     put(f"{bucket}/labels.csv", b"path,label\n1.jpg,dog\nabsent.jpg,dog\n2.jpg,cat\n")
     source = opened(f"images:{bucket}/images", labels=f"{bucket}/labels.csv")
-    first, absent, second = source
+    first, absent, second = brought(source)
     assert (first.key, first.label, first.image) == ("1.jpg", 1, b"one")  # type: ignore[union-attr]
     assert isinstance(absent, BadExample)
     assert absent.name == "absent.jpg"
-    assert absent.reason.startswith("cannot be read")
+    assert absent.reason == "there is no such file (any more)"
     assert (second.key, second.label, second.image) == ("2.jpg", 0, b"two")  # type: ignore[union-attr]
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import BadExample, Example, Source, open_source
+from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Source, Span, open_source
 from shardline.components.preprocess.sources import table as columns
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
@@ -91,7 +91,7 @@ def test_key_and_image_are_columns(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"table.{suffix}", rows)
     examples = read(opened(path, key="id"))
     assert [example.key for example in examples] == ["10", "11"]
-    assert examples[0].image == tmp_path / "1.jpg"
+    assert examples[0].image == Span(str(tmp_path / "1.jpg"), 0, WHOLE_FILE)
     assert dict(examples[1].features) == {"x": 1}
 
 

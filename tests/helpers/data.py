@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import Span
 
 
@@ -22,7 +23,7 @@ def real_data() -> Path:
 def payload(image: Any) -> bytes:
     """Returns the bytes of an image, wherever they are."""
     if isinstance(image, Span):
-        with open(image.file, "rb") as file:
+        with storage.open_read(image.file) as file:
             file.seek(image.offset)
             return file.read(image.length)  # all of it where the length is WHOLE_FILE
     return image.read_bytes() if isinstance(image, Path) else image

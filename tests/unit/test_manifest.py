@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from shardline.components.preprocess import marks
 from shardline.components.preprocess.inspect import stats
+from shardline.components.preprocess.marks import Images, Mark
 from shardline.components.preprocess.places import Place
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.write import Images, Mark
+from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Feature, Manifest, Shard, Split
 from shardline.trainer.errors import DatasetError, ShardlineError
@@ -54,6 +56,7 @@ PLAN = Plan(
     shards=(PlannedShard(SHARD.file, "train", 10, "hash"),),
 )
 MARK = Mark("identity", 1, SHARD, (4, 6), Images(8, 8, 3, ("png",), {"alpha": 2}))
+HASHES = bytes(range(marks.HASH_BYTES)) * SHARD.records
 
 tries = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -115,17 +118,24 @@ def test_any_plan_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:
 @tries
 @given(content=damaged(as_json(MARK)))
 def test_any_mark_is_read_or_is_none(tmp_path: Path, content: Any) -> None:
-    path = tmp_path / "mark.json"
-    path.write_text(json.dumps(content))
-    mark = Mark.load(path)
-    assert mark is None or Images.merge([mark.images, MARK.images])
+    work = WorkDirectory(tmp_path)
+    work.done.mkdir(parents=True, exist_ok=True)
+    (work.done / "a.mark").write_bytes(json.dumps([content]).encode() + b"\n" + HASHES)
+    for found in marks.load(work).values():
+        assert Images.merge([found[0].mark.images, MARK.images])
 
 
 def test_plan_and_mark_are_read_as_they_were_written(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == PLAN
-    MARK.save(tmp_path / "mark.json")
-    assert Mark.load(tmp_path / "mark.json") == MARK
+    work = WorkDirectory(tmp_path)
+    work.done.mkdir(parents=True)
+    with marks.Marks(work) as all_marks:
+        all_marks.add(MARK, HASHES)
+    ((found,),) = marks.load(work).values()
+    assert (found.mark, b"".join(found.hashes())) == (MARK, HASHES)
+    found.path.write_bytes(found.path.read_bytes()[:-1])
+    assert not marks.load(work)
 
 
 def change(*way: Any, to: Any) -> Any:

@@ -1,24 +1,19 @@
-"""Image files: a folder per class, or a CSV file that says of which class each of them is; local or at a URL.
+"""Image files: a folder per class, or a CSV file that says of which class each is; local or at a URL.
 
-Files at a URL are fetched many at a time: one by one, each costs a whole round trip.
+Where each question costs a request, in a mounted bucket, none is asked of a single file.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from pathlib import Path
-from typing import cast
+from collections.abc import Iterator
 
 import xxhash
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Seen, Source, Span
 from shardline.trainer.errors import SourceError, printable
-
-_FETCHED_TOGETHER = 64
 
 # Letters of what is in the place of a line of columns.
 _SHOWN = 300
@@ -44,18 +39,18 @@ class Images:
     """Image files of a local directory, listed folder by folder, so that not all names are in memory."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self._root, self._far = root, storage.is_far(root)
         folders = _listed(root)
         for folder in folders:
             if not folder.is_dir():
                 raise _stray(root, folder.name)
-            if next(_files_below(folder.path, folder.name), None) is None:
+            if next(_files_below(folder.path, folder.name, self._far), None) is None:
                 raise SourceError(f"class folder {folder.name!r} of {root} is empty; remove it or fill it")
         self.class_names = tuple(folder.name for folder in folders)
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         for label, folder in enumerate(self.class_names):
-            for key, found in _files_below(os.path.join(self._root, folder), folder):
+            for key, found in _files_below(os.path.join(self._root, folder), folder, self._far):
                 if isinstance(found, BadExample):
                     yield found
                 else:
@@ -66,7 +61,7 @@ class RemoteImages:
     """Image files at a URL, in a folder per class."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self._root = root.rstrip("/")
         self._keys = list(storage.describe_below(root))
         for key in self._keys:
             if "/" not in key:
@@ -78,8 +73,8 @@ class RemoteImages:
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
-        examples = (Example(key, labels[key.partition("/")[0]], Path(key)) for key in self._keys)
-        return fetched(self._root, examples)
+        for key in self._keys:
+            yield Example(key, labels[key.partition("/")[0]], Span(f"{self._root}/{key}", 0, WHOLE_FILE))
 
 
 class LabelledImages:
@@ -89,20 +84,15 @@ class LabelledImages:
     """
 
     def __init__(self, root: str, labels: str) -> None:
-        self._root = root
-        self._is_remote = storage.is_remote(root)
+        self._root, self._far = root, storage.is_far(root)
         self._labels = labels
-        if not self._is_remote and not os.path.isdir(root):
+        if not storage.is_remote(root) and not os.path.isdir(root):
             raise SourceError(f"cannot read the directory {root!r}: it is not there")
         self.class_names = tuple(sorted({label for _, _, label in self._rows() if label}))
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        return fetched(self._root, self._examples()) if self._is_remote else self._examples()
-
-    def _examples(self) -> Iterator[Example | BadExample]:
-        """Yields the examples; their paths are relative to the directory where that is at a URL."""
         index = {name: label for label, name in enumerate(self.class_names)}
-        root, seen = "" if self._is_remote else self._root, Seen()
+        root, seen = self._root, Seen()
         for line, listed, name in self._rows():
             key = os.path.normpath(listed)
             path = os.path.join(root, key)
@@ -113,12 +103,12 @@ class LabelledImages:
                 fault = "lies outside the directory of images"
             elif not seen.add(xxhash.xxh3_64_intdigest(os.fsencode(key))):
                 fault = "is listed before"
-            elif not self._is_remote and not os.path.isfile(path):
+            elif not self._far and not os.path.isfile(path):
                 fault = "there is no such file"
             if fault:
                 yield BadExample(f"{self._labels} line {line}: {listed}", fault)
             else:
-                yield Example(key, index[name], Path(path) if self._is_remote else Span(path, 0, WHOLE_FILE))
+                yield Example(key, index[name], Span(path, 0, WHOLE_FILE))
 
     def _rows(self) -> Iterator[tuple[int, str, str]]:
         """Yields line number, path and label of each row of the CSV file."""
@@ -138,23 +128,6 @@ class LabelledImages:
                 raise SourceError(
                     f"cannot read {self._labels!r} after line {rows.line_num}: {error}"
                 ) from None
-
-
-def fetched(root: str, examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
-    """Yields the examples with the content of their images in the place of paths relative to a URL."""
-    examples = iter(examples)
-    while batch := list(islice(examples, _FETCHED_TOGETHER)):
-        paths = [
-            os.fspath(each.image) if isinstance(each, Example) and isinstance(each.image, Path) else ""
-            for each in batch
-        ]
-        content = storage.fetch(root, list(filter(None, paths)))
-        for example, path in zip(batch, paths, strict=True):
-            found = content.get(path)
-            if isinstance(found, Exception):
-                yield BadExample(example[0], f"cannot be read: {storage.reason(found)}")
-            else:
-                yield example if found is None else cast(Example, example)._replace(image=found)
 
 
 def is_outside(path: str) -> bool:
@@ -178,15 +151,17 @@ def _listed(directory: str) -> list[os.DirEntry[str]]:
         raise SourceError(f"cannot read the directory {directory!r}: {error.strerror}") from None
 
 
-def _files_below(directory: str, prefix: str) -> Iterator[tuple[str, str | BadExample]]:
+def _files_below(directory: str, prefix: str, far: bool) -> Iterator[tuple[str, str | BadExample]]:
     """Yields key and path of all files below a directory by name, or why one of them cannot be used."""
     for entry in _listed(directory):
         key = f"{prefix}/{entry.name}"
         try:
-            if entry.is_file():
+            # A mounted bucket may be asked for each name again; a folder that looks like a file is found
+            # when it is read.
+            if (far and os.path.splitext(entry.name)[1]) or entry.is_file():
                 yield key, entry.path
             elif entry.is_dir(follow_symlinks=False):
-                yield from _files_below(entry.path, key)
+                yield from _files_below(entry.path, key, far)
             elif entry.is_dir():
                 raise SourceError(f"{entry.path!r} is a link to a folder; put the folder itself there")
             else:

@@ -11,12 +11,12 @@ import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example
-from shardline.components.preprocess.sources.images import fetched, is_outside
+from shardline.components.preprocess.sources import LARGEST_LABEL, WHOLE_FILE, BadExample, Example, Span
+from shardline.components.preprocess.sources.images import is_outside
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import ShardlineError, SourceError, printable
 
@@ -257,9 +257,6 @@ class Table:
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         root = os.path.dirname(self._path)
-        return fetched(root, self._rows("")) if storage.is_remote(root) else self._rows(root)
-
-    def _rows(self, root: str) -> Iterator[Example | BadExample]:
         index = {name: label for label, name in enumerate(self.class_names)}
         ours, types = tuple(self._names), self._columns.types
         checks = [(name, column, types[column]) for name, column in self._names.items()]
@@ -272,10 +269,11 @@ class Table:
                 yield BadExample(f"{self._path} row {number}", fault)
                 continue
             values = dict(zip(ours, row, strict=True))
+            image = os.path.join(root, os.path.normpath(values.pop("image"))) if "image" in values else ""
             yield Example(
                 key=str(values.pop("key", f"row {number}")),
                 label=index[str(values.pop("label"))],
-                image=Path(root, os.path.normpath(values.pop("image"))) if "image" in values else None,
+                image=Span(image, 0, WHOLE_FILE) if image else None,
                 features=values,
             )
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import xxhash
 
-from shardline.components.preprocess import storage
+from shardline.components.preprocess import copies, storage
 from shardline.components.preprocess.example import Layouts, Value, only_value, parse
 from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example, Seen, Span
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
@@ -37,6 +37,7 @@ class TfRecords:
 
     def __init__(self, pattern: str, features: Mapping[str, str]) -> None:
         paths = storage.find_files(storage.resolve(pattern))
+        copies.expect(filter(storage.is_far, paths), storage.fetch)
         self._files = [(path, detect_compression(path)) for path in paths]
         names = {"image": "image", "label": "label"} | dict(features)
         self._image = names.pop("image").encode()
@@ -57,13 +58,12 @@ class TfRecords:
         return self._class_names
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        """Yields the examples; in a local file that is not compressed, the image stays where it is."""
+        """Yields the examples; in a file that is not compressed, the image stays where it is."""
         index: Mapping[Value, int] = {}
         if self._types["label"] is bytes:
             index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
         keys, highest, read, has_key = _Keys(), 0, self._reader(), "key" in self._names
         for path, compression in self._files:
-            in_place = not compression and not storage.is_remote(path)
             for record in read_records(path, compression=compression):
                 if isinstance(record, BadRecordError):
                     yield BadExample(record.name, record.reason)
@@ -80,7 +80,7 @@ class TfRecords:
                 yield Example(
                     _text(values["key"]) if has_key else keys.of(data),
                     label,
-                    Span(path, offset + start, length) if in_place else data[start : start + length],
+                    data[start : start + length] if compression else Span(path, offset + start, length),
                     None,
                     self._others(values) if self.features else _NO_FEATURES,
                 )
