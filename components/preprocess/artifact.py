@@ -38,8 +38,8 @@ def plan_artifact(data: Mapping[str, Any], processes: int, dataset: dsl.Dataset,
     from shardline.components.preprocess.run import plan_dataset
 
     with progress.errors_end_the_process(_TOPIC):
-        shards = plan_dataset(_settings(data, processes), Path(dataset.path), overwrite=True)
-        return list(range(max(1, min(tasks, len(shards)))))
+        plan = plan_dataset(_settings(data, processes), Path(dataset.path), overwrite=True)
+        return list(range(plan.useful_tasks(tasks)))
 
 
 def write_artifact(dataset: dsl.Dataset, task: int, tasks: int) -> None:

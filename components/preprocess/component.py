@@ -48,7 +48,7 @@ def plan_shards(
         processes: How many processes each of them has; 0 for one per core.
 
     Returns:
-        The numbers of the writing tasks: as many as were asked for, but not more than there are shards.
+        The numbers of the writing tasks: as many as were asked for and have enough to do.
     """
     from shardline.components.preprocess.artifact import plan_artifact
 
@@ -56,11 +56,11 @@ def plan_shards(
 
 
 def write_shards(planned: dsl.Input[dsl.Dataset], task: int, tasks: int) -> None:
-    """Writes the shards of one task; those that are done already are left as they are.
+    """Writes shards, a few at a time that no other task writes, until all are written.
 
     Args:
         planned: What `plan_shards` gave.
-        task: Number of this task.
+        task: Number of this task; it begins with its share.
         tasks: As given to `plan_shards`.
     """
     from shardline.components.preprocess.artifact import write_artifact

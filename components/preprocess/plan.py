@@ -34,6 +34,11 @@ _FROM_TRAIN = len(SPLITS)
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
 _WRITER_VERSION = 1
 
+# A slow task, or a lost one, holds up no more than a part of its share.
+_CHUNKS_PER_TASK = 4
+# So many tasks are started whatever there is to do, and more only for so many records each.
+_FEW_TASKS, _RECORDS_PER_TASK = 8, 10_000
+
 
 def digest(key: bytes, seed: int) -> bytes:
     """Returns 16 bytes that follow from the key; those of two seeds are independent of each other."""
@@ -168,6 +173,15 @@ class Plan:
     def records(self) -> int:
         """Number of examples that are written."""
         return sum(shard.records for shard in self.shards)
+
+    def chunks(self, tasks: int) -> list[Sequence[PlannedShard]]:
+        """Returns the shards in the parts that tasks claim one after the other, some for each of them."""
+        size = max(1, len(self.shards) // (tasks * _CHUNKS_PER_TASK))
+        return [self.shards[first : first + size] for first in range(0, len(self.shards), size)]
+
+    def useful_tasks(self, tasks: int) -> int:
+        """Returns how many of so many tasks have enough to do, each of which costs a machine's start."""
+        return max(1, min(tasks, len(self.shards), max(_FEW_TASKS, self.records // _RECORDS_PER_TASK)))
 
     def make_codec(self, *, checked: bool = False) -> Codec:
         """Returns the codec of the dataset's images; it does not check again those that were `checked`."""

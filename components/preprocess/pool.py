@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from shardline.components.preprocess.ahead import REPEATED
 from shardline.trainer import crash, errors
 from shardline.trainer.errors import BadRecordError, RunError, ShardlineError
 
@@ -140,6 +141,7 @@ def _receive(state: list[Any], found: dict[str, Any], report: Report) -> bool:
         if "found" in answer:
             found |= answer["found"]
             return True
+        REPEATED.add(answer["repeated"])
         report(answer["records"], answer["bytes"])
     return False
 
@@ -185,7 +187,7 @@ class _Progress:
             self.flush()
 
     def flush(self) -> None:
-        _answer({"records": self._records, "bytes": self._bytes})
+        _answer({"records": self._records, "bytes": self._bytes, "repeated": REPEATED.take()})
         self._records = self._bytes = 0
         self._reported = time.monotonic()
 

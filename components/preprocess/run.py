@@ -1,7 +1,7 @@
 """Preprocessing from end to end: a source string becomes a dataset directory.
 
 `preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run as tasks of
-their own on machines that share the directory. Whatever ends a run, the next one goes on from there.
+their own on machines that see the same directory. Whatever ends a run, the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.preprocess import copies, marks, rows, storage, work_directory
+from shardline.components.preprocess import copies, handover, marks, rows, storage, work_directory
 from shardline.components.preprocess import finish as finishing
+from shardline.components.preprocess.ahead import REPEATED
+from shardline.components.preprocess.claims import Claims
 from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
@@ -32,6 +34,9 @@ from shardline.trainer.errors import BadRecordError, RunError, SettingsError, Sh
 from shardline.trainer.progress import Meter
 
 _TOPIC = "preprocess"
+
+# Until a task that has nothing left to claim looks again whether another one was lost.
+_WAIT_SECONDS = 5.0
 
 
 def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Manifest:
@@ -60,32 +65,37 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
         return complete
 
 
-def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> list[PlannedShard]:
-    """Surveys the source and writes the plan, the first of three steps; returns the shards to be written."""
+def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Plan:
+    """Surveys the source and writes the plan, the first of three steps."""
     _check_out(settings, out, overwrite=overwrite)
     with _working(out) as work, _processes(settings) as processes:
         work.publishing.unlink(missing_ok=True)
-        return list(_make_plan(settings, work, processes).shards)
+        plan = _make_plan(settings, work, processes)
+        handover.put(plan, work)
+        return plan
 
 
 def write_shards(out: Path, task: int, tasks: int) -> int:
-    """Writes every `tasks`-th shard of a plan, from number `task` on: the second of three steps.
+    """Writes shards of a plan, one of `tasks` that do so together: the second of three steps.
 
-    It returns the number of records in these shards.
+    Each claims a few shards at a time, from its share on (`task` counts from 0), until all are written. It
+    returns the number of records that this one has written.
     """
     if not 0 <= task < tasks:
         raise SettingsError(f"task must be 0..{tasks - 1}, not {task}")
     with _working(out, shared=True) as work:
-        plan = Plan.load(work.plan)
-        mine = plan.shards[task::tasks]
+        plan = handover.get(work)
+        chunks = plan.chunks(tasks)
+        first = task * len(chunks) // tasks
         with _processes(plan.settings) as processes:
-            _write(plan, mine, work, processes)
-        return sum(shard.records for shard in mine)
+            return _write_claimed(plan, [*chunks[first:], *chunks[:first]], work, processes)
 
 
 def finish(out: Path) -> Manifest:
     """Makes a dataset of the shards, of which none may be missing: the last of three steps."""
     with _working(out) as work:
+        plan = handover.get(work)
+        handover.get_rows(work, [shard.file for shard in plan.shards])
         return _finish(work)
 
 
@@ -198,6 +208,29 @@ def _check(
     return replace(found, codes=codes)
 
 
+def _write_claimed(
+    plan: Plan, chunks: Sequence[Sequence[PlannedShard]], work: WorkDirectory, processes: Processes
+) -> int:
+    """Writes chunk after chunk that nobody else writes, until all are done, by whomever."""
+    known, written = Claims(work.path), 0
+    while True:
+        done = finishing.find_done(plan, work)
+        left = [chunk for chunk in chunks if any(shard.file not in done for shard in chunk)]
+        if not left:
+            return written
+        for chunk in left:
+            if claim := known.take(f"chunk-{chunk[0].file}"):
+                with claim:
+                    handover.get_rows(work, [shard.file for shard in chunk])
+                    _write(plan, chunk, work, processes)
+                    claim.check()
+                written += sum(shard.records for shard in chunk)
+                break
+        else:
+            progress.say(_TOPIC, f"{len(done)} of {len(plan.shards)} shards done; other tasks write the rest")
+            time.sleep(_WAIT_SECONDS)
+
+
 def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> None:
     done = finishing.find_done(plan, work)
     left = [shard for shard in shards if shard.file not in done]
@@ -228,6 +261,8 @@ def _report(manifest: Manifest) -> None:
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
         progress.say(_TOPIC, f"{rejected:,} of {manifest.records_in:,} left out: {reasons}")
+    if repeated := REPEATED.take():
+        progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error of the bucket")
     if manifest.duplicates.straddling:
         progress.say(
             _TOPIC,

@@ -38,6 +38,7 @@ from pathlib import Path
 import xxhash
 
 from shardline.components.preprocess import storage
+from shardline.components.preprocess.claims import Claim, Claims
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
@@ -76,6 +77,7 @@ class WorkDirectory:
         self.identities = self.scratch / KEYS_FILE
         self.done = self.scratch / "done"
         self.publishing = self.path / "publishing"
+        self.claim: Claim | None = None
 
     @functools.cached_property
     def shards(self) -> Path:
@@ -129,22 +131,18 @@ class WorkDirectory:
         return any(self.done.glob("*.mark"))
 
     def remove(self) -> None:
-        """Removes the work directory, scratch, and `out` too if nothing else is in it."""
+        """Removes the work directory, and `out` too if nothing else is in it."""
+        if self.claim:
+            self.claim.release()
         # What says that the dataset is complete goes last: whoever finds the rest knows what it is.
         for path in sorted(self.path.glob("*"), key=lambda path: path == self.publishing):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        self.remove_scratch()
         with contextlib.suppress(OSError):
             self.path.rmdir()
             self.out.rmdir()
-
-    def remove_scratch(self) -> None:
-        """Removes what is on this machine's disk, where that is another directory."""
-        if self.is_far:
-            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def _scratch_of(out: Path) -> Path:
@@ -181,11 +179,14 @@ def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     a RunError.
     """
     work = WorkDirectory(out)
+    if work.is_far:
+        with _claimed(work, shared=shared):
+            yield work
+        return
     # The run that was there before may remove the directory, or the lock while we wait for it.
     for attempt in range(_ATTEMPTS):
         try:
             work.path.mkdir(parents=True, exist_ok=True)
-            work.scratch.mkdir(mode=0o700, exist_ok=True)
             lock = os.open(work.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
@@ -197,8 +198,27 @@ def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
                 return
         finally:
             os.close(lock)
-            work.remove_scratch()
     raise _in_use(out)
+
+
+@contextlib.contextmanager
+def _claimed(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
+    """Makes the work directory in a bucket and scratch, and holds a claim instead of a lock.
+
+    Those that write shards of the same plan claim parts of it.
+    """
+    try:
+        work.path.mkdir(parents=True, exist_ok=True)
+        work.scratch.mkdir(mode=0o700, exist_ok=True)
+        claim = None if shared else Claims(work.path).wait_for("claim", lambda: _in_use(work.out))
+    except OSError as error:
+        raise SettingsError(f"cannot write the dataset {work.out}: {error.strerror}") from None
+    try:
+        with claim or contextlib.nullcontext():
+            work.claim = claim
+            yield
+    finally:
+        shutil.rmtree(work.scratch, ignore_errors=True)
 
 
 def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
@@ -207,6 +227,8 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     The manifest of an earlier dataset goes first. Files are moved one by one: Cloud Storage, mounted as a
     directory, cannot rename directories.
     """
+    if work.claim:
+        work.claim.check()
     files.write_text(work.publishing, fingerprint)
     (work.out / MANIFEST_FILE).unlink(missing_ok=True)
     for name in (REJECTED_FILE, KEYS_FILE):

@@ -21,7 +21,7 @@ from shardline.components.preprocess.run import finish, plan_dataset, write_shar
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import progress
 from shardline.trainer.errors import RunError, SourceError
-from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images
+from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images, write_part
 
 
 def _lines(events: list[progress.Event]) -> list[str]:
@@ -31,10 +31,10 @@ def _lines(events: list[progress.Event]) -> list[str]:
 def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path, events: list[progress.Event]) -> None:
     images = write_images(tmp_path / "images", each=60)
     settings = PreprocessSettings(source=f"images:{images}")
-    shards = plan_dataset(settings, tmp_path / "out")
-    write_shards(tmp_path / "out", 0, 2)
+    shards = plan_dataset(settings, tmp_path / "out").shards
+    done = write_part(tmp_path / "out")
     run(f"images:{images}", tmp_path / "out")
-    assert f"{len(shards[::2])} of {len(shards)} shards already done" in _lines(events)
+    assert f"{done} of {len(shards)} shards already done" in _lines(events)
     run(f"images:{images}", tmp_path / "fresh")
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
@@ -120,7 +120,7 @@ def test_finish_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no plan in"):
         write_shards(tmp_path / "out", 0, 1)
     plan_dataset(PreprocessSettings(source="digits"), tmp_path / "out")
-    write_shards(tmp_path / "out", 0, 2)
+    write_part(tmp_path / "out")
     with pytest.raises(RunError, match=r"5 of 10 shards of .*out are not written, train-00001-of-00008"):
         finish(tmp_path / "out")
     write_shards(tmp_path / "out", 1, 2)

@@ -1,0 +1,187 @@
+"""Claims: who writes what, in a directory that several machines see.
+
+    NAME.N  a claim: a file that is created exclusively, and written again and again while its holder lives
+
+A lock of the file system is known to one machine alone where a bucket is mounted. Cloud Storage FUSE creates
+an object exclusively (generation 0). A claim that stays as it is for longer than any pause is a dead run's:
+the next one takes the number behind it. Whoever has lost its claim finds out before it publishes anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from shardline.trainer import files, progress
+from shardline.trainer.errors import RunError
+
+#: Seconds between two signs of life, and those without one after which a claim is a dead run's. What another
+#: machine has written is seen with a delay of up to a minute.
+BEAT, SILENCE = 20.0, 150.0
+_POLL = 2.0
+
+
+class Claim:
+    """A claim that is held. A context manager, which gives it back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._holder = f"{_here()} {secrets.token_hex(8)}"
+        self._beats = 0
+        self._ended = threading.Event()
+        self._lost = False
+        self._thread = threading.Thread(target=self._live, daemon=True, name="claim")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def create(self) -> bool:
+        """Creates the file, and says whether this is the one who did."""
+        try:
+            number = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with open(number, "wb") as file:
+                file.write(self._text())
+                file.flush()
+                os.fsync(number)
+        except FileExistsError:
+            return False
+        return self._is_mine()
+
+    def check(self) -> None:
+        """Raises RunError where another run has taken over, since this one seemed to be dead."""
+        if self._lost or not self._is_mine():
+            raise RunError(
+                f"another run took over the writing of {self.path.parent.parent}, as this one gave no sign "
+                "of life; look at that one"
+            )
+
+    def release(self) -> None:
+        """Removes the claim, and those before it."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if not self._lost:
+            name, _, number = self.path.name.rpartition(".")
+            for each in range(1, int(number) + 1):
+                self.path.with_name(f"{name}.{each}").unlink(missing_ok=True)
+
+    def _live(self) -> None:
+        while not self._ended.wait(BEAT):
+            self._beats += 1
+            try:
+                if not self._is_mine():
+                    self._lost = True
+                    return
+                with self.path.open("wb") as file:
+                    file.write(self._text())
+            except OSError:
+                continue  # the next one may get through
+
+    def _text(self) -> bytes:
+        return json.dumps({"holder": self._holder, "beats": self._beats}).encode()
+
+    def _is_mine(self) -> bool:
+        return self._holder in _read(self.path)
+
+
+class Claims:
+    """Claims of one directory, of which each may be another run's, as this run has seen them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: dict[Path, tuple[str, float]] = {}
+        self._living: set[Path] = set()
+
+    def take(self, name: str) -> Claim | None:
+        """Returns a claim that nobody holds, or None: whoever has it lives, or that is not known yet."""
+        number = self._last(name)
+        if number and not self._is_dead(self._directory / f"{name}.{number}"):
+            return None
+        claim = Claim(self._directory / f"{name}.{number + 1}")
+        return claim if claim.create() else None
+
+    def wait_for(self, name: str, in_use: Callable[[], RunError]) -> Claim:
+        """Returns a claim once it is known that nobody holds it; raises `in_use` where somebody does."""
+        said = False
+        while (claim := self.take(name)) is None:
+            path = self._directory / f"{name}.{self._last(name)}"
+            host = _host(_read(path))
+            if host == _host(_here()) or path in self._living:
+                raise in_use()
+            if not said:
+                said = True
+                progress.say(
+                    "preprocess",
+                    f"another run wrote here, on {host.partition('/')[0]}: it takes up to "
+                    f"{SILENCE:.0f} s to see whether it lives",
+                )
+            time.sleep(_POLL)
+        return claim
+
+    def _last(self, name: str) -> int:
+        numbers = [path.name.rpartition(".")[2] for path in self._directory.glob(f"{name}.*")]
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+    def _is_dead(self, path: Path) -> bool:
+        text, now = _read(path), time.monotonic()
+        if not text:  # given back in the meantime, or not written yet
+            text = "?"
+        if _host(text) == _host(_here()):
+            return not _runs(text)
+        seen, since = self._seen.setdefault(path, (text, now))
+        if seen != text:
+            self._seen[path] = text, now
+            self._living.add(path)
+            return False
+        return now - since >= SILENCE
+
+
+def _read(path: Path) -> str:
+    try:
+        return files.read_text(path, RunError, limit=4096)
+    except RunError:
+        return ""
+
+
+def _here() -> str:
+    """Returns what tells this process from all others: machine, its start, number, and when it began."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot} {os.getpid()} {_began(os.getpid())}"
+
+
+def _began(pid: int) -> str:
+    try:
+        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else others[18]
+    except (OSError, IndexError):
+        return ""
+
+
+def _parts(text: str) -> list[str]:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["holder"]
+    return str(text).split()
+
+
+def _host(text: str) -> str:
+    return next(iter(_parts(text)), "")
+
+
+def _runs(text: str) -> bool:
+    """Returns whether the process of this machine that holds a claim runs."""
+    parts = _parts(text)
+    return len(parts) > 2 and parts[1].isdecimal() and _began(int(parts[1])) == parts[2]

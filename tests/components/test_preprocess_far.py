@@ -1,0 +1,166 @@
+"""Preprocessing where the source, the dataset or both are in a mounted bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from shardline.components.preprocess.example import serialize
+from shardline.components.preprocess.run import finish, plan_dataset, write_shards
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import SourceError
+from tests.helpers.mounted import Mount, mounted
+from tests.helpers.preprocessing import contents, run, write_images
+
+EACH = 100
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("far") / "photos", each=EACH)
+
+
+@pytest.fixture(scope="module")
+def near(photos: Path) -> Path:
+    """The dataset as it is on a disk."""
+    run(f"images:{photos}", photos.parent / "near", shards=40)
+    return photos.parent / "near"
+
+
+@pytest.fixture
+def bucket(photos: Path, tmp_path: Path) -> Iterator[Mount]:
+    shutil.copytree(photos, tmp_path / "behind" / "photos")
+    with mounted(tmp_path / "behind") as mount:
+        yield mount
+
+
+def same(out: Path, near: Path) -> bool:
+    """Whether the same files are in two datasets, but for the path of the source in their manifests."""
+    mine, theirs = contents(out), contents(near)
+    del mine["manifest.json"], theirs["manifest.json"]
+    return mine == theirs and manifests.load(out).fingerprint == manifests.load(near).fingerprint
+
+
+def test_a_dataset_in_a_bucket_is_the_same_and_each_thing_is_written_once(
+    bucket: Mount, near: Path, photos: Path
+) -> None:
+    run(f"images:{photos}", bucket.path / "out", shards=40, processes=2)
+    bucket.unmount()
+    assert same(bucket.behind / "out", near)
+    shards = manifests.load(near).shards
+    assert bucket.requests["put"] - len(shards) < 20
+    assert sum(bucket.requests.values()) - 2 * len(shards) < 70  # to write one, its name is asked for
+    written = sum(shard.bytes for shard in shards)
+    assert sum(bucket.bytes.values()) - written < 60_000  # marks, manifest and keys
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"key": "content"}, {"on_bad_record": "skip"}, {"shards": 0}, {"processes": 2}],
+    ids=repr,
+)
+def test_photos_in_a_bucket_are_read_once(
+    bucket: Mount, photos: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    run(f"images:{bucket.path / 'photos'}", tmp_path / "out", **settings)
+    run(f"images:{photos}", tmp_path / "near", **settings)
+    assert same(tmp_path / "out", tmp_path / "near")
+    bucket.unmount()
+    assert bucket.requests["get"] == 2 * EACH
+    assert bucket.requests["stat"] < 10
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_files_of_records_in_a_bucket_are_read_once(bucket: Mount, tmp_path: Path, compression: str) -> None:
+    (bucket.behind / "records").mkdir()
+    for number in range(3):
+        path = bucket.behind / "records" / f"{number}.tfrecord"
+        with tf.io.TFRecordWriter(str(path), options=compression) as writer:
+            for index in range(40):
+                image = tf.io.encode_png(tf.fill([8, 8, 1], tf.cast(index, tf.uint8))).numpy()
+                writer.write(
+                    serialize({"image": image, "label": ["a", "b"][index % 2], "key": f"{number} {index}"})
+                )
+    run(f"tfrecord:{bucket.path}/records/*", tmp_path / "out", features={"key": "key"})
+    run(f"tfrecord:{bucket.behind}/records/*", tmp_path / "near", features={"key": "key"})
+    assert same(tmp_path / "out", tmp_path / "near")
+    bucket.unmount()
+    assert bucket.requests["get"] == 3
+
+
+def test_a_missing_photo_is_one_line(bucket: Mount, tmp_path: Path) -> None:
+    labels = "path,label\n" + "".join(f"cat/{i:03d}.png,{'ab'[i % 2]}\n" for i in range(EACH + 1))
+    (bucket.behind / "labels.csv").write_text(labels)
+    source, csv = f"images:{bucket.path / 'photos'}", str(bucket.path / "labels.csv")
+    with pytest.raises(SourceError, match=r"'cat/100\.png': there is no such file"):
+        run(source, tmp_path / "out", labels=csv)
+    manifest = run(source, tmp_path / "out", labels=csv, on_bad_record="skip")
+    assert manifest.rejected == {"there is no such file (any more)": 1}
+
+
+def test_tasks_on_several_machines_write_a_dataset_together(
+    bucket: Mount, photos: Path, near: Path, events: list[progress.Event]
+) -> None:
+    """Each machine has a mount of its own, which learns late what the others have written."""
+    written = {}
+
+    def write(mount: Mount, task: int) -> None:
+        written[task] = write_shards(mount.path / "out", task, 2)
+
+    with mounted(bucket.behind) as second:
+        plan = plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), bucket.path / "out")
+        tasks = [threading.Thread(target=write, args=pair) for pair in ((bucket, 0), (second, 1))]
+        for task in tasks:
+            task.start()
+        for task in tasks:
+            task.join()
+        finish(second.path / "out")
+    assert same(bucket.behind / "out", near)
+    assert sorted(written) == [0, 1]
+    assert all(written.values())
+    assert sum(written.values()) >= plan.records
+
+
+KILLED = """
+import sys
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.run import preprocess
+from pathlib import Path
+preprocess(PreprocessSettings(source=sys.argv[1], shards=40, processes=2), Path(sys.argv[2]))
+"""
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
+    photos: Path, near: Path, tmp_path: Path
+) -> None:
+    random.seed(0)
+    out = tmp_path / "out"
+    with mounted(tmp_path, LAT_PUT="0.1") as bucket:
+        command = [sys.executable, "-c", KILLED, f"images:{photos}", str(bucket.path / "out")]
+        killed, status = 0, 1
+        while status:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(random.uniform(0.3, 0.8 + killed / 5))
+            if status:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                killed += 1
+            assert not (out / "manifest.json").exists() or same(out, near)
+    assert killed >= 2
+    assert same(out, near)
+    assert not (out / ".shardline").exists()

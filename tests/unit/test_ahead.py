@@ -1,0 +1,108 @@
+"""Reads in flight: order, errors, what is tried again, and how much is held."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+
+from shardline.components.preprocess import ahead
+from shardline.components.preprocess.ahead import REPEATED, in_order, persistently
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.time, "sleep", lambda seconds: None)
+    REPEATED.take()
+
+
+def test_results_come_in_the_order_of_the_items_however_long_each_takes() -> None:
+    later = threading.Event()
+
+    def read(number: int) -> bytes:
+        if number == 0:
+            assert later.wait(10)
+        if number == 5:
+            later.set()
+        return str(number).encode()
+
+    assert list(in_order(read, range(100))) == [str(number).encode() for number in range(100)]
+
+
+def test_an_error_stands_in_its_place_and_ends_nothing() -> None:
+    def read(number: int) -> bytes:
+        if number == 1:
+            raise FileNotFoundError(errno.ENOENT, "no such file")
+        return b"x"
+
+    first, second, third = in_order(read, range(3))
+    assert (first, third) == (b"x", b"x")
+    assert isinstance(second, FileNotFoundError)
+    assert REPEATED.take() == 0
+
+
+class AnswerError(Exception):
+    """An error of an HTTP client."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AnswerError(429),
+        AnswerError(503),
+        OSError(errno.EIO, "injected"),
+        ConnectionResetError(),
+        TimeoutError(),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_counted(error: Exception) -> None:
+    left = [error, error]
+
+    def read(item: str) -> str:
+        if left:
+            raise left.pop()
+        return item
+
+    assert persistently(read, "there") == "there"
+    assert REPEATED.take() == 2
+
+
+@pytest.mark.parametrize(
+    "error", [AnswerError(404), AnswerError(403), PermissionError(errno.EACCES, "no"), ValueError()]
+)
+def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
+    def read(item: str) -> str:
+        raise error
+
+    with pytest.raises(type(error)):
+        persistently(read, "there")
+    assert REPEATED.take() == 0
+
+
+def test_what_never_passes_is_said_in_the_end() -> None:
+    def read(item: str) -> str:
+        raise AnswerError(503)
+
+    with pytest.raises(AnswerError):
+        persistently(read, "there")
+    assert REPEATED.take() == 6
+
+
+def test_large_results_are_held_within_the_room() -> None:
+    lock, held, most = threading.Lock(), 0, 0
+
+    def read(number: int) -> bytes:
+        nonlocal held, most
+        with lock:
+            held += 1
+            most = max(most, held)
+        return bytes(1000)
+
+    for _ in in_order(read, range(300), room=10_000):
+        with lock:
+            held -= 1
+    assert most <= 20  # some are asked for before the size of any is known
