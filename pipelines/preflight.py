@@ -26,6 +26,8 @@ from shardline.trainer.models import import_string
 OURS = (RETRAIN, TUNE)
 #: The task that tries on a few examples what comes after it.
 REHEARSAL = "rehearse"
+#: Its inputs that say how many replicas do what.
+_REPLICAS = ("readers", "parameter_servers")
 #: How the sources begin that are none of the user's own.
 _PREFIXES = tuple(form.partition(":")[0] + ":" for form in KNOWN_FORMS[1:-1])
 _RETRAINED = ("source", "model", "preprocess_processes")
@@ -90,23 +92,24 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
 
 def to_rehearse(
     spec: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple[TrainingSettings, GateSettings, int]:
-    """Returns what a run of one of our pipelines would rehearse, and the replicas that would train.
+) -> tuple[TrainingSettings, GateSettings, dict[str, int]]:
+    """Returns what a run of one of our pipelines would rehearse, and its replicas: readers, parameter_servers.
 
     Raises PipelineError when the pipeline has no rehearsal, or a parameter is unknown or mistyped, and
     SettingsError when a value is out of range.
     """
-    readers = [
-        task["inputs"]["parameters"]["readers"]["runtimeValue"]["constant"]
+    inputs = [
+        task["inputs"]["parameters"]
         for component in (spec["root"], *spec.get("components", {}).values())
         for name, task in component.get("dag", {}).get("tasks", {}).items()
         if name == REHEARSAL and spec["pipelineInfo"]["name"] in OURS
     ]
-    if not readers:
+    if not inputs:
         raise PipelineError(f"the pipeline has no task {REHEARSAL!r}; compile it with this release")
     values = defaults(spec) | check_parameters(spec, given)
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
-    return training, read(GateSettings, own_fields(GateSettings, values), "gate"), int(readers[0])
+    gate = read(GateSettings, own_fields(GateSettings, values), "gate")
+    return training, gate, {name: int(inputs[0][name]["runtimeValue"]["constant"]) for name in _REPLICAS}
 
 
 def check_tune(parameters: Mapping[str, Any]) -> None:

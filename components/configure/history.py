@@ -127,10 +127,10 @@ def keep_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
 def _is_whole(dataset: Path) -> bool:
     """Whether all files of a dataset are there, in their size."""
     try:
-        manifest = manifests.load(dataset)
-        return all((dataset / shard.file).stat().st_size == shard.bytes for shard in manifest.files)
-    except (DatasetError, OSError):
+        manifests.load_whole(dataset)
+    except DatasetError:
         return False
+    return True
 
 
 def write_run(history: Path, run: Run) -> None:

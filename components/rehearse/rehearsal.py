@@ -21,7 +21,7 @@ from shardline.components.parameters import GateSettings, TrainingSettings, read
 from shardline.trainer import files, progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
-from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
+from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.files import local_path
 from shardline.trainer.settings import TrainSettings
 
@@ -49,19 +49,27 @@ def rehearse_run(
 ) -> str:
     """Rehearses a run and returns what `component.rehearse` does; the arguments are as there.
 
+    Two more may be `known`: `history_uri` and, with it, `fingerprint`.
+
     Raises:
         ShardlineError: As training, export and judgement would, or when an output cannot be written to.
     """
     base = job_directory or place_of_job(job.uri, job_name)
     checked = read(TrainingSettings, training, "training")
-    check_whole(Path(dataset.path), manifests.load(Path(dataset.path)))
+    manifest = manifests.load_whole(Path(dataset.path))
     if known.get("history_uri"):  # also of a run that is refused: the next one need not make it again
         keep_dataset(known["history_uri"], known["fingerprint"], dataset.uri)
     _check_writable(base)
     if continue_run:
         _continue(continue_run, base, job_name, checked)
-    replicas = {"readers": readers, "parameter_servers": parameter_servers}
-    rehearse(Path(dataset.path), checked, read(GateSettings, gate, "gate"), **replicas)
+    rehearse(
+        Path(dataset.path),
+        checked,
+        read(GateSettings, gate, "gate"),
+        readers=readers,
+        parameter_servers=parameter_servers,
+        manifest=manifest,
+    )
     return base
 
 
@@ -113,6 +121,7 @@ def rehearse(
     *,
     readers: int = 1,
     parameter_servers: int = 0,
+    manifest: Manifest | None = None,
 ) -> None:
     """Trains for one step on a few examples, and exports and judges the model, in a temporary directory.
 
@@ -122,6 +131,7 @@ def rehearse(
         gate: As for the validation; the champion is measured on the few examples.
         readers: Replicas that will train; 0 where that is not known.
         parameter_servers: Replicas that will hold the variables.
+        manifest: The dataset's, where it is known to be whole; by default it is read, and that is checked.
 
     Raises:
         ShardlineError: As training, export and judgement would.
@@ -135,8 +145,7 @@ def rehearse(
     from shardline.trainer.train import check_strategy
 
     started = time.monotonic()
-    manifest = manifests.load(dataset)
-    check_whole(dataset, manifest)
+    manifest = manifest or manifests.load_whole(dataset)
     gate.gate.check(manifest, gate.champion_uri, gate.formats)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
@@ -186,20 +195,6 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     for rule in judge(challenge.evaluation, rules, absence=challenge.absence).rules:
         if rule.note == NOT_MEASURED and rule.metric not in _NOT_HERE:
             raise SettingsError(f"the rule {rule.rule!r} can never be judged: {rule.metric} is not measured")
-
-
-def check_whole(dataset: Path, manifest: Manifest) -> None:
-    """Checks that the files of a dataset are there in their size; raises DatasetError when one is not."""
-    for shard in manifest.files:
-        path = dataset / shard.file
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
-        if size != shard.bytes:
-            raise DatasetError(
-                f"{path} has {size:,} bytes, the manifest says {shard.bytes:,}; preprocess the data again"
-            )
 
 
 def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:

@@ -29,7 +29,7 @@ from shardline.components.validate.evaluation import (
 from shardline.components.validate.metrics import Outcomes
 from shardline.components.validate.served import REQUESTS, Predictions, ServedModel, measure_costs
 from shardline.trainer.data.decode import encode_stored
-from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.data.manifest import Manifest, Split, check_files
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.progress import advance
 
@@ -84,19 +84,7 @@ class Examples:
                 f"the dataset {self.directory} has no examples in its {self.name} split, there is nothing to "
                 f"evaluate on; its splits: {', '.join(self.manifest.splits) or 'none'}"
             )
-        for shard in split.shards:
-            path = self.directory / shard.file
-            try:
-                size = path.stat().st_size
-            except OSError as error:
-                raise DatasetError(
-                    f"cannot read shard {path}: {error.strerror}; preprocess the data again"
-                ) from None
-            if size != shard.bytes:
-                raise DatasetError(
-                    f"shard {path} has {size:,} bytes, the manifest says {shard.bytes:,}; "
-                    "preprocess the data again"
-                )
+        check_files(self.directory, split.shards)
 
     @property
     def split(self) -> Split:

@@ -33,7 +33,7 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
     from shardline.pipelines.local import scratch
 
     with foreground(), scratch.of_this_process():
-        rehearsal.rehearse(dataset, training, gate, readers=replicas)
+        rehearsal.rehearse(dataset, training, gate, **replicas)
 
 
 @click.command()

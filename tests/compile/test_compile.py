@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from shardline.components.rehearse import rehearsal
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines import settings
@@ -91,6 +92,18 @@ def test_settings_reach_the_worker_pools():
         if "readers" in task.get("inputs", {}).get("parameters", {})
     }
     assert readers == {"configure": 4, "rehearse": 4, "rehearse-2": 4}
+
+
+def test_the_rehearsal_from_the_command_line_has_the_cluster_of_the_job(tmp_path, monkeypatch):
+    pool, given = WorkerPool(machine_type="n1-standard-8"), []
+    cluster = Cluster(chief=pool, workers=replace(pool, replica_count=2), parameter_servers=pool)
+    path = tmp_path / "retrain.yaml"
+    path.write_text(compile_pipeline(Settings(image="image:1", train=CustomJobSettings(cluster=cluster))))
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *objects, **replicas: given.append(replicas))
+
+    done = CliRunner().invoke(cli.main, ["rehearse", str(path), str(tmp_path)])
+
+    assert (done.output, given) == ("", [{"readers": 3, "parameter_servers": 1}])
 
 
 def test_no_task_installs_packages(spec):

@@ -455,7 +455,7 @@ def test_an_example_without_an_image_is_refused(exported, dataset, tmp_path):
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-5]), r"bytes, the manifest says"),
         (lambda path: path.write_bytes(path.read_bytes()[:-5] + b"12345"), r"is damaged after \d+ examples"),
-        (lambda path: path.unlink(), r"cannot read shard .*No such file"),
+        (lambda path: path.unlink(), r"cannot read .*test-00002.*No such file"),
     ],
 )
 def test_a_damaged_shard_is_refused(damage, message, exported, dataset, tmp_path):
@@ -584,7 +584,7 @@ def test_training_history_and_settings_reach_the_report(dataset, tmp_path, event
         (
             lambda a: (a["dataset"] / "test-00001-of-00004.tfrecord").unlink(),
             DatasetError,
-            "cannot read shard",
+            "cannot read .*test-00001-of-00004.tfrecord",
         ),
         (
             lambda a: without_split(a["dataset"]),

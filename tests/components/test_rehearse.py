@@ -150,12 +150,12 @@ def test_a_run_is_continued_from_a_copy_of_the_checkpoints_of_another(dataset, t
 
 def test_the_place_of_a_job_is_the_same_for_all_attempts_of_a_run():
     """The platform puts the number of the project and of the task's attempt into the artifact's place."""
-    first = place_of_job("gs://b/root/123456/retrain-7/rehearse_-52/job", "retrain-7")
+    first = place_of_job("gs://b/runs/123456/retrain-7/rehearse_-52/job", "retrain-7")
 
-    assert first == "gs://b/root/jobs/retrain-7"
-    assert place_of_job("gs://b/root/123456/retrain-7/rehearse_99/job", "retrain-7") == first
+    assert first == "gs://b/runs/jobs/retrain-7"
+    assert place_of_job("gs://b/runs/123456/retrain-7/rehearse_99/job", "retrain-7") == first
     with pytest.raises(RunError, match="in no directory of the run 'retrain-8'"):
-        place_of_job("gs://b/root/123456/retrain-7/rehearse_99/job", "retrain-8")
+        place_of_job("gs://b/runs/123456/retrain-7/rehearse_99/job", "retrain-8")
 
 
 def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path, said, monkeypatch):

@@ -89,6 +89,22 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert manifests.load(tmp_path) == MANIFEST
 
 
+@pytest.mark.parametrize("file", [SHARD.file, manifests.KEYS_FILE])
+def test_a_dataset_is_whole_with_every_file_in_its_size(tmp_path: Path, file: str) -> None:
+    keys = Shard(manifests.KEYS_FILE, 10, 80, "0000abcd")
+    manifests.save(dataclasses.replace(MANIFEST, keys=keys), tmp_path)
+    for named in (SHARD, keys):
+        (tmp_path / named.file).write_bytes(bytes(named.bytes))
+    assert manifests.load_whole(tmp_path).keys == keys
+
+    (tmp_path / file).write_bytes(b"short")
+    with pytest.raises(DatasetError, match=f"{file} has 5 bytes, the manifest says .*0: the dataset is dam"):
+        manifests.load_whole(tmp_path)
+    (tmp_path / file).unlink()
+    with pytest.raises(DatasetError, match=f"cannot read .*{file}: No such file.*; preprocess the data again"):
+        manifests.load_whole(tmp_path)
+
+
 @tries
 @given(content=damaged(CONTENT))
 def test_any_manifest_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:

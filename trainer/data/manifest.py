@@ -7,7 +7,7 @@ A dataset directory holds `{split}-{i:05d}-of-{n:05d}.tfrecord` files of tf.trai
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -253,6 +253,28 @@ def load(directory: Path) -> Manifest:
     for fault in _faults(manifest):
         raise DatasetError(f"{path} is damaged: {fault}; preprocess the data again")
     return manifest
+
+
+def load_whole(directory: Path) -> Manifest:
+    """Reads a manifest whose files are all there in their size; raises as `load` and `check_files` do."""
+    manifest = load(directory)
+    check_files(directory, manifest.files)
+    return manifest
+
+
+def check_files(directory: Path, named: Iterable[Shard]) -> None:
+    """Checks that files of a dataset are there in their size; a DatasetError names the first that is not."""
+    for shard in named:
+        path = directory / shard.file
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
+        if size != shard.bytes:
+            raise DatasetError(
+                f"{path} has {size:,} bytes, the manifest says {shard.bytes:,}: the dataset is damaged; "
+                "preprocess the data again"
+            )
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:

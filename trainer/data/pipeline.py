@@ -14,7 +14,7 @@ import tensorflow as tf
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.faults import check_labels
-from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.data.manifest import Manifest, Split, check_files
 from shardline.trainer.data.memory import Memory, load, untuned
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
 from shardline.trainer.data.transforms import (
@@ -25,7 +25,7 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_labels,
 )
-from shardline.trainer.errors import DatasetError, SettingsError
+from shardline.trainer.errors import SettingsError
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).
@@ -287,13 +287,5 @@ def _mixed(seed: int, *numbers: int | tf.Tensor) -> tf.Tensor:
 
 def shard_paths(directory: Path, split: Split) -> list[str]:
     """Returns the paths of a split's shards; a missing one, or one of another size, is a DatasetError."""
-    for shard in split.shards:
-        path = directory / shard.file
-        size = path.stat().st_size if path.is_file() else None
-        if size != shard.bytes:
-            found = "is missing" if size is None else f"has {size:,} bytes"
-            raise DatasetError(
-                f"shard {path} {found}, the manifest says {shard.bytes:,} bytes: the dataset is damaged; "
-                "preprocess the data again"
-            )
+    check_files(directory, split.shards)
     return [str(directory / shard.file) for shard in split.shards]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from shardline import DatasetInfo, Example, PreprocessSettings, preprocess
@@ -25,8 +24,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetInfo:
 
 
 def batches(examples: list[Example]) -> tf.data.Dataset:
-    images = np.stack([example.image for example in examples])
-    return tf.data.Dataset.from_tensor_slices((images, [example.label for example in examples])).batch(32)
+    """What a model learns from: images, or the columns of a table by name, each with the labels."""
+    inputs = [example.image for example in examples]
+    if inputs[0] is None:
+        names = examples[0].features
+        inputs = {name: [example.features[name] for example in examples] for name in names}
+    return tf.data.Dataset.from_tensor_slices((inputs, [example.label for example in examples])).batch(32)
 
 
 def test_every_example_has_a_key_of_its_own(examples: list[Example]) -> None:
