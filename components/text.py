@@ -34,6 +34,12 @@ def facts(rows: Rows) -> str:
     return table(rows[0], rows[1:], align="l")
 
 
+def short(value: object, longest: int) -> str:
+    """Returns a value as text of at most so many characters: a longer one ends with three dots."""
+    text = str(value)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def size(count: float) -> str:
     """Returns a number of bytes in the unit that suits it: "664.3 MB"."""
     units = ["TB", "GB", "MB", "kB", "B"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardline.components.text import short
 from shardline.pipelines.check.secrets import kind_of
 from shardline.pipelines.spec import declared
 from shardline.pipelines.tables import read_toml
@@ -107,18 +108,17 @@ def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
     kind = declaration["parameterType"]
     if kind not in _TYPES:
         raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be given")
+    shown = short(repr(value), 80)
     try:
         converted = _TYPES[kind][0](value)
     except (ValueError, TypeError) as error:
         because = f" ({error})" if isinstance(error, _ReasonError) else ""
         raise PipelineError(
-            f"the parameter {name} is declared as {_type_of(declaration)}, got {_short(value)}{because}"
+            f"the parameter {name} is declared as {_type_of(declaration)}, got {shown}{because}"
         ) from None
     literals = declaration.get("literals")
     if literals and converted not in literals:
-        raise PipelineError(
-            f"the parameter {name} is one of {', '.join(map(str, literals))}, got {_short(value)}"
-        )
+        raise PipelineError(f"the parameter {name} is one of {', '.join(map(str, literals))}, got {shown}")
     return converted
 
 
@@ -202,8 +202,3 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
 def _type_of(declaration: Mapping[str, Any]) -> str:
     kind = str(declaration["parameterType"])
     return _TYPES[kind][1] if kind in _TYPES else kind
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -92,8 +92,8 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
 
 def to_rehearse(
     spec: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple[TrainingSettings, GateSettings, dict[str, int]]:
-    """Returns what a run of one of our pipelines would rehearse, and its replicas: readers, parameter_servers.
+) -> tuple[TrainingSettings, GateSettings, int, int]:
+    """Returns what a run of one of our pipelines would rehearse, and its readers and parameter_servers.
 
     Raises PipelineError when the pipeline has no rehearsal, or a parameter is unknown or mistyped, and
     SettingsError when a value is out of range.
@@ -109,7 +109,8 @@ def to_rehearse(
     values = defaults(spec) | check_parameters(spec, given)
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
     gate = read(GateSettings, own_fields(GateSettings, values), "gate")
-    return training, gate, {name: int(inputs[0][name]["runtimeValue"]["constant"]) for name in _REPLICAS}
+    readers, servers = (int(inputs[0][name]["runtimeValue"]["constant"]) for name in _REPLICAS)
+    return training, gate, readers, servers
 
 
 def check_tune(parameters: Mapping[str, Any]) -> None:

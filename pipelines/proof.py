@@ -10,6 +10,7 @@ from typing import Any
 
 from shardline.components.run_directory import local_runs
 from shardline.components.run_record import SUCCEEDED, RunRecord
+from shardline.components.text import short
 from shardline.pipelines.spec import defaults
 from shardline.trainer.errors import PipelineError
 
@@ -60,7 +61,7 @@ class Proofs:
 def _words(record: RunRecord, spec: Mapping[str, Any]) -> str:
     usual = defaults(spec)
     changed = [
-        f"{name}={_short(value)}"
+        f"{name}={short(value, _LONGEST)}"
         for name, value in record.parameters.items()
         if value != usual.get(name) and name not in _OWN
     ]
@@ -69,8 +70,3 @@ def _words(record: RunRecord, spec: Mapping[str, Any]) -> str:
     figures = "" if accuracy is None else f", accuracy {accuracy:.4f}"
     verdict = f" ({record.verdict}{figures})" if record.verdict else ""
     return f"{record.name} {record.state}{verdict}, {given}"
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -25,6 +25,7 @@ from shardline.components.configure.history import Run, State
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.text import short
 from shardline.components.validate.formats import check_installed, refuse_table
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
@@ -69,7 +70,7 @@ def _data(last: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
 def _named(last: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for name in [*now, *(name for name in last if name not in now)]:
         if last.get(name) != now.get(name):
-            yield f"{name} was {_short(last.get(name))}, is {_short(now.get(name))}"
+            yield f"{name} was {_json(last.get(name))}, is {_json(now.get(name))}"
 
 
 def _code(last: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
@@ -80,9 +81,8 @@ def _code(last: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
             yield f"the code of {name} has changed" if of_files else f"{name} was {before}, is {after}"
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+def _json(value: Any) -> str:
+    return short(json.dumps(value, ensure_ascii=False), _LONGEST)
 
 
 def run_time(scheduled: str, created: str) -> datetime:

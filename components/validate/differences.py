@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shardline.components.html import fact_rows
 from shardline.components.model_store import Export, TrainingData
+from shardline.components.text import short
 
 # Places, which are others in each run, and facts of a training beside its settings.
 _PLACES = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
@@ -30,7 +31,7 @@ def find_differences(before: Export, now: Export) -> list[Difference]:
     for kind, tell in (("data", _data), ("code", _code), ("parameters", _parameters)):
         earlier, later = tell(before), tell(now)
         for what in {**later, **earlier}:
-            old, new = (_short(values.get(what, "")) or "none" for values in (earlier, later))
+            old, new = (short(values.get(what, ""), _LONGEST) or "none" for values in (earlier, later))
             if earlier.get(what, "") != later.get(what, ""):
                 found.append(Difference(kind, what, old, new))
     return found
@@ -63,7 +64,3 @@ def _parameters(export: Export) -> dict[str, str]:
 
 def _items(value: object) -> list[tuple[str, object]]:
     return list(value.items()) if isinstance(value, Mapping) else []
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -160,8 +160,7 @@ def _of_categories(name: str, before: Categories, after: Categories, chance: flo
     distance = float(np.abs(shares[:, 0] - shares[:, 1]).sum() / 2)
     farthest = int(np.abs(shares[:, 0] - shares[:, 1]).argmax())
     expected = _chance_variation(np.array(list(counts.values())).sum(axis=1), before, after, chance)
-    shown = list(counts)[farthest]
-    shown = shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 3]}..."
+    shown = text.short(list(counts)[farthest], _LONGEST_NAME)
     return _drift(name, distance, expected, *(f"{shown}: {100 * share:.1f} %" for share in shares[farthest]))
 
 

@@ -6,6 +6,7 @@ import enum
 import re
 from typing import Any
 
+from shardline.components.text import short
 from shardline.trainer.errors import PlatformError
 
 #: The smallest role that has a permission, by the permission's beginning.
@@ -197,5 +198,4 @@ def _message(error: Exception) -> str:
 
 
 def _short(error: Exception) -> str:
-    text = " ".join(_message(error).split()).rstrip(".")
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    return short(" ".join(_message(error).split()).rstrip("."), 300)

@@ -136,8 +136,8 @@ def train(
 
     TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
     """
+    from shardline.pipelines.local.injections import parse_injection
     from shardline.pipelines.local.job import CustomJob
-    from shardline.pipelines.local.rehearsal import parse_injection
     from shardline.pipelines.local.supervisor import run_job
     from shardline.trainer import attempts, plugins, task
     from shardline.trainer.data import manifest as manifests

@@ -28,12 +28,12 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
     from shardline.pipelines.preflight import to_rehearse
     from shardline.pipelines.spec import load_pipeline
 
-    training, gate, replicas = to_rehearse(load_pipeline(pipeline), given or {})
+    training, gate, readers, servers = to_rehearse(load_pipeline(pipeline), given or {})
     from shardline.components.rehearse import rehearsal
     from shardline.pipelines.local import scratch
 
     with foreground(), scratch.of_this_process():
-        rehearsal.rehearse(dataset, training, gate, **replicas)
+        rehearsal.rehearse(dataset, training, gate, readers=readers, parameter_servers=servers)
 
 
 @click.command()

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from shardline.components.text import short
 from shardline.pipelines.cli.options import json_option, show
 from shardline.trainer.errors import SettingsError
 
@@ -87,8 +88,9 @@ def _counts(text: str) -> list[int]:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1 or max(counts) > _LARGEST:
-        shown = text if len(text) <= 40 else f"{text[:40]}..."
-        raise SettingsError(f"--workers takes whole numbers within 1..{_LARGEST:,}, 1,2,4, got {shown!r}")
+        raise SettingsError(
+            f"--workers takes whole numbers within 1..{_LARGEST:,}, 1,2,4, got {short(text, 40)!r}"
+        )
     return counts
 
 

@@ -24,11 +24,11 @@ from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record, scratch
 from shardline.pipelines.local.at_hand import require_parts
+from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
 from shardline.pipelines.local.output import LineBuffer
-from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
 from shardline.pipelines.local.terminal import Silence, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters

@@ -17,8 +17,8 @@ from typing import Any
 from shardline.components.run_record import REPLICAS, RUN_VARIABLE
 from shardline.components.vertex.payload import read_payload
 from shardline.pipelines.local import processes
+from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import parse_payload
-from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import files
 from shardline.trainer.errors import PipelineError

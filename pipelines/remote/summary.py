@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardline.components.text import duration, facts
+from shardline.components.text import duration, facts, short
 from shardline.components.vertex.forms import seconds
 from shardline.components.vertex.payload import at, known_text, whole
 from shardline.pipelines.check.job import Job, Pool, jobs
@@ -57,7 +57,7 @@ def _account(job: Mapping[str, Any], custom_jobs: tuple[Job, ...]) -> str:
 def _parameters(pipeline: Pipeline, parameters: Mapping[str, Any]) -> str:
     usual = defaults(pipeline.spec)
     given = [
-        f"{name}={_short(value)}"
+        f"{name}={short(value, _LONGEST)}"
         for name, value in parameters.items()
         if name not in usual or value != usual[name]
     ]
@@ -124,8 +124,3 @@ def _limits(job: Job) -> str:
         job.strategy.lower().replace("_", " ") if job.strategy else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local import rehearsal
+from shardline.pipelines.local import injections
+from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.processes import ProcessFailedError
-from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer.errors import PipelineError
 from shardline.trainer.progress import Event
@@ -207,7 +207,7 @@ def test_a_preempted_replica_saves_and_comes_back(
 def test_a_preempted_replica_has_only_the_grace(
     tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsal, "PREEMPTION_GRACE_S", 0.3)
+    monkeypatch.setattr(injections, "PREEMPTION_GRACE_S", 0.3)
     program = f"""
         number = start_number({str(tmp_path)!r})
         if number == 1:

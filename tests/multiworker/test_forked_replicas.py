@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from shardline.pipelines.local import scratch, start, warm
+from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.rehearsal import parse_injection
 from shardline.pipelines.local.start import Program, recognize
 from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.datasets import write_dataset

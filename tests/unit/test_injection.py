@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardline.pipelines.local.rehearsal import Injection, parse_injection
+from shardline.pipelines.local.injections import Injection, parse_injection
 from shardline.trainer.errors import SettingsError
 
 

@@ -81,6 +81,13 @@ def test_duration(seconds: float, text: str) -> None:
     assert summary.duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"), [("12345678", "12345678"), ("123456789", "12345..."), (12, "12")]
+)
+def test_what_is_too_long_is_cut(value: object, shown: str) -> None:
+    assert summary.short(value, 8) == shown
+
+
 def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(terminals.time, "monotonic", lambda: now)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from shardline.components.text import short
 from shardline.components.vertex.forms import seconds
 from shardline.components.vertex.payload import at, whole
 from shardline.pipelines.check.pipeline import PARAMETER, UNKNOWN, Parameter, Pipeline, Task
@@ -210,9 +211,10 @@ def caching(task: Task) -> Found:
         return
     for name, value in task.values().items():
         if isinstance(value, str) and _is_location(name, value) and not _WRITTEN.search(name):
+            shown = short(" ".join(value.split()), 60)
             yield (
                 "SL513",
-                f"cached with {name} = {_short(value)}: a later run on new data reuses the old result",
+                f"cached with {name} = {shown!r}: a later run on new data reuses the old result",
             )
             return
 
@@ -237,11 +239,6 @@ def _is_passed_down(task: Task, name: str) -> bool:
     if not isinstance(outer, str):
         return False
     return _is_passed_down(task.parent, outer) if task.parent else True
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return repr(line if len(line) <= 60 else f"{line[:57]}...")
 
 
 #: Types that a parameter has in IR 2.1; it was `type: STRING` up to 2.0.

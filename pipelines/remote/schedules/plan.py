@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from shardline.components.text import timestamp
+from shardline.components.text import short, timestamp
 from shardline.components.vertex.payload import at
 from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.schedules.declared import Declared
@@ -305,8 +305,7 @@ def _json(value: Any) -> str:
         return "its default"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return short(json.dumps(value, ensure_ascii=False, sort_keys=True), 80)
 
 
 def _digest(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""Rehearsal of failures: what --inject asks for, and its injection into the replicas of a running job."""
+"""Injections of failures: what --inject asks for, brought about in the replicas of a running job."""
 
 from __future__ import annotations
 
