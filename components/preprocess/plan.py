@@ -32,7 +32,7 @@ _Item = TypeVar("_Item")
 _FROM_TRAIN = len(SPLITS)
 
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
-_WRITER_VERSION = 1
+_WRITER_VERSION = 2
 
 # A slow task, or a lost one, holds up no more than a part of its share.
 _CHUNKS_PER_TASK = 4

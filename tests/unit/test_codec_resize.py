@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -137,3 +139,36 @@ def test_resizing_is_the_same_in_every_run() -> None:
     assert first == codec.store(data, "x").data
     assert opened(first).size == (96, 96)
     assert Image.open(io.BytesIO(first)).format == "JPEG"
+
+
+def test_an_image_is_stored_alike_whatever_was_stored_before() -> None:
+    photos = [
+        encoded(scene(width, height).convert(mode), "JPEG")
+        for width, height, mode in [(300, 260, "RGB"), (90, 70, "L"), (120, 500, "RGB"), (1003, 751, "L")]
+    ]
+    for mode in MODES:
+        one = Codec(image_size=96, resize_mode=mode, encoding="raw", max_pixels=10**8)
+        for data in (*photos, *reversed(photos)):
+            alone = Codec(image_size=96, resize_mode=mode, encoding="raw", max_pixels=10**8)
+            assert one.store(data, "x") == alone.store(data, "x")
+
+
+FAULTS = """
+import resource, sys
+from shardline.components.preprocess.images.codec import Codec
+data = sys.stdin.buffer.read()
+codec = Codec(image_size=224, resize_mode="crop", encoding="jpeg", max_pixels=10**8)
+codec.store(data, "x")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    codec.store(data, "x")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
+"""
+
+
+def test_no_fresh_memory_is_asked_for_from_one_photo_to_the_next() -> None:
+    photo = encoded(scene(400, 340), "JPEG")
+    ran = subprocess.run(
+        [sys.executable, "-c", FAULTS], input=photo, capture_output=True, check=True, timeout=60
+    )
+    assert float(ran.stdout) < 20  # pages; an image of this size has 100

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from shardline.components.preprocess.images.pixels import Pixels
+    from shardline.components.preprocess.images.pixels import Memory, Pixels
 
 #: Shorter side of the smallest image that can be stored, in pixels.
 SMALLEST = 4
@@ -102,6 +102,7 @@ class Codec:
         self._check = check
         self._too_large = f"more than {max_pixels:,} pixels"
         self._known: dict[bytes, Kind] = {}
+        self._kept: Memory | None = None
 
     def known(self, encoded: bytes) -> Kind | None:
         """Returns the kind of an image that `store` would not touch, if that is known without parsing.
@@ -167,7 +168,8 @@ class Codec:
         size = (header.height, header.width)
         placed = self._place(*(size if header.orientation < 5 else size[::-1]))
         try:
-            decoded = pixels.decode_jpeg(encoded, size, header.channels, placed.reduction if placed else 1)
+            reduction = placed.reduction if placed else 1
+            decoded = pixels.decode_jpeg(encoded, size, header.channels, reduction, self._memory())
         except pixels.UnreadableError as failure:
             raise BadRecordError(name, str(failure)) from failure
         upright = pixels.turn_upright(decoded, header.orientation)
@@ -191,6 +193,12 @@ class Codec:
         jpeg = header is not None and header.encoding == "jpeg"
         return self._finish(upright, placed, name, jpeg=jpeg, converted=picture.kinds)
 
+    def _memory(self) -> Memory:
+        from shardline.components.preprocess.images.pixels import Memory
+
+        self._kept = self._kept or Memory()
+        return self._kept
+
     def _place(self, height: int, width: int) -> Placement | None:
         return place(height, width, (self._size, self._size), self._mode) if self._size else None
 
@@ -202,7 +210,7 @@ class Codec:
 
         encoding = self._encoding if self._encoding != "keep" else "jpeg" if jpeg else "png"
         if placed:
-            upright = pixels.fit(upright, placed, (self._size, self._size))
+            upright = pixels.fit(upright, placed, (self._size, self._size), self._memory())
         if encoding == "raw" and upright.shape[2] != self._raw_channels:
             converted += ("grey",) if self._raw_channels == 3 else ("colour",)
             upright = pixels.to_channels(upright, self._raw_channels)

@@ -33,25 +33,52 @@ Pixels = npt.NDArray[np.uint8]
 # Shards are written by one process per core.
 cv2.setNumThreads(1)
 
-# A blur below this is none.
-_LEAST_VARIANCE = 0.04
+# A blur below this costs a sixth of the time and brings nothing: without it, images that shrink by less than
+# 1.4 are as close to Lanczos as with it, or closer by up to 0.7 dB.
+_LEAST_VARIANCE = 0.16
+
+# Pixels above this, in bytes, get memory of their own.
+_KEPT_MEMORY = 1 << 23
 
 
 class UnreadableError(Exception):
     """The image cannot be decoded; the text says why, in the same words for the same kind of fault."""
 
 
-def decode_jpeg(encoded: bytes, size: tuple[int, int], channels: int, reduction: int) -> Pixels:
+class Memory:
+    """Two places for the pixels of one image at a time, used again for the next image.
+
+    The system hands out fresh memory page by page, which takes a sixth of the time of a small photo.
+    """
+
+    def __init__(self) -> None:
+        self._places = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+
+    def take(self, place: int, shape: tuple[int, ...]) -> Pixels:
+        """Returns an array in one of the places, 0 or 1; what was there before is overwritten."""
+        size = math.prod(shape)
+        if size > _KEPT_MEMORY:
+            return np.empty(shape, np.uint8)
+        if size > self._places[place].size:
+            self._places[place] = np.empty(size, np.uint8)
+        return self._places[place][:size].reshape(shape)
+
+
+def decode_jpeg(
+    encoded: bytes, size: tuple[int, int], channels: int, reduction: int, memory: Memory | None = None
+) -> Pixels:
     """Decodes a plain JPEG of (height, width) pixels; UnreadableError if it is damaged.
 
-    Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up.
+    Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up. The result is in the
+    first place of `memory`.
     """
     # The decoder takes the smallest of its sizes that is at least this one; 0 stands for the whole size.
-    least = [-(-side // reduction) for side in size] if reduction > 1 else [0, 0]
+    least = [-(-side // reduction) for side in size]
     options: dict[str, Any] = {
         "colorspace": "RGB" if channels == 3 else "GRAY",
-        "min_height": least[0],
-        "min_width": least[1],
+        "min_height": least[0] if reduction > 1 else 0,
+        "min_width": least[1] if reduction > 1 else 0,
+        "buffer": memory and memory.take(0, (*least, channels)),
     }
     for strict in (True, False):
         try:
@@ -87,8 +114,10 @@ def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def fit(pixels: Pixels, place: Placement, target: tuple[int, int]) -> Pixels:
+def fit(pixels: Pixels, place: Placement, target: tuple[int, int], memory: Memory) -> Pixels:
     """Resizes the placed part of an upright image, with antialiasing, and pads it with black.
+
+    The result is in `memory`, in which the image itself may be, at the first place.
 
     The image is already shrunk by the placement's reduction. The variance of the whole filter is that of the
     triangle which `tf.image.resize` uses with antialiasing: a box that shrinks by the reduction, a Gaussian
@@ -102,13 +131,17 @@ def fit(pixels: Pixels, place: Placement, target: tuple[int, int]) -> Pixels:
         _blur(source / fitted, step)
         for source, fitted in zip(part.shape, (place.fitted_height, place.fitted_width), strict=False)
     )
+    free = 1
     if sigma_x or sigma_y:
         kernel = tuple(2 * math.ceil(2 * sigma) + 1 if sigma >= 0.9 else 3 for sigma in (sigma_x, sigma_y))
-        blurred = cv2.GaussianBlur(part, kernel, max(sigma_x, 0.01), sigmaY=max(sigma_y, 0.01))
-        part = np.asarray(blurred, np.uint8).reshape(part.shape)
+        blurred = cv2.GaussianBlur(
+            part, kernel, max(sigma_x, 0.01), memory.take(1, part.shape), max(sigma_y, 0.01)
+        )
+        part, free = np.asarray(blurred, np.uint8).reshape(part.shape), 0
     size = (place.fitted_height, place.fitted_width)
     if part.shape[:2] != size:
-        resized = cv2.resize(part, size[::-1], interpolation=cv2.INTER_LINEAR)
+        room = memory.take(free, (*size, part.shape[2]))
+        resized = cv2.resize(part, size[::-1], room, interpolation=cv2.INTER_LINEAR)
         part = np.asarray(resized, np.uint8).reshape(*size, -1)  # OpenCV drops a single channel
     if part.shape[:2] == target:
         return part
