@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -25,8 +25,8 @@ from shardline.trainer.errors import ShardlineError, SourceError
 #: Characters of a line.
 _LONGEST_LINE = 64 << 20
 
-# Bytes of one request, and how many of them are under way for one file.
-_RANGE, _RANGES = 4 << 20, 6
+# Bytes of a range, how many are under way for one file, and the part of one that a single stream copies.
+_RANGE, _RANGES, _PART = 4 << 20, 6, 64 << 20
 
 
 def resolve(path: str) -> str:
@@ -73,10 +73,19 @@ def open_read(path: str) -> BinaryIO:
 
 
 def fetch(path: str, target: str) -> None:
-    """Copies a file that is far to this disk."""
-    with Ranges(path) as source, open(target, "wb") as file:
-        for block in source.blocks():
-            file.write(block)
+    """Copies a file that is far to this disk, parts of a large one side by side."""
+    source = Ranges(path)
+    with source, open(target, "wb") as file:
+
+        def copy(start: int) -> int:
+            at, end = start, min(start + _PART, source.size)
+            for block in source.parts(start, end):
+                at += os.pwrite(file.fileno(), block, at)
+            return at - start
+
+        for copied in in_order(copy, range(0, source.size, _PART), size=int, in_flight=_RANGES, room=_PART):
+            if isinstance(copied, Exception):
+                raise copied
 
 
 def upload(source: Path, target: Path) -> None:
@@ -123,26 +132,40 @@ class Ranges(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._read, self.size, self._close = _reader(path)
+        size, self._whole = _size(path), None
+        if size is None:  # a server that does not say
+            self._whole = read_whole(path)
+            size = len(self._whole)
+        self.size = size
         self._blocks: Iterator[bytes | Exception] = iter(())
         self._block = memoryview(b"")
         self._position = 0
         self._follows = False
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yields the file from where it stands to its end."""
-        offsets = range(self._position, self.size, _RANGE)
-        for block in in_order(self._range, offsets, in_flight=min(_RANGES, len(offsets) or 1)):
-            if isinstance(block, Exception):
-                raise block
-            yield block
+    def parts(self, start: int, end: int) -> Iterator[bytes]:
+        """Yields a part of the file, in one request where it is mounted: that of a handle that reads on."""
+        if is_remote(self._path):
+            for offset in range(start, end, _RANGE):
+                yield self._range(offset, min(offset + _RANGE, end))
+            return
+        with _open_local(self._path) as file:
+            file.seek(start)
+            while start < end:
+                block = file.read(min(_RANGE, end - start))
+                if not block:
+                    raise TruncatedError(self._path, start, end)
+                yield block
+                start += len(block)
 
     def readinto(self, buffer: Any) -> int:
         """Reads what the next block has, into a buffer."""
         if not self._block and self._position < self.size:
             if not self._follows:
-                self._blocks, self._follows = self.blocks(), True
-            self._block = memoryview(next(self._blocks))  # type: ignore[arg-type]  # blocks raises
+                self._blocks, self._follows = self._ahead(), True
+            block = next(self._blocks)
+            if isinstance(block, Exception):
+                raise block
+            self._block = memoryview(block)
         count = min(len(buffer), len(self._block))
         buffer[:count], self._block = self._block[:count], self._block[count:]
         self._position += count
@@ -167,40 +190,30 @@ class Ranges(io.RawIOBase):
         """Returns that it can be moved in."""
         return True
 
-    def close(self) -> None:
-        """Closes the file."""
-        if not self.closed:
-            self._close()
-        super().close()
+    def _ahead(self) -> Iterator[bytes | Exception]:
+        offsets = range(self._position, self.size, _RANGE)
+        return in_order(self._range, offsets, in_flight=min(_RANGES, len(offsets) or 1))
 
-    def _range(self, offset: int) -> bytes:
-        length = min(_RANGE, self.size - offset)
-        data = self._read(offset, length)
-        if len(data) != length:
-            raise TruncatedError(self._path, len(data), length)
-        return data
+    def _range(self, start: int, end: int = 0) -> bytes:
+        end = end or min(start + _RANGE, self.size)
+        if self._whole is not None:
+            return self._whole[start:end]
+        if is_remote(self._path):
+            file_system, inner = _remote(self._path)
+            data = cast(bytes, file_system.cat_file(inner, start=start, end=end))
+            if len(data) != end - start:
+                raise TruncatedError(self._path, len(data), end - start)
+            return data
+        return b"".join(self.parts(start, end))
 
 
-def _reader(path: str) -> tuple[Callable[[int, int], bytes], int, Callable[[], None]]:
-    """Returns what reads a range of a file that is far, its size, and what closes it."""
+def _size(path: str) -> int | None:
     if not is_remote(path):
-        file = _open_local(path)
-        number = file.fileno()
-        return (
-            lambda offset, length: os.pread(number, length, offset),
-            os.fstat(number).st_size,
-            file.close,
-        )
+        with _open_local(path) as file:
+            return os.fstat(file.fileno()).st_size
     file_system, inner = _remote(path)
-    size = file_system.size(inner)
-    if size is None:  # a server that does not say
-        data = file_system.cat_file(inner)
-        return lambda offset, length: data[offset : offset + length], len(data), lambda: None
-    return (
-        lambda offset, length: cast(bytes, file_system.cat_file(inner, start=offset, end=offset + length)),
-        size,
-        lambda: None,
-    )
+    size: int | None = file_system.size(inner)
+    return size
 
 
 def open_text(path: str) -> TextIO:
