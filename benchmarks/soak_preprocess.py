@@ -68,7 +68,7 @@ def soak(directory: Path, options: argparse.Namespace) -> bool:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             kills += 1
-            resumed += any((out / ".shardline" / "done").glob("*.json"))
+            resumed += any((out / ".shardline" / "done").glob("*.mark"))
             if not (out / "manifest.json").exists():
                 continue
         complete += 1

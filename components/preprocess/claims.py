@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from shardline.trainer import files, progress
+from shardline.components.preprocess.ahead import persistently
+from shardline.trainer import progress
 from shardline.trainer.errors import RunError
 
 #: Seconds between two signs of life, and those without one after which a claim is a dead run's. What another
@@ -49,14 +50,16 @@ class Claim:
 
     def create(self) -> bool:
         """Creates the file, and says whether this is the one who did."""
-        try:
-            number = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            with open(number, "wb") as file:
-                file.write(self._text())
-                file.flush()
-                os.fsync(number)
-        except FileExistsError:
-            return False
+
+        def write(path: Path) -> None:
+            with contextlib.suppress(FileExistsError):  # perhaps by the try before, whose answer was lost
+                number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                with open(number, "wb") as file:
+                    file.write(self._text())
+                    file.flush()
+                    os.fsync(number)
+
+        persistently(write, self.path)
         return self._is_mine()
 
     def check(self) -> None:
@@ -151,9 +154,10 @@ class Claims:
 
 
 def _read(path: Path) -> str:
+    """Returns what a claim says, "" where there is none."""
     try:
-        return files.read_text(path, RunError, limit=4096)
-    except RunError:
+        return persistently(Path.read_bytes, path)[:4096].decode(errors="replace")
+    except FileNotFoundError:
         return ""
 
 

@@ -7,10 +7,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 
 import google_crc32c
 
-from shardline.components.preprocess import marks, rows
+from shardline.components.preprocess import marks, rows, storage
+from shardline.components.preprocess.ahead import in_order
 from shardline.components.preprocess.duplicates import find_duplicates
 from shardline.components.preprocess.marks import Found, Images, Mark
 from shardline.components.preprocess.places import NOWHERE
@@ -121,13 +123,19 @@ def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, t
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
     """Returns whether the image files of a shard, which must be there, are those that were read."""
     prefixes = [os.fsencode(place.path) for place in plan.places]
-    for block in rows.read_fields(work.rows(shard.file)):
-        for key, path, _, _, place, _, length in block:
-            if place == NOWHERE or length != WHOLE_FILE:
-                continue
-            if os.stat(prefixes[place] + (path or key)).st_ctime_ns > since:
-                return False
-    return True
+    paths = (
+        prefixes[place] + (path or key)
+        for block in rows.read_fields(work.rows(shard.file))
+        for key, path, _, _, place, _, length in block
+        if place != NOWHERE and length == WHOLE_FILE
+    )
+    first = next(paths, None)
+    if first is None:
+        return True
+    if not storage.is_far(os.fsdecode(os.path.dirname(first))):
+        return all(os.stat(path).st_ctime_ns <= since for path in chain([first], paths))
+    found = in_order(os.stat, chain([first], paths), size=lambda status: 1)
+    return all(not isinstance(each, Exception) and each.st_ctime_ns <= since for each in found)
 
 
 def _fingerprint(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shardline.components.preprocess import copies, handover, marks, rows, storage, work_directory
 from shardline.components.preprocess import finish as finishing
-from shardline.components.preprocess.ahead import REPEATED
+from shardline.components.preprocess.ahead import REPEATED, persistently
 from shardline.components.preprocess.claims import Claims
 from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
@@ -244,8 +244,12 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
 def _finish(work: WorkDirectory) -> Manifest:
     plan = Plan.load(work.plan)
     manifest = finishing.describe(plan, work)
-    work_directory.publish(work, [shard.file for shard in plan.shards], manifest.fingerprint)
-    manifests.save(manifest, work.out)
+
+    def publish(shards: list[str]) -> None:
+        work_directory.publish(work, shards, manifest.fingerprint)
+        manifests.save(manifest, work.out)
+
+    persistently(publish, [shard.file for shard in plan.shards])
     work.remove()
     _report(manifest)
     return manifest

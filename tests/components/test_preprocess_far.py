@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from shardline.components.preprocess import ahead
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -166,3 +167,26 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     assert killed >= 2
     assert same(out, near)
     assert not (out / ".shardline").exists()
+
+
+def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
+    photos: Path, near: Path, tmp_path: Path, events: list[progress.Event]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    with mounted(tmp_path, FAULTS="0.05") as bucket:
+        run(f"images:{bucket.path / 'photos'}", bucket.path / "out", shards=40, processes=2)
+    assert same(tmp_path / "out", near)
+    repeated = next(event.text for event in events if "sent again" in event.text)
+    assert int(repeated.split()[0]) > 10
+
+
+def test_a_bucket_that_never_answers_is_one_line(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead.time, "sleep", lambda seconds: None)
+    shutil.copytree(photos, tmp_path / "photos")
+    with (
+        mounted(tmp_path, FAULTS="1") as bucket,
+        pytest.raises(SourceError, match="however often it is tried: Input/output error"),
+    ):
+        run(f"images:{bucket.path / 'photos'}", tmp_path / "out", on_bad_record="skip")

@@ -55,14 +55,15 @@ def simulator() -> str:
 
 @contextlib.contextmanager
 def mounted(behind: Path, **environment: str) -> Iterator[Mount]:
-    """Mounts a directory as a bucket while the context lasts."""
+    """Mounts a directory as a bucket while the context lasts; with FAULTS, see `faulty_bucket`."""
     program = simulator()
+    faulty = [str(Path(__file__).with_name("faulty_bucket.py"))] if "FAULTS" in environment else []
     with tempfile.TemporaryDirectory(prefix="mounted-") as name:
         path, counts, log = Path(name, "bucket"), Path(name, "counts.json"), Path(name, "log")
         path.mkdir()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", program, str(behind), str(path)],
+                [sys.executable, "-W", "ignore", *faulty, program, str(behind), str(path)],
                 env=os.environ | _LATENCIES | {"COUNTS": str(counts)} | environment,
                 stdout=output,
                 stderr=output,
