@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import xxhash
 
 from shardline.components.preprocess import plan, rows
 from shardline.components.preprocess.duplicates import repeated
 from shardline.components.preprocess.marks import blocks
 from shardline.components.preprocess.plan import PlannedShard
+from shardline.components.preprocess.rows import Rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.survey import Survey
 from shardline.components.preprocess.work_directory import WorkDirectory
@@ -30,16 +32,16 @@ def deal_rows(found: Survey, settings: PreprocessSettings, work: WorkDirectory) 
     dealt = dict.fromkeys(counts, 0)
     if settings.key == "content":
         _refuse_equal_keys(found, work)
+    codes = {split: np.array([each == split for each in split_of]) for split in counts}
     for block in found.buckets:
         if settings.key != "content":
             _refuse_equal_digests(block)
-        for split, members in _by_split(block, split_of).items():
-            for name, part in zip(names[split], plan.deal(members, dealt[split], counts[split]), strict=True):
-                data = b"".join(part)
-                with work.rows(name).open("ab") as file:
-                    file.write(data)
-                hashers[name].update(data)
-                records[name] += len(part)
+        for split, count in counts.items():
+            members = np.flatnonzero(codes[split][block.heads["code"]])
+            for name, part in zip(names[split], plan.deal(members, dealt[split], count), strict=True):
+                if len(part):
+                    hashers[name].update(rows.append(work.rows(name), block.take(part)))
+                    records[name] += len(part)
             dealt[split] += len(members)
     return tuple(
         PlannedShard(name, split, records[name], hashers[name].hexdigest())
@@ -63,31 +65,29 @@ def _shard_counts(found: Survey, settings: PreprocessSettings, split_of: Sequenc
     }
 
 
-def _by_split(block: Sequence[bytes], split_of: Sequence[str]) -> Mapping[str, list[bytes]]:
-    members: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    appends = [members[split].append for split in split_of]
-    for row in block:
-        appends[row[rows.DIGEST_BYTES]](row)
-    return {split: found for split, found in members.items() if found}
-
-
-def _refuse_equal_digests(block: Sequence[bytes]) -> None:
+def _refuse_equal_digests(block: Rows) -> None:
     """Refuses keys that occur twice: their rows follow each other."""
-    if len({row[: rows.DIGEST_BYTES] for row in block}) == len(block):
-        return
-    before = b""
-    for row in block:
-        if row[: rows.DIGEST_BYTES] == before:
-            raise _occurs_twice(rows.fields(row)[0])
-        before = row[: rows.DIGEST_BYTES]
+    equal = np.ones(max(block.count - 1, 0), bool)
+    for half in ("order", "order_low"):
+        equal &= block.heads[half][1:] == block.heads[half][:-1]
+    if equal.any():
+        raise _occurs_twice(block.keys()[int(equal.argmax())])
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
     """Refuses keys that occur twice, where the digests are of something else."""
-    _, equal = repeated(lambda: blocks(work.keys), sum(found.codes))
-    if equal:
-        keys = (rows.fields(row)[0] for block in found.buckets for row in block)
-        raise _occurs_twice(next(key for key in keys if plan.digest(key, 0) in equal))
+    groups = repeated(blocks(work.keys), sum(found.codes), work.scratch)
+    equal = {value for hashes, _ in groups for value in hashes.tolist()}
+    if not equal:
+        return
+    seen = set[bytes]()
+    for block in found.buckets:
+        keys = block.keys()
+        for number, value in enumerate(plan.digests(keys, 0)[1].tolist()):
+            if value in equal and keys[number] in seen:
+                raise _occurs_twice(keys[number])
+            if value in equal:
+                seen.add(keys[number])
 
 
 def _occurs_twice(key: bytes) -> SourceError:

@@ -73,14 +73,18 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
 
 def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
     """Writes what each example is known by in other datasets, in the order of the shards, if by anything."""
-    data = bytearray()
-    for shard in plan.shards:
-        data += b"".join([rows.identity(row) for row in rows.read(work.rows(shard.file))])
-    if not any(data):  # the source has no keys of its own
+    size = checksum = 0
+    has_keys = False
+    with files.replacing(work.identities) as temporary, temporary.open("wb") as file:
+        for block in (block for shard in plan.shards for block in rows.read(work.rows(shard.file))):
+            known = rows.known_bytes(block.heads)
+            file.write(known)
+            size, checksum = size + len(known), google_crc32c.extend(checksum, known)
+            has_keys = has_keys or bool(block.heads["known"].any())
+    if not has_keys:  # the source has no keys of its own
         work.identities.unlink(missing_ok=True)
         return None
-    files.write_bytes(work.identities, bytes(data))
-    return Shard(work.identities.name, plan.records, len(data), f"{google_crc32c.value(bytes(data)):08x}")
+    return Shard(work.identities.name, plan.records, size, f"{checksum:08x}")
 
 
 def recorded_settings(settings: PreprocessSettings) -> dict[str, object]:
@@ -125,8 +129,8 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
     prefixes = [os.fsencode(place.path) for place in plan.places]
     paths = (
         prefixes[place] + (path or key)
-        for block in rows.read_fields(work.rows(shard.file))
-        for key, path, _, _, place, _, length in block
+        for block in rows.read(work.rows(shard.file))
+        for key, path, _, _, place, _, length in block.fields()
         if place != NOWHERE and length == WHOLE_FILE
     )
     first = next(paths, None)

@@ -28,7 +28,7 @@ from shardline.trainer.data.manifest import Feature, Shard
 from shardline.trainer.errors import RunError
 
 #: Bytes of the hash of one record's content.
-HASH_BYTES = 16
+HASH_BYTES = 8
 
 _SECONDS_TOGETHER = 5.0
 _BLOCK = HASH_BYTES * 4096

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ import xxhash
 from shardline.components.preprocess import copies, storage
 from shardline.components.preprocess.ahead import TruncatedError, in_order, is_transient, persistently
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.rows import Fields, key_text
+from shardline.components.preprocess.rows import Fields, Rows, key_text
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
 from shardline.trainer.errors import BadRecordError, SourceError
 
@@ -63,6 +63,7 @@ class ImageReader:
         self._files: dict[int, int] = {}
         self._prefixes: dict[int, bytes] = {}
         self._ahead: Iterator[bytes | Exception] = iter(())
+        self._is_ahead = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -86,6 +87,7 @@ class ImageReader:
         if first is None or not self._is_far(first):
             return
         self._ahead = in_order(self._read_row, chain([first], with_image))
+        self._is_ahead = True
         self.read = self._next  # type: ignore[method-assign,assignment]
 
     def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
@@ -96,6 +98,28 @@ class ImageReader:
                 prefix = self._prefixes[place] = os.fsencode(self._places[place].path)
             return self._read_file(prefix + (path or key), key)
         return self._read_span(place, offset, length, key)
+
+    def each(self, block: Rows) -> Iterator[bytes]:
+        """Yields the encoded image of each row, nothing (b"") for those without one."""
+        heads = block.heads
+        place = int(heads["place"][0])
+        if place == NOWHERE or (heads["place"] != place).any() or heads["length"].min() < 0 or self._is_ahead:
+            for key, path, _, _, place, offset, length in block.fields():
+                yield b"" if place == NOWHERE else self.read(place, offset, length, path, key)
+            return
+        offsets, lengths = heads["offset"].tolist(), heads["length"].tolist()
+        file = self._files.get(place)
+        if file is None:
+            file = self._open(place)
+        found = map(os.pread, repeat(file), lengths, offsets)
+        for number, length in enumerate(lengths):
+            try:
+                data = next(found)
+            except OSError as error:
+                raise _unreadable(block.keys()[number], error) from None
+            if len(data) != length:
+                raise changed(key_text(block.keys()[number]), "became shorter")
+            yield data
 
     def _next(self, *_: object) -> bytes:
         data = next(self._ahead)

@@ -11,25 +11,29 @@ The file is read by every process and task that writes shards.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import repeat
 from pathlib import Path
-from typing import TypeVar
+from typing import cast
 
+import numpy as np
 import xxhash
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.places import Place
+from shardline.components.preprocess.rows import Numbers
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import files, records
 from shardline.trainer.data.manifest import SPLITS, Feature
 from shardline.trainer.errors import RunError, SourceError
 
-_Item = TypeVar("_Item")
-
 #: Codes below this are indices into `SPLITS`; from here on, the example was in the source's "train".
 _FROM_TRAIN = len(SPLITS)
+
+_NO_SPLIT = 255
+_OWN_CODES = {None: _NO_SPLIT} | {split: index for index, split in enumerate(SPLITS)}
 
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
 _WRITER_VERSION = 2
@@ -40,16 +44,11 @@ _CHUNKS_PER_TASK = 4
 _FEW_TASKS, _RECORDS_PER_TASK = 8, 10_000
 
 
-def digest(key: bytes, seed: int) -> bytes:
-    """Returns 16 bytes that follow from the key; those of two seeds are independent of each other."""
-    return xxhash.xxh3_128_digest(key, seed % 2**64)
-
-
-def digests(key: bytes, seed: int, salt: int) -> tuple[bytes, bytes, bytes]:
-    """Returns what decides an example's order, what decides its split, and what it is known by elsewhere."""
-    known = digest(key, 0)
-    order, point = digest(key, seed) if seed else known, digest(key, salt) if salt else known
-    return order, point[8:], known[8:]
+def digests(keys: Iterable[bytes], seed: int) -> tuple[Numbers, Numbers]:
+    """Returns both halves of the digest of each key; those of two seeds are independent of each other."""
+    found = b"".join(map(xxhash.xxh3_128_digest, keys, repeat(seed % 2**64)))
+    halves = np.frombuffer(found, ">u8").astype("<u8")
+    return halves[::2], halves[1::2]
 
 
 def choose_split(
@@ -79,16 +78,19 @@ class SplitCodes:
         self._shares = shares
         validation, test = shares.get("validation", 0.0), shares.get("test", 0.0)
         self._bounds = [0.0, *sorted({validation, test, validation + test} - {0.0})]
-        self._bounds_as_digest = [min(round(bound * 2**64), 2**64 - 1).to_bytes(8) for bound in self._bounds]
-        self._without_split = [SPLITS.index(choose_split(bound, None, (), shares)) for bound in self._bounds]
+        self._numbers = np.array([min(round(each * 2**64), 2**64 - 1) for each in self._bounds], np.uint64)
+        without_split = [SPLITS.index(choose_split(bound, None, (), shares)) for bound in self._bounds]
+        self._without_split = np.array(without_split, np.uint8)
         self.count = _FROM_TRAIN + len(self._bounds)
 
-    def code(self, point: bytes, own: str | None) -> int:
-        """Returns the code of an example, from the second half of its digest and the split of its source."""
-        region = bisect_right(self._bounds_as_digest, point) - 1
-        if own is None:
-            return self._without_split[region]
-        return _FROM_TRAIN + region if own == "train" else SPLITS.index(own)
+    def codes(self, points: Numbers, own: Sequence[str | None]) -> Numbers:
+        """Returns the codes of examples, from the second halves of their digests and their own splits."""
+        regions = (np.searchsorted(self._numbers, points, side="right") - 1).astype(np.uint8)
+        if set(own) == {None}:
+            return cast(Numbers, self._without_split[regions])
+        given = np.array([_OWN_CODES[split] for split in own], np.uint8)
+        carved = np.where(given == SPLITS.index("train"), regions + np.uint8(_FROM_TRAIN), given)
+        return np.where(given == _NO_SPLIT, self._without_split[regions], carved)
 
     def splits(self, existing: Collection[str | None]) -> tuple[str, ...]:
         """Returns the split of each code, given all splits that the source gives to any example."""
@@ -114,7 +116,7 @@ def shards_for_size(training_bytes: int, shard_size: int) -> int:
     return max(1, round(training_bytes / (shard_size * 2**20)))
 
 
-def deal(items: Sequence[_Item], first: int, count: int) -> list[Sequence[_Item]]:
+def deal(items: Numbers, first: int, count: int) -> list[Numbers]:
     """Deals consecutive examples of a split to its shards: number p goes to shard p % count.
 
     Over all calls shards therefore differ by at most one example, the longer ones come first, and number
@@ -198,10 +200,15 @@ class Plan:
             shard.rows,
             *(getattr(self.settings, name) for name in names),
             len(self.class_names),
-            # The spool is made anew by every survey; its rows carry checksums.
-            [asdict(place) for place in self.places],
+            self._places_hash,
         ]
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
+
+    @cached_property
+    def _places_hash(self) -> str:
+        # The spool is made anew by every survey; its rows carry checksums.
+        places = [asdict(place) for place in self.places]
+        return xxhash.xxh3_128_hexdigest(json.dumps(places).encode())
 
     def save(self, path: Path) -> None:
         """Writes the plan, whole or not at all."""

@@ -1,58 +1,149 @@
-"""Rows: what is known of each example between the survey and the writing, as bytes in files.
+"""Rows: what is known of each example between the survey and the writing, in memory and in files.
 
-A row is a fixed head and the example's key, the path of its image where that does not follow from the key,
-and its further features as entries of a tf.train.Example. It begins with the digest that decides the
-example's position, so that sorting rows as bytes puts them into the order of the dataset.
+A row is a fixed head and a text: the example's key, the path of its image where that does not follow from the
+key, and its further features as entries of a tf.train.Example. The head begins with the digest that decides
+the example's position. Heads are one array, so that sorting, counting and dealing cost little for each.
 
-Memory does not grow with the number of rows: beyond a limit they are distributed to bucket files by the
-first byte of the digest, and sorted bucket by bucket.
+Memory does not grow with the number of rows: beyond a limit they are distributed to bucket files by the first
+bits of the digest, and sorted bucket by bucket; a bucket that is too large for that is distributed again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, starmap
 from pathlib import Path
 from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from shardline.trainer.data.manifest import KEY_BYTES
 
-#: Rows that are held in memory (about 5 MB).
+#: Rows that are held in memory before they go to buckets (about 5 MB).
 _ROWS_IN_MEMORY = 32_768
+
+#: Rows that are sorted, and dealt, together at most (about 10 MB), or this part of all: each time every shard
+#: gets some, and of millions of rows there are thousands of shards.
+_ROWS_TOGETHER, _PARTS = 32_768, 512
+
+#: Rows that are read at a time.
+_ROWS_READ = 4096
 
 BUCKETS = 64
 
-#: digest, split code, length of key, of path and of features, label, place, offset and length of the
-#: image there, its checksum where it was copied, and what the example is known by in other datasets.
-HEAD = Struct(">16sBIIIIIqqQ8s")
+Numbers = npt.NDArray[Any]
 
-DIGEST_BYTES = 16
+#: Both halves of the digest, offset and length of the image in its place, its checksum where it was copied,
+#: what the example is known by in other datasets, label, number of the place, lengths of key, path and
+#: features in bytes, and the code of the split.
+HEAD = np.dtype(
+    [
+        *((name, "<u8") for name in ("order", "order_low")),
+        *((name, "<i8") for name in ("offset", "length")),
+        *((name, "<u8") for name in ("checksum", "known")),
+        *((name, "<u4") for name in ("label", "place", "keys", "paths", "features")),
+        ("code", "u1"),
+    ]
+)
 
-# What an example is known by in other datasets: a hash that neither seed nor salt changes.
-_IDENTITY = slice(HEAD.size - KEY_BYTES, HEAD.size)
+# What equal digests are ordered by, before the text.
+_TIES = ("order_low", "code", "keys", "paths", "features", "label", "place", "offset", "length", "checksum")
 
-# The lengths alone, which are all that cutting needs; and the fields that a writer needs.
-_LENGTHS = Struct(">17xIII")
-_FIELDS = Struct(">17xIIIIIqq16x")
-
-_BLOCK = 1 << 18
-
-#: What a writer needs of a row: the key (UTF-8), the path of the image relative to its place (empty where it
-#: is the key), further features, index of the class, number of the place, offset of the image in its file
-#: in bytes, and its length, which is `WHOLE_FILE` for a file of its own.
-Fields = tuple[bytes, bytes, bytes, int, int, int, int]
-
-
-def fields(row: bytes) -> Fields:
-    """Returns the fields of a row."""
-    keys, paths, _, label, place, offset, length = _FIELDS.unpack_from(row)
-    key, path = HEAD.size + keys, HEAD.size + keys + paths
-    return row[HEAD.size : key], row[key:path], row[path:], label, place, offset, length
+# A block of a file: number of rows, bytes of the texts, the heads, the texts.
+_BLOCK = Struct("<QQ")
 
 
-def identity(row: bytes) -> bytes:
-    """Returns what the example of a row is known by in other datasets."""
-    return row[_IDENTITY]
+class Fields(NamedTuple):
+    """What a reader needs of one row.
+
+    Attributes:
+        key: Key of the example, UTF-8.
+        path: Path of the image relative to its place, empty where it is the key.
+        features: Further features.
+        label: Index of the class.
+        place: Number of the place of the image.
+        offset: Offset of the image in its file, in bytes.
+        length: Its length in bytes, `WHOLE_FILE` for a file of its own.
+    """
+
+    key: bytes
+    path: bytes
+    features: bytes
+    label: int
+    place: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows: an array of `HEAD`, and their texts."""
+
+    heads: Numbers
+    texts: Sequence[bytes]
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """Returns the rows of several, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        heads = np.concatenate([np.empty(0, HEAD), *(part.heads for part in parts)])
+        return cls(heads, [text for part in parts for text in part.texts])
+
+    @property
+    def count(self) -> int:
+        """Number of the rows."""
+        return len(self.heads)
+
+    def take(self, chosen: Numbers) -> Rows:
+        """Returns the rows with these numbers, in their order."""
+        return Rows(self.heads[chosen], list(map(self.texts.__getitem__, chosen.tolist())))
+
+    def sorted(self) -> Rows:
+        """Returns the rows in the order of their digests."""
+        order = np.argsort(self.heads["order"], kind="stable")
+        first = self.heads["order"][order]
+        equal = np.flatnonzero(first[1:] == first[:-1])
+        for number in equal.tolist():  # few, but where many have the same content
+            if number and first[number - 1] == first[number]:
+                continue
+            end = int(np.searchsorted(first, first[number], side="right"))
+            order[number:end] = sorted(order[number:end].tolist(), key=self._rank)
+        return self.take(order)
+
+    def _rank(self, number: int) -> tuple[Any, ...]:
+        head = self.heads[number]
+        return (*(int(head[name]) for name in _TIES), self.texts[number])
+
+    def keys(self) -> Sequence[bytes]:
+        """Returns the key of each row."""
+        if not self.heads["paths"].any() and not self.heads["features"].any():
+            return self.texts
+        return [text[:end] for text, end in zip(self.texts, self.heads["keys"].tolist(), strict=True)]
+
+    def paths(self) -> Sequence[bytes]:
+        """Returns the path of each row."""
+        ends = np.stack([self.heads["keys"], self.heads["keys"] + self.heads["paths"]], 1).tolist()
+        return [text[start:end] for text, (start, end) in zip(self.texts, ends, strict=True)]
+
+    def features(self) -> Sequence[bytes]:
+        """Returns the further features of each row."""
+        starts = (self.heads["keys"] + self.heads["paths"]).tolist()
+        return [text[start:] for text, start in zip(self.texts, starts, strict=True)]
+
+    def fields(self) -> Iterator[Fields]:
+        """Yields the fields of each row."""
+        numbers = (self.heads[name].tolist() for name in ("label", "place", "offset", "length"))
+        return starmap(Fields, zip(self.keys(), self.paths(), self.features(), *numbers, strict=True))
+
+    def to_bytes(self) -> bytes:
+        """Returns the rows as a block of a file."""
+        texts = b"".join(self.texts)
+        return b"".join((_BLOCK.pack(self.count, len(texts)), self.heads.tobytes(), texts))
 
 
 def key_text(key: bytes) -> str:
@@ -60,43 +151,49 @@ def key_text(key: bytes) -> str:
     return key.decode("utf-8", "surrogateescape")
 
 
-def read(path: Path) -> Iterator[bytes]:
-    """Yields the rows of a file."""
-    unpack, head = _LENGTHS.unpack_from, HEAD.size
-    with path.open("rb") as file:
-        blob = b""
-        while block := file.read(_BLOCK):
-            blob += block
-            start, end = 0, len(blob)
-            while start + head <= end:
-                stop = start + head + sum(unpack(blob, start))
-                if stop > end:
-                    break
-                yield blob[start:stop]
-                start = stop
-            blob = blob[start:]
+def known_bytes(heads: Numbers) -> bytes:
+    """Returns what the examples of some heads are known by in other datasets, `KEY_BYTES` for each."""
+    return bytes(heads["known"].astype(f">u{KEY_BYTES}").tobytes())
 
 
-def read_fields(path: Path) -> Iterator[list[Fields]]:
-    """Yields the fields of the rows of a file, in lists of bounded length."""
-    unpack, head = _FIELDS.unpack_from, HEAD.size
+def append(path: Path, rows: Rows) -> bytes:
+    """Writes rows behind those of a file, and returns what was written."""
+    block = rows.to_bytes()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(block)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    finally:
+        os.close(file)
+    return block
+
+
+def read(path: Path, together: int = _ROWS_READ) -> Iterator[Rows]:
+    """Yields the rows of a file, at most so many together, and not a few where there are more."""
+    parts: list[Rows] = []
     with path.open("rb") as file:
-        blob = b""
-        while block := file.read(_BLOCK):
-            blob += block
-            found, start, end = [], 0, len(blob)
-            while start + head <= end:
-                keys, paths, features, label, place, offset, length = unpack(blob, start)
-                key_end = start + head + keys
-                path_end = key_end + paths
-                stop = path_end + features
-                if stop > end:
-                    break
-                key, where, extra = blob[start + head : key_end], blob[key_end:path_end], blob[path_end:stop]
-                found.append((key, where, extra, label, place, offset, length))
-                start = stop
-            blob = blob[start:]
-            yield found
+        while start := file.read(_BLOCK.size):
+            count, size = _BLOCK.unpack(start)
+            heads = np.frombuffer(file.read(count * HEAD.itemsize), HEAD)
+            parts.append(Rows(heads, _cut(file.read(size), heads)))
+            if sum(part.count for part in parts) >= together:
+                yield from _portions(Rows.join(parts), together)
+                parts = []
+    if parts:
+        yield Rows.join(parts)
+
+
+def _portions(rows: Rows, size: int) -> Iterator[Rows]:
+    for start in range(0, rows.count, size):
+        yield Rows(rows.heads[start : start + size], rows.texts[start : start + size])
+
+
+def _cut(texts: bytes, heads: Numbers) -> list[bytes]:
+    """Returns the text of each row."""
+    lengths = heads["keys"].astype(np.int64) + heads["paths"] + heads["features"]
+    ends = np.cumsum(lengths).tolist()
+    return [texts[start:end] for start, end in pairwise([0, *ends])]
 
 
 class Buckets:
@@ -107,36 +204,106 @@ class Buckets:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._pending: list[bytes] = []
+        self._pending: list[Rows] = []
+        self._count = 0
         self._in_files = False
 
-    def append(self, row: bytes) -> None:
-        """Takes one row."""
-        self._pending.append(row)
-        if len(self._pending) >= _ROWS_IN_MEMORY:
+    def append(self, rows: Rows) -> None:
+        """Takes rows."""
+        self._pending.append(rows)
+        self._count += rows.count
+        if self._count >= _ROWS_IN_MEMORY:
             self.flush()
 
     def flush(self) -> None:
         """Moves all rows from memory to the bucket files."""
-        rows, self._pending, self._in_files = self._pending, [], True
-        rows.sort()
-        self._directory.mkdir(exist_ok=True)
-        starts = [bisect_left(rows, bytes([bucket])) for bucket in range(0, 256, 256 // BUCKETS)]
-        for bucket, (start, stop) in enumerate(zip(starts, [*starts[1:], len(rows)], strict=True)):
-            with self.path(bucket).open("ab") as file:
-                file.write(b"".join(rows[start:stop]))
+        if not self._in_files:
+            self._directory.mkdir(exist_ok=True)
+            for bucket in range(BUCKETS):
+                self.path(bucket).touch()
+        rows, self._pending, self._count, self._in_files = Rows.join(self._pending), [], 0, True
+        _distribute(rows, 0, BUCKETS, [self.path(bucket) for bucket in range(BUCKETS)])
 
     def path(self, bucket: int) -> Path:
         """Returns the file of a bucket."""
         return self._directory / f"{bucket:02d}.rows"
 
-    def __iter__(self) -> Iterator[Sequence[bytes]]:
-        """Yields all rows, sorted, in lists of bounded length."""
+    def __iter__(self) -> Iterator[Rows]:
+        """Yields all rows, sorted, in parts of bounded size."""
         if not self._in_files:
-            self._pending.sort()
-            yield self._pending
+            yield Rows.join(self._pending).sorted()
             return
         if self._pending:
             self.flush()
-        for bucket in range(BUCKETS):
-            yield sorted(read(self.path(bucket)))
+        paths = [self.path(bucket) for bucket in range(BUCKETS)]
+        together = max(_ROWS_TOGETHER, sum(map(_count, paths)) // _PARTS)
+        yield from _in_order(paths, BUCKETS, together)
+
+
+def _in_order(paths: Sequence[Path], parts: int, together: int) -> Iterator[Rows]:
+    """Yields the rows of bucket files, sorted: those of several small ones `together`.
+
+    `parts` says into how many the digests were divided so that they came into these files.
+    """
+    sorted_rows: list[Rows] = []
+    for path in paths:
+        count = _count(path)
+        if count > together and parts < 1 << 32:
+            yield from _joined(sorted_rows)
+            sorted_rows = []
+            yield from _divided(path, parts, together)
+            continue
+        if sum(rows.count for rows in sorted_rows) + count > together:
+            yield from _joined(sorted_rows)
+            sorted_rows = []
+        if count:
+            sorted_rows.append(Rows.join(list(read(path))).sorted())
+    yield from _joined(sorted_rows)
+
+
+def _joined(parts: Sequence[Rows]) -> Iterator[Rows]:
+    if parts:
+        yield Rows.join(parts)
+
+
+def _divided(path: Path, parts: int, together: int) -> Iterator[Rows]:
+    """Yields the rows of a bucket that is too large, sorted, by way of smaller ones beside it."""
+    times = 1 << (2 * _count(path) // together).bit_length()
+    paths = [path.with_name(f"{path.stem}-{number}.rows") for number in range(times)]
+    try:
+        for rows in read(path, _ROWS_IN_MEMORY):
+            _distribute(rows, parts, times, paths)
+        yield from _in_order([each for each in paths if each.exists()], parts * times, together)
+    finally:
+        for each in paths:
+            each.unlink(missing_ok=True)
+
+
+def _distribute(rows: Rows, parts: int, times: int, paths: Sequence[Path]) -> None:
+    """Appends rows to one file for each value of the bits of the digest that come behind those of `parts`."""
+    known, more = max(parts, 1).bit_length() - 1, times.bit_length() - 1
+    numbers = (rows.heads["order"] >> np.uint64(64 - known - more)) & np.uint64(times - 1)
+    order = np.argsort(numbers.astype(np.uint16 if times > 256 else np.uint8), kind="stable")
+    bounds = np.searchsorted(numbers[order], np.arange(times + 1)).tolist()
+    for path, (start, end) in zip(paths, pairwise(bounds), strict=True):
+        if start < end:
+            append(path, rows.take(order[start:end]))
+
+
+def _count(path: Path) -> int:
+    """Returns the number of rows in a file."""
+    count = 0
+    with path.open("rb") as file:
+        while start := file.read(_BLOCK.size):
+            rows, size = _BLOCK.unpack(start)
+            count += rows
+            file.seek(rows * HEAD.itemsize + size, os.SEEK_CUR)
+    return count
+
+
+def write(path: Path, parts: Iterable[Rows]) -> None:
+    """Replaces the rows of a file."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    for part in parts:
+        append(path, part)

@@ -12,24 +12,36 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.example import FeatureEntries
+from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place, brought
-from shardline.components.preprocess.plan import Plan, SplitCodes, digest, digests
+from shardline.components.preprocess.plan import Plan, SplitCodes, digests
 from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.rows import HEAD, Rows
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import BadExample, Example, Source
+from shardline.components.preprocess.sources import BadExample, Example, Source, Span
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import plugins
 from shardline.trainer.data.manifest import SPLITS, Feature
 from shardline.trainer.errors import BadRecordError, SourceError
 from shardline.trainer.progress import Meter
 
-#: Progress is reported once for so many examples.
+#: Examples that are looked at together, at most; progress is reported once for so many.
 _TICK = 512
+
+# Bytes of images that are held until they are hashed, about.
+_HELD_BYTES = 4 << 20
+
+# Kinds of images that are not in memory.
+_PLAIN = frozenset({Span, NoneType, type(Path())})
 
 _SPLITS = frozenset({None, *SPLITS})
 
@@ -98,46 +110,206 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     label out of range), is a SourceError.
     """
     class_names, features, length = _described(source)
-    entries, codes = FeatureEntries(features), SplitCodes(settings.split)
-    classes, seen, existing = len(class_names), bytearray(len(class_names)), set[str | None]()
-    counts, sizes = [0] * codes.count, [0] * codes.count
-    bad, count, buckets, meter = 0, 0, rows.Buckets(work.buckets), Meter("read", length)
-    seed, salt, pack = settings.seed, settings.split_salt, rows.HEAD.pack
-    by_content, measured = settings.key == "content", not settings.shards
+    by_content = settings.key == "content"
+    brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content else contextlib.nullcontext() as keys,
     ):
-        for example in _examples(source, brings=by_content or measured or settings.on_bad_record == "skip"):
-            try:
-                name, label, image, split, values = _checked(example, classes)
-                existing.add(split)
-                key = name.encode("utf-8", "surrogateescape")
-                where = place, offset, length, path, checksum = images.locate(image, name)
-                extra = entries.of(values, name) if features or values else b""
-                if keys:  # equal keys are not found by the digests
-                    keys.write(digest(key, 0))
-                identity = images.content(where, key) + extra if by_content else key
-                order, point, known = digests(identity, seed, salt)
-            except BadRecordError as error:
-                rejected.add(error)
-                bad += 1
+        examples = _Examples(images, features, len(class_names), rejected, by_content=by_content)
+        taken = _Taken(settings, rows.Buckets(work.buckets), images, keys, len(class_names), named=named)
+        meter = Meter("read", length)
+        for columns in examples.columns(_examples(source, brings=brings)):
+            taken.take(columns)
+            meter.advance(len(columns.keys))
+    _check_content(taken.count, examples.bad, taken.seen, class_names)
+    return Survey(
+        class_names=class_names,
+        features=features,
+        places=images.places,
+        buckets=taken.buckets,
+        codes=taken.counts.tolist(),
+        sizes=taken.sizes.tolist(),
+        existing=frozenset(examples.existing),
+        bad=examples.bad,
+    )
+
+
+class _Columns(NamedTuple):
+    """What is known of some examples, value by value.
+
+    Attributes:
+        places, offsets, lengths, paths, checksums: Where the images are, as in `Location`; of examples whose
+            images are spans of one file, one place, path and checksum for all of them.
+        extras: Further features, empty where no example has any.
+        identities: What digests are made of; empty where that is the key.
+    """
+
+    keys: Sequence[bytes]
+    labels: Sequence[int]
+    splits: Sequence[str | None]
+    places: Sequence[int] | int
+    offsets: Sequence[int]
+    lengths: Sequence[int]
+    paths: Sequence[bytes]
+    checksums: Sequence[int] | int
+    extras: Sequence[bytes]
+    identities: Sequence[bytes]
+
+
+class _Examples:
+    """Examples of a source as columns.
+
+    Where they are all plain (a span or path of an image, no further features), which costs little to know,
+    hundreds are looked at together. Others are looked at one by one, as soon as the source yields them:
+    images in memory take room, and may be in memory that the source uses again.
+
+    Attributes:
+        bad: Number of examples that cannot be used.
+        existing: Splits that the source gives to any example, None among them where it gives none.
+    """
+
+    def __init__(
+        self,
+        images: ImageLocator,
+        features: Sequence[Feature],
+        classes: int,
+        rejected: Rejected,
+        *,
+        by_content: bool,
+    ) -> None:
+        self._images = images
+        self._features = features
+        self._entries = FeatureEntries(features)
+        self._classes = classes
+        self._rejected = rejected
+        self._by_content = by_content
+        self.bad = 0
+        self.existing = set[str | None]()
+
+    def columns(self, examples: Iterator[Example | BadExample]) -> Iterator[_Columns]:
+        """Yields the examples that can be used."""
+        found: list[tuple[Any, ...]] = []
+        together, held = 1, 0
+        while batch := list(islice(examples, together)):
+            plain = None if self._features or self._by_content else self._plain(batch)
+            if plain:
+                together = _TICK
+                yield plain
                 continue
-            code = codes.code(point, split)
-            counts[code] += 1
-            seen[label] = 1
-            if measured:
-                sizes[code] += images.size(length, path or key, place)
-            sizes_of = len(key), len(path), len(extra)
-            head = pack(
-                order, code, *sizes_of, label, place, offset, length, checksum, known if named else b""
-            )
-            buckets.append(b"".join((head, key, path, extra)))
-            if not (count := count + 1) % _TICK:
-                meter.advance(_TICK)
-    _check_content(count, bad, seen, class_names)
-    return Survey(class_names, features, images.places, buckets, counts, sizes, frozenset(existing), bad)
+            kinds = {type(getattr(example, "image", None)) for example in batch}
+            together = 1 if self._by_content or not kinds <= _PLAIN else _TICK
+            for example in batch:
+                try:
+                    found.append(self._one(example))
+                    held += len(found[-1][-1])
+                except BadRecordError as error:
+                    self._rejected.add(error)
+                    self.bad += 1
+            if len(found) >= _TICK or held > _HELD_BYTES:
+                yield self._transposed(found)
+                found, held = [], 0
+        if found:
+            yield self._transposed(found)
+
+    def _plain(self, batch: Sequence[Example | BadExample]) -> _Columns | None:
+        """Returns plain examples, or None if one is not, or perhaps cannot be used."""
+        if set(map(type, batch)) != {Example}:
+            return None
+        names, labels, images, splits, values = zip(*batch, strict=True)
+        kinds = set(map(type, images))
+        if any(values) or not kinds <= _PLAIN or set(map(type, names)) != {str} or not all(names):
+            return None
+        if set(map(type, labels)) != {int} or not 0 <= min(labels) <= max(labels) < self._classes:
+            return None
+        if not _SPLITS.issuperset(splits):
+            return None
+        self.existing.update(splits)
+        try:
+            keys = list(map(str.encode, names))
+        except UnicodeEncodeError:  # undecodable bytes of a file name
+            return None
+        if kinds == {Span}:
+            files, offsets, lengths = zip(*images, strict=True)
+            if len(set(files)) == 1 and min(lengths) >= 0:
+                place = self._images.locate(images[0], names[0])[0]
+                return _Columns(keys, labels, splits, place, offsets, lengths, (), 0, (), ())
+        where: tuple[Any, ...] = tuple(zip(*map(self._images.locate, images, names), strict=True))
+        return _Columns(*(keys, labels, splits, *where, (), ()))
+
+    def _one(self, found: Any) -> tuple[Any, ...]:
+        name, label, image, split, values = _checked(found, self._classes)
+        self.existing.add(split)
+        key = name.encode("utf-8", "surrogateescape")
+        where = self._images.locate(image, name)
+        extra = self._entries.of(values, name) if self._features or values else b""
+        identity = self._images.content(where, key) + extra if self._by_content else b""
+        return (key, label, split, *where, extra, identity)
+
+    def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _Columns:
+        columns = _Columns(*zip(*found, strict=True))
+        return columns if self._by_content else columns._replace(identities=())
+
+
+class _Taken:
+    """Rows of all examples so far, and what is counted."""
+
+    def __init__(
+        self,
+        settings: PreprocessSettings,
+        buckets: rows.Buckets,
+        images: ImageLocator,
+        keys: BinaryIO | None,
+        classes: int,
+        *,
+        named: bool,
+    ) -> None:
+        self.buckets = buckets
+        self.seen = np.zeros(classes, bool)
+        self.count = 0
+        self._codes = SplitCodes(settings.split)
+        self.counts, self.sizes = np.zeros((2, self._codes.count), np.int64)
+        self._settings = settings
+        self._images = images
+        self._keys = keys
+        self._named = named
+
+    def take(self, columns: _Columns) -> None:
+        """Takes examples."""
+        heads = np.zeros(len(columns.keys), HEAD)
+        for name in ("label", "place", "offset", "length", "checksum"):
+            heads[name] = getattr(columns, f"{name}s")
+        self._digest(heads, columns)
+        if self._keys:  # equal keys are not found by the digests
+            self._keys.write(digests(columns.keys, 0)[1].tobytes())
+        texts = columns.keys
+        heads["keys"] = list(map(len, columns.keys))
+        for name, values in (("paths", columns.paths), ("features", columns.extras)):
+            if any(values):
+                heads[name] = list(map(len, values))
+                texts = list(map(operator.add, texts, values))
+        self.seen[heads["label"]] = True
+        self.count += len(heads)
+        self.counts += np.bincount(heads["code"], minlength=len(self.counts))
+        if not self._settings.shards:
+            sizes = self._sizes(columns, heads)
+            self.sizes += np.bincount(heads["code"], sizes, len(self.sizes)).astype(np.int64)
+        self.buckets.append(Rows(heads, texts))
+
+    def _digest(self, heads: rows.Numbers, columns: _Columns) -> None:
+        seed, salt = self._settings.seed, self._settings.split_salt
+        identities = columns.identities or columns.keys
+        found = {number: digests(identities, number) for number in {0, seed, salt}}
+        heads["order"], heads["order_low"] = found[seed]
+        heads["code"] = self._codes.codes(found[salt][1], columns.splits)
+        heads["known"] = found[0][1] if self._named else 0
+
+    def _sizes(self, columns: _Columns, heads: rows.Numbers) -> Sequence[int]:
+        if heads["length"].min() >= 0:
+            return columns.lengths
+        paths = (path or key for path, key in zip(columns.paths, columns.keys, strict=True))
+        return list(map(self._images.size, columns.lengths, paths, heads["place"].tolist()))
 
 
 def _checked(found: Any, classes: int) -> Example:
@@ -172,22 +344,31 @@ def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report
     codec = plan.make_codec()
     with ImageReader(plan.places, work.spool, plan.surveyed) as images:
         for bucket in items:
-            path, good, bad = work.buckets / bucket, [], []
-            for row in rows.read(path):
-                key, where, _, _, place, offset, length = rows.fields(row)
-                data = b""
-                try:
-                    if place != NOWHERE:
-                        data = images.read(place, offset, length, where, key)
-                        codec.store(data, rows.key_text(key))
-                    good.append(row)
-                except BadRecordError as error:
-                    code = row[rows.DIGEST_BYTES]
-                    bad.append({"file": error.name, "reason": error.reason, "code": code})
-                report(1, len(data))
-            path.write_bytes(b"".join(good))
+            path, bad = work.buckets / bucket, list[dict[str, object]]()
+            checked = path.with_suffix(".checked")
+            rows.write(checked, (_usable(block, images, codec, bad, report) for block in rows.read(path)))
+            checked.replace(path)
             path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))
     return {}
+
+
+def _usable(
+    block: Rows, images: ImageReader, codec: Codec, bad: list[dict[str, object]], report: Report
+) -> Rows:
+    """Returns the rows whose image can be stored, and adds the others to `bad`."""
+    good = []
+    for number, (key, where, _, _, place, offset, length) in enumerate(block.fields()):
+        data = b""
+        try:
+            if place != NOWHERE:
+                data = images.read(place, offset, length, where, key)
+                codec.store(data, rows.key_text(key))
+            good.append(number)
+        except BadRecordError as error:
+            code = int(block.heads["code"][number])
+            bad.append({"file": error.name, "reason": error.reason, "code": code})
+        report(1, len(data))
+    return block.take(np.array(good, np.int64))
 
 
 def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:
@@ -238,11 +419,11 @@ def _check_class_names(names: Sequence[str]) -> tuple[str, ...]:
     return class_names
 
 
-def _check_content(count: int, bad: int, seen: bytearray, class_names: Sequence[str]) -> None:
+def _check_content(count: int, bad: int, seen: rows.Numbers, class_names: Sequence[str]) -> None:
     """Refuses a source without examples, or with examples of one class alone."""
     if not count + bad:
         raise SourceError("the source is empty: it has no example")
-    if sum(seen) == 1:
+    if seen.sum() == 1:
         raise SourceError(
-            f"all {count:,} examples are of one class, {class_names[seen.index(1)]!r}; bring a second"
+            f"all {count:,} examples are of one class, {class_names[int(seen.argmax())]!r}; bring a second"
         )

@@ -25,6 +25,9 @@ _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
 _IMAGE_NAME = b"\x0a\x05image"
 
+#: Length of the image of an example that has none.
+NO_IMAGE = -1
+
 # Lengths repeat in small images. In large ones they do not, and then little is lost.
 _KNOWN_LENGTHS = 4096
 
@@ -55,12 +58,13 @@ def record_start(size: int) -> tuple[bytes, bytes]:
 def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
     """Returns the frame before an Example, the Example up to its image, and the length of the whole record.
 
-    `image` and `tail` are the lengths of the image and of the features behind it, in bytes.
+    `image` and `tail` are the lengths of the image and of the features behind it, in bytes; `image` is
+    `NO_IMAGE` where there are features alone.
     """
     start, size = b"", image
     for tag in (b"\x0a", b"\x0a", _IMAGE_NAME + b"\x12", b"\x0a"):  # value, list, feature, entry
-        start = tag + varint(size) + start
-        size = image + len(start)
+        start = tag + varint(size) + start if image != NO_IMAGE else b""
+        size = max(image, 0) + len(start)
     frame, example = record_start(size + tail)
     return frame, example + start, len(frame) + len(example) + size + tail + _CHECKSUM.size
 

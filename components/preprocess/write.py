@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import os
+import struct
 import zlib
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import google_crc32c
+import numpy as np
 import xxhash
 
 from shardline.components.preprocess import copies, rows, storage
 from shardline.components.preprocess.example import entries, key_head
+from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.marks import Images, Mark, Marks
 from shardline.components.preprocess.places import NOWHERE, ImageReader, changed
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Report
-from shardline.components.preprocess.tfrecord import image_start, mask, record_start
+from shardline.components.preprocess.rows import Rows
+from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
 from shardline.trainer.data.manifest import Shard
@@ -35,9 +41,9 @@ from shardline.trainer.errors import BadRecordError, RunError
 
 # Bytes that are collected before a write: they should not leave the processor's cache.
 _BLOCK = 1 << 18
-# A system call takes at most 1,024 pieces (IOV_MAX).
-_PIECES = 1000
-# An image up to this size is copied into its record, which saves calls.
+# A system call takes at most 1,024 pieces (IOV_MAX), three for a record.
+_PIECES = 1000 // 3
+# Images up to this size, on average, are copied into their records, which saves calls.
 _SMALL = 8192
 _GZIP = 31
 # Shards that wait to be brought to a bucket, on this disk; so many streams share its bandwidth.
@@ -66,14 +72,21 @@ class ShardWriter:
         path = self._work.shard(shard.file)
         temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
-            counts, kinds, hashes = [0] * len(self._labels), dict[Any, int](), list[bytes]()
+            counts, kinds = np.zeros(len(self._labels), np.int64), Counter[Kind | None]()
+            hashes = list[bytes]()
             with _opened(temporary, self._plan.settings.compression) as output:
-                for block in rows.read_fields(self._work.rows(shard.file)):
-                    hashes.append(self._write_block(block, output, counts, kinds))
-            kinds.pop(None, None)
-            written = Shard(shard.file, sum(counts), output.size, f"{output.checksum:08x}")
+                for block in rows.read(self._work.rows(shard.file)):
+                    counts += np.bincount(block.heads["label"], minlength=len(counts))
+                    hashes += self._write_block(block, output, kinds)
+            written = Shard(shard.file, int(counts.sum()), output.size, f"{output.checksum:08x}")
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
-            mark = Mark(identity, surveyed, written, tuple(counts), Images.of(kinds))
+            mark = Mark(
+                identity,
+                surveyed,
+                written,
+                tuple(counts.tolist()),
+                Images.of({kind: count for kind, count in kinds.items() if kind}),
+            )
             delivery.take(temporary, path, mark, b"".join(hashes))
         except BadRecordError as error:
             temporary.unlink(missing_ok=True)
@@ -90,54 +103,40 @@ class ShardWriter:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _write_block(
-        self, block: list[rows.Fields], output: _Output, counts: list[int], kinds: dict[Any, int]
-    ) -> bytes:
-        """Writes records, counts classes and kinds of images, and returns the hashes of the contents."""
-        known, store, labels, read = self._codec.known, self._codec.store, self._labels, self._images.read
-        value, extend, digest_of = google_crc32c.value, google_crc32c.extend, xxhash.xxh3_128_digest
-        hashes: list[bytes] = []
-        pieces, pending, count = output.pieces, 0, 0
-        # Small images are often all of one kind: then comparing with the one before is faster than counting.
-        kind, alike = None, 0
-        for key, path, extra, label, place, offset, length in block:
-            counts[label] += 1
-            tail = key_head(len(key)) + key + labels[label] + extra
-            if place == NOWHERE:
-                frame, start = record_start(len(tail))
-                record = start + tail
-                hashes.append(digest_of(labels[label] + extra))
-                pieces += frame, record, mask(value(record))
-                pending += len(record) + 16
-            else:
-                data = read(place, offset, length, path, key)
-                found = known(data)
-                if found is None:
-                    stored = store(data, rows.key_text(key))
-                    data, found = stored.data, stored.kind
-                if found is not kind:
-                    kinds[kind] = kinds.get(kind, 0) + alike
-                    kind, alike = found, 0
-                alike += 1
-                hashes.append(digest_of(data))
-                size = len(data)
-                frame, start, in_all = image_start(size, len(tail))
-                if size <= _SMALL:
-                    record = b"".join((start, data, tail))
-                    pieces += frame, record, mask(value(record))
-                else:
-                    crc = extend(extend(value(start), data), tail)
-                    pieces += frame + start, data, tail + mask(crc)
-                pending += in_all
-            count += 1
-            if pending >= _BLOCK or len(pieces) >= _PIECES:
-                output.flush()
-                self._report(count, pending)
-                count = pending = 0
-        output.flush()
-        self._report(count, pending)
-        kinds[kind] = kinds.get(kind, 0) + alike
-        return b"".join(hashes)
+    def _write_block(self, block: Rows, output: _Output, kinds: Counter[Kind | None]) -> Iterator[bytes]:
+        """Writes records, counts kinds of images, and yields the hashes of the contents, many together."""
+        keys, extras = block.keys(), block.features()
+        labels = [self._labels[label] for label in block.heads["label"].tolist()]
+        tails = list(map(b"".join, zip(map(key_head, map(len, keys)), keys, labels, extras, strict=True)))
+        have_image = (block.heads["place"] != NOWHERE).tolist()
+        end = 0
+        for contents in _portions(self._images.each(block)):
+            start, end = end, end + len(contents)
+            have = have_image[start:end]
+            hashed = contents = self._stored(contents, keys[start:end], have, kinds)
+            sizes = list(map(len, contents))
+            if not all(have):
+                sizes = [size if there else NO_IMAGE for size, there in zip(sizes, have, strict=True)]
+                others = map(operator.add, labels[start:end], extras[start:end])
+                hashed = [a if there else b for a, b, there in zip(contents, others, have, strict=True)]
+            yield np.fromiter(map(xxhash.xxh3_64_intdigest, hashed), "<u8", len(hashed)).tobytes()
+            self._report(len(contents), output.add(contents, sizes, tails[start:end]))
+
+    def _stored(
+        self, contents: list[bytes], keys: Sequence[bytes], have: Sequence[bool], kinds: Counter[Kind | None]
+    ) -> list[bytes]:
+        """Returns images as they are stored, and counts their kinds; `have` says which examples have one."""
+        found = list(map(self._codec.known, contents))
+        if None in found:
+            for number, kind in enumerate(found):
+                if kind is None and have[number]:
+                    image = self._codec.store(contents[number], rows.key_text(keys[number]))
+                    contents[number], found[number] = image.data, image.kind
+        if found.count(found[0]) == len(found):  # most are, and comparing is faster than counting
+            kinds[found[0]] += len(found)
+        else:
+            kinds.update(found)
+        return contents
 
 
 def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report
         Delivery(marks, is_far=work.is_far) as delivery,
     ):
         writer = ShardWriter(plan, work, images, report)
-        images.expect(row for file in items for block in rows.read_fields(work.rows(file)) for row in block)
+        images.expect(row for file in items for block in rows.read(work.rows(file)) for row in block.fields())
         for file in items:
             gc.disable()  # the loop makes no cycles, and looking for some takes a twentieth of its time
             try:
@@ -211,28 +210,42 @@ class _Output:
 
     def __init__(self, path: Path, compression: str) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self.pieces: list[bytes] = []
         self.size = self.checksum = 0
         self._compressor = zlib.compressobj(wbits=_GZIP) if compression == "gzip" else None
 
-    def flush(self) -> None:
-        """Writes the pieces."""
-        if self._compressor:
-            self.pieces[:] = [self._compressor.compress(b"".join(self.pieces))]
-        self._write()
+    def add(self, contents: Sequence[bytes], sizes: Sequence[int], tails: Sequence[bytes]) -> int:
+        """Writes records and returns their size in bytes.
+
+        Args:
+            contents: An image for each record, b"" where there is none.
+            sizes: Their lengths in bytes, `NO_IMAGE` where there is none.
+            tails: What comes behind the images.
+        """
+        frames, starts, in_all = zip(*map(image_start, sizes, map(len, tails)), strict=True)
+        size: int = sum(in_all)
+        if size <= _SMALL * len(contents) or len(contents) > _PIECES:
+            records = list(map(b"".join, zip(starts, contents, tails, strict=True)))
+            checksums = _masks(map(google_crc32c.value, records))
+            self._write([b"".join(chain.from_iterable(zip(frames, records, checksums, strict=True)))])
+            return size
+        pieces, value, extend = list[bytes](), google_crc32c.value, google_crc32c.extend
+        for frame, start, content, tail in zip(frames, starts, contents, tails, strict=True):
+            checksum = mask(extend(extend(value(start), content), tail))
+            pieces += frame + start, content, tail + checksum
+        self._write(pieces)
+        return size
 
     def close(self) -> None:
         """Writes the rest, to the disk itself."""
-        self.flush()
         if self._compressor:
-            self.pieces.append(self._compressor.flush())
-            self._write()
+            self._write_through([self._compressor.flush()])
         os.fsync(self.file)
 
-    def _write(self) -> None:
-        size = sum(map(len, self.pieces))
-        # Three pieces are a record. Many small ones are faster as one.
-        pieces = self.pieces if size * 3 > _SMALL * len(self.pieces) else [b"".join(self.pieces)]
+    def _write(self, pieces: list[bytes]) -> None:
+        self._write_through([self._compressor.compress(b"".join(pieces))] if self._compressor else pieces)
+
+    def _write_through(self, pieces: list[bytes]) -> None:
+        size = sum(map(len, pieces))
         crc, extend = self.checksum, google_crc32c.extend
         for piece in pieces:
             crc = extend(crc, piece)
@@ -243,7 +256,26 @@ class _Output:
             while rest:
                 rest = rest[os.write(self.file, rest) :]
         self.size += size
-        self.pieces.clear()
+
+
+def _portions(contents: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Yields what is written together."""
+    portion, size = list[bytes](), 0
+    for content in contents:
+        portion.append(content)
+        size += len(content)
+        if size >= _BLOCK:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _masks(crcs: Iterable[int]) -> Iterator[bytes]:
+    """Returns CRC-32C as TFRecord stores them (`tfrecord.mask`)."""
+    found = np.fromiter(crcs, np.uint32)
+    rotated = ((found >> np.uint32(15) | found << np.uint32(17)) + np.uint32(0xA282EAD8)).astype("<u4")
+    return chain.from_iterable(struct.iter_unpack("4s", rotated.tobytes()))
 
 
 @contextlib.contextmanager

@@ -319,7 +319,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
         "preprocess(PreprocessSettings(source='mine:Source'), Path(f'out{mine.COUNT}'))\n"
         # Not getrusage: its peak is that of the process that started this one, if that was larger.
         "peak = Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0]\n"
-        "print('numpy' in sys.modules, peak)\n"
+        "print('tensorflow' in sys.modules, peak)\n"
     )
     peaks = []
     for count in (10_000, 150_000):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from shardline.components.preprocess.plan import (
     SplitCodes,
     choose_split,
     deal,
-    digest,
+    digests,
     refuse_empty_splits,
     shard_count,
     shard_name,
@@ -19,7 +20,8 @@ from shardline.components.preprocess.plan import (
 from shardline.trainer.errors import SourceError
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
-DIGESTS = [digest(f"digits/{index:04d}".encode(), seed=0) for index in range(2000)]
+KEYS = [f"digits/{index:04d}".encode() for index in range(2000)]
+POINTS = digests(KEYS, seed=0)[1]
 EVERY = ("train", "validation", "test")
 
 
@@ -65,8 +67,8 @@ def test_deal_is_round_robin_over_all_parts(count: int, parts: list[int]) -> Non
     shards: list[list[int]] = [[] for _ in range(count)]
     first = 0
     for size in parts:
-        for shard, members in zip(shards, deal(range(first, first + size), first, count), strict=True):
-            shard += members
+        for shard, members in zip(shards, deal(np.arange(first, first + size), first, count), strict=True):
+            shard += members.tolist()
         first += size
     assert [shards[place % count][place // count] for place in range(10)] == list(range(10))
     sizes = [len(shard) for shard in shards]
@@ -106,34 +108,39 @@ def test_codes_stand_for_what_is_chosen(
 ) -> None:
     codes = SplitCodes(shares)
     splits = codes.splits(existing)
-    for each in DIGESTS[:200]:
-        point = int.from_bytes(each[8:]) / 2**64
-        assert splits[codes.code(each[8:], own)] == choose_split(point, own, existing, shares)
+    points = POINTS[:200]
+    chosen = [choose_split(float(point) / 2**64, own, existing, shares) for point in points]
+    assert [splits[code] for code in codes.codes(points, [own] * len(points))] == chosen
     assert len(splits) == codes.count
+
+
+def test_examples_with_and_without_a_split_have_codes_of_their_own() -> None:
+    codes, own = SplitCodes(SHARES), [None, *EVERY] * 50
+    together = codes.codes(POINTS[:200], own).tolist()
+    assert together == [int(codes.codes(POINTS[i : i + 1], own[i : i + 1])[0]) for i in range(200)]
 
 
 @pytest.mark.parametrize(("own", "existing"), [(None, set[str]()), ("train", {"train"})])
 def test_splits_have_about_their_shares(own: str | None, existing: set[str]) -> None:
     codes = SplitCodes(SHARES)
-    splits = Counter(codes.splits(existing)[codes.code(each[8:], own)] for each in DIGESTS)
+    splits = Counter(codes.splits(existing)[code] for code in codes.codes(POINTS, [own] * len(POINTS)))
     for split, share in SHARES.items():
         # Binomial: three standard deviations of 2,000 draws are 0.027 at most.
-        assert splits[split] / len(DIGESTS) == pytest.approx(share, abs=0.027)
+        assert splits[split] / len(POINTS) == pytest.approx(share, abs=0.027)
 
 
 def test_the_order_is_independent_of_the_split() -> None:
-    first_half = sorted(DIGESTS)[: len(DIGESTS) // 2]
+    first_half = POINTS[np.argsort(digests(KEYS, seed=0)[0])][: len(POINTS) // 2]
     codes = SplitCodes(SHARES)
-    splits = Counter(codes.splits(())[codes.code(each[8:], None)] for each in first_half)
+    splits = Counter(codes.splits(())[code] for code in codes.codes(first_half, [None] * len(first_half)))
     assert splits["train"] / len(first_half) == pytest.approx(SHARES["train"], abs=0.04)
 
 
 def test_the_seed_changes_everything() -> None:
     # Of two independent orders, a first half has half of the other's.
-    others = [digest(f"digits/{index:04d}".encode(), seed=2**64 + 1) for index in range(2000)]
-    middle = bytes([128])
-    both = sum(one < middle and other < middle for one, other in zip(DIGESTS, others, strict=True))
-    assert both / len(DIGESTS) == pytest.approx(0.25, abs=0.03)
+    middle = np.uint64(2**63)
+    first, other = (digests(KEYS, seed)[0] < middle for seed in (0, 2**64 + 1))
+    assert (first & other).sum() / len(KEYS) == pytest.approx(0.25, abs=0.03)
 
 
 def test_an_empty_split_is_refused_with_the_counts() -> None:

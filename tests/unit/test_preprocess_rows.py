@@ -5,45 +5,63 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardline.components.preprocess import rows
-from shardline.components.preprocess.rows import HEAD, Buckets
+from shardline.components.preprocess.rows import HEAD, Buckets, Rows
 from shardline.components.preprocess.sources import WHOLE_FILE
+from shardline.trainer.data.manifest import KEY_BYTES
 
 
-def _row(number: int) -> bytes:
-    digest = random.Random(number).randbytes(16)
-    key, path, features = b"key%d" % number, b"p" * (number % 3), b"f" * (number % 700)
-    return HEAD.pack(
-        digest, 1, len(key), len(path), len(features), number, 2, number, WHOLE_FILE, 3, b"known%03d" % number
-    ) + b"".join((key, path, features))
+def _rows(count: int) -> Rows:
+    """Rows with digests that are mostly different, and texts of many lengths."""
+    heads, texts, draw = np.zeros(count, HEAD), [], random.Random(0)
+    for number, head in enumerate(heads):
+        parts = b"key%d" % number, b"p" * (number % 3), b"f" * (number % 700)
+        head["order"], head["order_low"] = draw.getrandbits(64) - draw.getrandbits(64) % 2, number % 7
+        head["keys"], head["paths"], head["features"] = map(len, parts)
+        head["label"], head["place"], head["offset"], head["length"] = number, 2, number, WHOLE_FILE
+        head["known"], head["code"] = number + 1, 1
+        texts.append(b"".join(parts))
+    heads["order"][10:300:10] = heads["order"][10]  # the same content under several keys
+    return Rows(heads, texts)
 
 
-ROWS = [_row(number) for number in range(1000)]
+ROWS = _rows(1000)
+
+
+def _list(parts: Rows) -> list[tuple[object, ...]]:
+    return [(*head, text) for head, text in zip(parts.heads.tolist(), parts.texts, strict=True)]
+
+
+IN_ORDER = sorted(_list(ROWS), key=lambda row: (row[0], row[1], row[-2], *row[8:11], *row[6:8], row[2]))
 
 
 def test_a_row_is_taken_apart() -> None:
-    assert rows.identity(ROWS[7]) == b"known007"
-    assert rows.fields(ROWS[7]) == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
+    assert rows.known_bytes(ROWS.heads[6:8]) == bytes([*[0] * 7, 7, *[0] * 7, 8])
+    assert len(rows.known_bytes(ROWS.heads)) == KEY_BYTES * 1000
+    assert list(ROWS.fields())[7] == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
 
 
+@pytest.mark.parametrize("together", [10, 65_536])
 @pytest.mark.parametrize("in_memory", [1, 64, 333, 999, 1000, 5000])
 def test_buckets_give_all_rows_in_order(
-    tmp_path: Path, in_memory: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, in_memory: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", in_memory)
-    buckets = Buckets(tmp_path / "buckets")
-    for row in random.Random(0).sample(ROWS, len(ROWS)):
-        buckets.append(row)
+    monkeypatch.setattr(rows, "_ROWS_TOGETHER", together)
+    buckets, order = Buckets(tmp_path / "buckets"), np.array(random.Random(0).sample(range(1000), 1000))
+    for start in range(0, 1000, 50):
+        buckets.append(ROWS.take(order[start : start + 50]))
     for _ in range(2):
-        assert [row for block in buckets for row in block] == sorted(ROWS)
+        assert [row for block in buckets for row in _list(block)] == IN_ORDER
 
 
-@pytest.mark.parametrize("block", [1, 100, 1 << 18])
-def test_rows_are_read_in_blocks(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_BLOCK", block)
-    (tmp_path / "rows").write_bytes(b"".join(ROWS[:300]))
-    assert list(rows.read(tmp_path / "rows")) == ROWS[:300]
-    fields = [each for some in rows.read_fields(tmp_path / "rows") for each in some]
-    assert fields == list(map(rows.fields, ROWS[:300]))
+@pytest.mark.parametrize("together", [1, 100, 4096])
+def test_rows_are_read_as_they_were_written(tmp_path: Path, together: int) -> None:
+    for start in range(0, 300, 30):
+        rows.append(tmp_path / "rows", ROWS.take(np.arange(start, start + 30)))
+    found = list(rows.read(tmp_path / "rows", together))
+    assert [row for block in found for row in _list(block)] == _list(ROWS)[:300]
+    assert together / 2 <= max(block.count for block in found) <= together or len(found) == 1
