@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +21,24 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
+from shardline.pipelines.cli.plans import (
+    Wanted,
+    declared_lines,
+    done_line,
+    existing_content,
+    existing_row,
+    name_of,
+    plan_content,
+    plan_lines,
+    summary,
+)
 from shardline.trainer.errors import EXIT_FAILED, PlatformError, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
     from shardline.pipelines.proof import Proofs
     from shardline.pipelines.remote.environment import Environment
-    from shardline.pipelines.remote.schedules.declared import Declared
     from shardline.pipelines.remote.schedules.plan import Plan
     from shardline.pipelines.remote.schedules.steps import Existing, Step
-
-#: The number of next times that a plan shows.
-_NEXT = 5
 
 
 @click.group()
@@ -71,17 +77,17 @@ def plan(
     except PlatformError as error:
         if not as_json:
             for item in wanted.values():
-                click.echo("\n".join(_lines_of(item, now)))
+                click.echo("\n".join(declared_lines(item, now)))
         raise PlatformError(f"not compared with the platform: {error}") from None
     show(
         as_json,
         {
-            "schedules": [_plan_content(item, wanted[_name(item)], now) for item in plans],
+            "schedules": [plan_content(item, wanted[name_of(item)], now) for item in plans],
             "not_declared": others,
         },
-        *(line for item in plans for line in (*_plan_lines(item, wanted[_name(item)], now), "")),
+        *(line for item in plans for line in (*plan_lines(item, wanted[name_of(item)], now), "")),
         *([f"not in {file}, and left alone: {', '.join(others)}"] if others else []),
-        _summary(plans) or f"{file} declares no schedules",
+        summary(plans) or f"{file} declares no schedules",
     )
     if check and any(item.steps for item in plans):
         sys.exit(EXIT_FAILED)
@@ -114,13 +120,13 @@ def apply(
         _show_requests(step for item in plans for step in item.steps)
         return
     for item in plans:
-        apply_plan(environment.platform, item, wanted[_name(item)].request)
+        apply_plan(environment.platform, item, wanted[name_of(item)].request)
         if not as_json:
-            click.echo(_done_line(item, now))
+            click.echo(done_line(item, now))
             if item.steps:
-                click.echo(f"  proof: {wanted[_name(item)].proof}")
+                click.echo(f"  proof: {wanted[name_of(item)].proof}")
     if as_json:
-        show_json({"schedules": [_plan_content(item, wanted[_name(item)], now) for item in plans]})
+        show_json({"schedules": [plan_content(item, wanted[name_of(item)], now) for item in plans]})
 
 
 @schedule.command("list")
@@ -132,9 +138,9 @@ def list_(as_json: bool, environment: Environment) -> None:
 
     found = sorted(list_schedules(environment.platform), key=lambda item: (item.display_name, item.name))
     if as_json:
-        show_json({"schedules": [_existing_content(item) for item in found]})
+        show_json({"schedules": [existing_content(item) for item in found]})
     elif found:
-        show_table([("NAME", "ID", "STATE", "CRON", "NEXT RUN", "RUNS"), *map(_existing_row, found)])
+        show_table([("NAME", "ID", "STATE", "CRON", "NEXT RUN", "RUNS"), *map(existing_row, found)])
     else:
         click.echo(f"no schedules in {environment.platform.parent}")
 
@@ -207,16 +213,7 @@ def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None
     show_runs(started, f"{name} has started no run", as_json)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """A schedule as the file declares it, the request of its runs, and whether its pipeline has run here."""
-
-    declared: Declared
-    request: dict[str, Any]
-    proof: str
-
-
-def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: Proofs) -> dict[str, _Wanted]:
+def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: Proofs) -> dict[str, Wanted]:
     """Returns the chosen schedules of a file by name, each checked with its pipeline and parameters."""
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.preflight import check_run
@@ -239,7 +236,7 @@ def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: 
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
         request = run_request(environment, wanted, spec, parameters, template_uri=template_uri)
-        found[name] = _Wanted(wanted, request, proof)
+        found[name] = Wanted(wanted, request, proof)
     for other in wrong[:-1]:
         click.echo(f"Error: {other.line}", err=True)
     if wrong:
@@ -248,7 +245,7 @@ def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: 
 
 
 def _plans(
-    environment: Environment, file: Path, wanted: Mapping[str, _Wanted], now: datetime.datetime
+    environment: Environment, file: Path, wanted: Mapping[str, Wanted], now: datetime.datetime
 ) -> tuple[list[Plan], list[str]]:
     """Returns the plans of schedules, and those on the platform that are not in the file."""
     from shardline.pipelines.remote.schedules.apply import list_schedules
@@ -261,10 +258,6 @@ def _plans(
         for name, item in wanted.items()
     ]
     return plans, sorted({item.display_name for item in found} - set(load_schedules(file)))
-
-
-def _name(plan: Plan) -> str:
-    return plan.declared.display_name
 
 
 def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
@@ -315,106 +308,3 @@ def _show_requests(steps: Iterable[Step]) -> None:
 
 def _states(found: Iterable[Existing]) -> str:
     return f"is {' and '.join(sorted({item.state.lower() for item in found}))}"
-
-
-def _plan_lines(plan: Plan, wanted: _Wanted, now: datetime.datetime) -> Iterator[str]:
-    """Yields what a plan says, for a person."""
-    yield f"{_name(plan)}: {plan.action}"
-    for difference in plan.differences:
-        yield f"  {difference.what}: {difference.before} -> {difference.after}"
-    if len(plan.existing) > 1:
-        names = ", ".join(f"{_id(item.name)} ({item.state.lower()})" for item in plan.existing)
-        yield f"  {len(plan.existing)} schedules have this name: {names}"
-    for step in plan.steps:
-        if step.call == "DeleteSchedule":
-            yield f"  deletes {_id(step.request['name'])}"
-    yield from _lines_of(wanted, now, paused=plan.paused)
-
-
-def _lines_of(wanted: _Wanted, now: datetime.datetime, *, paused: bool | None = None) -> Iterator[str]:
-    """Yields what is known of a schedule without the platform: its proof, and when it fires.
-
-    `paused` is None where the platform has not been asked, and the schedule's name is then said first.
-    """
-    if paused is None:
-        yield f"{wanted.declared.display_name}: the file is right"
-    yield f"  proof: {wanted.proof}"
-    times = _fire_times(wanted.declared, now)
-    if not times:
-        yield "  never fires again: its end has passed"
-    else:
-        yield "  is paused; would fire" if paused else "  fires"
-    for moment in times:
-        yield f"    {_moment_text(moment)}"
-
-
-def _plan_content(plan: Plan, wanted: _Wanted, now: datetime.datetime) -> dict[str, Any]:
-    """Returns a plan for a program."""
-    return {
-        "name": _name(plan),
-        "action": plan.action.name.lower(),
-        "differences": [dataclasses.asdict(difference) for difference in plan.differences],
-        "existing": [{"name": item.name, "state": item.state} for item in plan.existing],
-        "calls": [step.call for step in plan.steps],
-        "paused": plan.paused,
-        "proof": wanted.proof,
-        "fires": [moment.isoformat() for moment in _fire_times(plan.declared, now)],
-    }
-
-
-def _summary(plans: Iterable[Plan]) -> str:
-    """Returns the number of schedules for each action, in one line."""
-    from shardline.pipelines.remote.schedules.plan import Action
-
-    actions = [plan.action for plan in plans]
-    counts = [f"{actions.count(action)} to {action}" for action in Action if action in actions]
-    return ", ".join(counts).replace("to nothing to do", "with nothing to do")
-
-
-def _done_line(plan: Plan, now: datetime.datetime) -> str:
-    """Returns what has been done about a schedule, and when it fires next."""
-    following = _fire_times(plan.declared, now)
-    then = f"; fires next {_moment_text(following[0])}" if following else ""
-    return f"{plan.declared.display_name}: {plan.action.done}{'; is paused' if plan.paused else then}"
-
-
-def _existing_content(item: Existing) -> dict[str, Any]:
-    """Returns a schedule of the platform for a program, without its request."""
-    return {
-        key: value.isoformat() if isinstance(value, datetime.datetime) else value
-        for key, value in vars(item).items()
-        if key != "request"
-    }
-
-
-def _existing_row(item: Existing) -> tuple[str, ...]:
-    """Returns a schedule of the platform as a row: name, id, state, cron, next run, runs."""
-    from shardline.pipelines.remote.schedules.steps import zone_of
-
-    following = ""
-    if item.next_run_time is not None and item.state == "ACTIVE":
-        try:
-            zone: datetime.tzinfo = zone_of(item.cron)
-        except (ValueError, KeyError):  # the platform may know more zones than this machine
-            zone = datetime.UTC
-        following = _moment_text(item.next_run_time.astimezone(zone))
-    count = f"{item.started_run_count}{f' of {item.max_run_count}' if item.max_run_count else ''}"
-    return item.display_name, _id(item.name), item.state.lower(), item.cron, following, count
-
-
-def _fire_times(declared: Declared, now: datetime.datetime) -> list[datetime.datetime]:
-    """Returns the next times at which the declared schedule fires, in its own zone."""
-    from shardline.pipelines.remote.schedules.steps import next_times
-
-    # One that fires at its very start fires then.
-    start = declared.start_time - datetime.timedelta(seconds=1) if declared.start_time else now
-    return next_times(declared.cron, max(now, start), _NEXT, until=declared.end_time)
-
-
-def _moment_text(moment: datetime.datetime) -> str:
-    """Returns a time as a person reads it: in its zone, and in UTC."""
-    return f"{moment:%a %Y-%m-%d %H:%M %Z} ({moment.astimezone(datetime.UTC):%H:%M} UTC)"
-
-
-def _id(name: str) -> str:
-    return name.rpartition("/")[2]
