@@ -19,6 +19,7 @@ from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import RULES, Finding, Severity
 from shardline.pipelines.check.schedule import Schedule
+from shardline.pipelines.preflight import load_study
 from shardline.pipelines.remote.environment import read_environment
 from shardline.pipelines.remote.schedules.declared import TABLE as SCHEDULES
 from shardline.pipelines.remote.schedules.declared import Declared, load_schedules
@@ -28,6 +29,8 @@ from shardline.pipelines.tables import read_file
 from shardline.trainer.errors import PipelineError
 
 _TOML = (".toml", ".example")
+#: What studies say, and no settings: a study has both.
+_STUDY = frozenset({"metric", "parameter"})
 
 
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
@@ -83,12 +86,16 @@ def refuse_errors(pipeline: Pipeline, schedule: Schedule | None = None) -> list[
 def check_file(
     path: Path, given: Mapping[str, Any] | None = None, schedule: Schedule | None = None
 ) -> list[Finding]:
-    """Returns what is wrong with a file: a pipeline or settings, as `load` reads them, or schedules (TOML).
+    """Returns what is wrong with a file: a pipeline or settings, as `load` reads them, schedules or a study.
 
     A schedule is checked with its own pipeline and parameters; of one in the registry only when it fires.
-    Raises as `load` does.
+    Raises as `load` does, and SettingsError when a study is wrong.
     """
-    if path.suffix not in _TOML or SCHEDULES not in read_file(path):
+    keys = read_file(path).keys() if path.suffix in _TOML else ()
+    if not _STUDY.isdisjoint(keys):
+        load_study(path)
+        return []
+    if SCHEDULES not in keys:
         return check(load(path, given), schedule)
     return [
         replace(finding, where=f"schedules.{name}: {finding.where}")
@@ -140,13 +147,13 @@ _HEAD = """\
 
     shardline check compiled/retrain.yaml
     shardline check settings/vertex.toml --json
-    shardline check settings/schedules.toml
+    shardline check settings/schedules.toml settings/tune.toml
     shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
 
-It reads compiled pipelines (YAML or JSON of Kubeflow Pipelines 2, not only ours), our settings files, and
-files of schedules, each with its pipeline and parameters. It loads neither TensorFlow nor the Vertex AI
-client and contacts nobody. It exits with 0 when there are no errors, with 1 when there are, and with 2 when
-a file is no pipeline. `shardline compile` refuses errors.
+It reads compiled pipelines (YAML or JSON of Kubeflow Pipelines 2, not only ours), our settings files,
+files of schedules, each with its pipeline and parameters, and studies. It loads neither TensorFlow nor the
+Vertex AI client and contacts nobody. It exits with 0 when there are no errors, with 1 when there are, and
+with 2 when a file is no pipeline, or settings or a study cannot be read. `shardline compile` refuses errors.
 
 A custom job is checked as the API would receive it: parameters filled in, after the launcher has dropped what
 is empty. What is known at run time only, such as another task's output, is not guessed at.

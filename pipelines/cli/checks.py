@@ -50,10 +50,9 @@ def check(
 ) -> None:
     """Find mistakes in compiled pipelines and settings before anything runs.
 
-    FILES are compiled pipelines (YAML or JSON), Shardline's or not, and Shardline's settings and schedules
-    (TOML).
-    Parameters are checked when --params, --param or --cron is given. Exits with 1 when there are errors, with
-    2 when a file is no pipeline. docs/check.md lists the rules.
+    FILES are compiled pipelines (YAML or JSON), Shardline's or not, and Shardline's settings, schedules and
+    studies (TOML). Parameters are checked when --params, --param or --cron is given. Exits with 1 when there
+    are errors, with 2 when a file is none of these. docs/check.md lists the rules.
     """
     from shardline.pipelines.check.checks import check_file
     from shardline.pipelines.check.schedule import Schedule

@@ -56,7 +56,7 @@ def run(
     other characters than letters, digits, _ and single hyphens is shortened to these, and to a digest.
 
     With --resume, a new run does what a failed one was to do: PIPELINE and parameters are that run's unless
-    they are given, and training goes on from its checkpoints.
+    they are given, and training goes on from a copy of its checkpoints.
     """
     require_local(EVERY_RUN)
     from shardline.components.run_directory import find_run

@@ -49,7 +49,7 @@ class FailedRun:
         if record.pipeline != RETRAIN:
             raise PipelineError(
                 f"{record.name} is a run of the pipeline {record.pipeline!r}; only runs of {RETRAIN!r} can "
-                "be continued, whose parameter train_options names the checkpoints: start another run"
+                "be continued, whose parameter continue_run names the checkpoints: start another run"
             )
         return cls(directory, record)
 
@@ -73,23 +73,19 @@ class FailedRun:
     def with_checkpoints(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Returns parameters by which training goes on from the newest checkpoints of the run, and says so.
 
-        A checkpoint_dir or continue_run that was not the run's own stays; otherwise the run's checkpoints
-        win over what it went on from itself.
+        A checkpoint_dir stays, in which training goes on by itself, and so does a continue_run that was not
+        the run's own. Where the run has no checkpoints, training begins where the run's has begun.
         """
-        options, given = dict(parameters.get("train_options", {})), parameters.get("continue_run", "")
-        before = self.record.parameters
-        last = before.get("train_options", {}).get("checkpoint_dir", "")
-        place = options.pop("checkpoint_dir", "")
-        if place in ("", last):
-            elsewhere = given not in ("", before.get("continue_run", ""))
-            place = "" if elsewhere else str(self._checkpoints() or last)
-        start = place or given
-        words = f"training goes on from {start}" if start else "it has no checkpoints: training begins anew"
+        before, start = self.record.parameters, parameters.get("continue_run", "")
+        if place := parameters.get("train_options", {}).get("checkpoint_dir", ""):
+            start = ""  # the two exclude each other
+        elif start in ("", before.get("continue_run", "")):
+            last = before.get("train_options", {}).get("checkpoint_dir", "")
+            start = str(self._checkpoints() or last or start)
+        place = place or start
+        words = f"training goes on from {place}" if place else "it has no checkpoints: training begins anew"
         progress.say("run", f"continues {self.record.name}; {words}")
-        if not place:
-            return {**parameters, "train_options": options}
-        once = {"continue_run": ""} if given else {}  # the two exclude each other
-        return {**parameters, **once, "train_options": {**options, "checkpoint_dir": place}}
+        return {**parameters, "continue_run": start}
 
     def _checkpoints(self) -> Path | None:
         """Returns the directory of the newest checkpoint."""

@@ -91,12 +91,15 @@ def test_a_run_whose_training_was_killed_for_good_is_continued(tmp_path):
     assert killed.returncode == 1, killed.stdout + killed.stderr
     assert "\nto continue    shardline run --resume 20" in killed.stdout
 
+    old = (tmp_path / "runs" / "latest").resolve()
+    before = {path: path.stat().st_mtime_ns for path in old.rglob("*")}
     done = run(tmp_path / "runs", "--resume", "latest", pipeline=())
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "run: continues 20" in done.stdout
     assert "train: resuming after step " in done.stdout
     assert "epoch 1/4" not in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in old.rglob("*")} == before
 
 
 def test_a_mistake_that_only_a_replica_can_find_is_one_line(tmp_path):

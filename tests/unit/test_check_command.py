@@ -290,3 +290,17 @@ def test_a_damaged_pipeline_is_checked_or_refused(seed: int) -> None:
             container[key] = copy.deepcopy(chance.choice(SCRAPS))
         with contextlib.suppress(PipelineError):
             check_pipeline(spec, parameters={"x": 1})
+
+
+def test_a_study_is_checked_as_a_study(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    text = (ROOT / "settings" / "tune.toml").read_text()
+    file.write_text(text)
+    assert run(file).output == f"{file}: nothing found\n"
+
+    file.write_text(text.replace('goal = "maximize"', 'goal = "up"'))
+    done = run(file)
+    assert (done.exit_code, f"{file}: goal is one of" in done.stderr) == (2, True), done.output
+    file.write_text(text.replace("metric = ", "# metric = "))
+    done = run(file)
+    assert (done.exit_code, "metric" in done.stderr) == (2, True), done.output

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,30 +123,26 @@ def test_a_failed_run_is_continued_with_its_pipeline_and_its_checkpoints(runs: P
     failed = FailedRun.find(find_run("run-1", runs))
 
     assert failed.pipeline(None, changed=False) == runs.parent / "retrain.yaml"
-    options = failed.with_checkpoints({"train_options": {"grace_period": 5}})["train_options"]
-    assert options == {"grace_period": 5, "checkpoint_dir": str(places[1])}
-    # A run that was continued before, and has failed again, goes on from the same place.
-    assert failed.with_checkpoints({"train_options": {"checkpoint_dir": "x"}})["train_options"] == {
-        "checkpoint_dir": "x"
-    }
+    given = {"train_options": {"grace_period": 5}}
+    assert failed.with_checkpoints(given) == {**given, "continue_run": str(places[1])}
 
 
 @pytest.mark.parametrize(
     ("recorded", "given", "own", "expected"),
     [
-        ({"checkpoint_dir": "A"}, {}, False, {"checkpoint_dir": "A"}),  # whose other options are replaced
-        ({"checkpoint_dir": "A"}, {"checkpoint_dir": "X"}, True, {"checkpoint_dir": "X"}),
-        ({"checkpoint_dir": "A"}, {"checkpoint_dir": "A"}, True, {"checkpoint_dir": "own"}),
-        ({}, {}, True, {"checkpoint_dir": "own"}),
-        ({}, {}, False, {}),
+        ("", {"checkpoint_dir": "X"}, True, ""),  # in which training goes on by itself
+        ("A", {"checkpoint_dir": "A"}, False, ""),
+        ("A", {}, False, "A"),  # whose other options are replaced
+        ("", {}, True, "own"),
+        ("", {}, False, None),
     ],
 )
 @pytest.mark.parametrize("start", ["", "dir/of-another"])
 def test_a_continued_run_is_continued_from_the_same_place(
-    runs: Path, recorded: Mapping[str, str], given: Mapping[str, str], own: bool, expected: dict, start: str
+    runs: Path, recorded: str, given: dict[str, str], own: bool, expected: str | None, start: str
 ) -> None:
     """Its own checkpoints win over what it began from; continue_run stays where there is nothing else."""
-    parameters = {"train_options": recorded, "continue_run": start}
+    parameters = {"train_options": {"checkpoint_dir": recorded}, "continue_run": start}
     directory = write_run(runs, "run-2", parameters=parameters)
     place = directory / "outputs" / "retrain-1" / "train" / "checkpoints"
     if own:
@@ -156,19 +151,16 @@ def test_a_continued_run_is_continued_from_the_same_place(
 
     found = FailedRun.find(directory).with_checkpoints({**parameters, "train_options": given})
 
-    assert found["train_options"] == {
-        name: str(place) if value == "own" else value for name, value in expected.items()
-    }
-    assert found["continue_run"] == ("" if expected else start)
+    assert found["train_options"] == given
+    assert found["continue_run"] == {None: start, "own": str(place)}.get(expected, expected)
 
 
 def test_a_start_that_is_given_stays(runs: Path) -> None:
     recorded = {"train_options": {"checkpoint_dir": "A"}, "continue_run": ""}
     failed = FailedRun.find(write_run(runs, "run-2", parameters=recorded))
+    given = {"train_options": {}, "continue_run": "dir/of-another"}
 
-    found = failed.with_checkpoints({**recorded, "continue_run": "dir/of-another"})
-
-    assert found == {"train_options": {}, "continue_run": "dir/of-another"}
+    assert failed.with_checkpoints(given) == given
 
 
 def test_a_run_without_checkpoints_begins_anew(runs: Path) -> None:
@@ -176,7 +168,7 @@ def test_a_run_without_checkpoints_begins_anew(runs: Path) -> None:
     failed = FailedRun.find(write_run(runs, "run-1"))
 
     with progress.sink(events.append):
-        assert failed.with_checkpoints({"train_options": {}}) == {"train_options": {}}
+        assert failed.with_checkpoints({"epochs": 3}) == {"epochs": 3, "continue_run": ""}
     assert events[-1].text == "continues run-1; it has no checkpoints: training begins anew"
 
 
