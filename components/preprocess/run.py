@@ -35,8 +35,8 @@ from shardline.trainer.progress import Meter
 
 _TOPIC = "preprocess"
 
-# Until a task that has nothing left to claim looks again whether another one was lost.
-_WAIT_SECONDS = 5.0
+# Until a task that has nothing left to claim looks again: short at first, then longer.
+_FIRST_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 10.0
 
 
 def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Manifest:
@@ -212,7 +212,7 @@ def _write_claimed(
     plan: Plan, chunks: Sequence[Sequence[PlannedShard]], work: WorkDirectory, processes: Processes
 ) -> int:
     """Writes chunk after chunk that nobody else writes, until all are done, by whomever."""
-    known, written = Claims(work.path), 0
+    known, written, wait = Claims(work.path), 0, _FIRST_WAIT_SECONDS
     while True:
         done = finishing.find_done(plan, work)
         left = [chunk for chunk in chunks if any(shard.file not in done for shard in chunk)]
@@ -227,8 +227,11 @@ def _write_claimed(
                 written += sum(shard.records for shard in chunk)
                 break
         else:
-            progress.say(_TOPIC, f"{len(done)} of {len(plan.shards)} shards done; other tasks write the rest")
-            time.sleep(_WAIT_SECONDS)
+            if wait >= 1:
+                there = f"{len(done)} of {len(plan.shards)}"
+                progress.say(_TOPIC, f"{there} shards done; other tasks write the rest")
+            time.sleep(wait)
+            wait = min(2 * wait, _WAIT_SECONDS)
 
 
 def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> None:
