@@ -47,6 +47,12 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
+def bucket_uri(path: str | os.PathLike[str]) -> str:
+    """Returns the URI gs://bucket/x of a path below /gcs/, as `local_path` reads it; "" of any other."""
+    real, root = os.path.abspath(path), os.path.abspath(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs")
+    return f"gs://{real[len(root) :].strip('/')}" if real.startswith(f"{root}/") else ""
+
+
 def is_mounted(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path, or what there is of it, is on a file system behind a network: a mounted bucket.
 

@@ -10,15 +10,18 @@ import hashlib
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 from shardline.components.champions import champion_directory, current
 from shardline.components.model_store import MODEL_FILE
 from shardline.components.preprocess import storage
+from shardline.components.preprocess.ahead import Room, TruncatedError, in_order, persistently
+from shardline.components.preprocess.listing import File, below, matching
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.table import Columns
@@ -27,74 +30,24 @@ from shardline.trainer import plugins
 from shardline.trainer.errors import ShardlineError, SourceError
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
-#: What file systems call the version of a file, the surest first.
-_VERSIONS = (
-    "generation", "etag", "ETag", "md5Hash", "crc32c", "checksum",
-    "mtime", "LastModified", "last_modified", "updated", "created",
-)  # fmt: skip
 #: Ways to know a content.
-LISTING, CONTENT, VERSION, OWN = "names, sizes and times", "content", "version", "its own fingerprint"
+CONTENT, VERSION, OWN = "content", "version", "its own fingerprint"
+#: The same of a listing, by whether its versions are generations of a bucket's objects: one way is not
+#: compared with another.
+LISTINGS = {
+    frozenset({False}): "names, sizes and times",
+    frozenset({True}): "names, sizes and generations",
+    frozenset({False, True}): "names, sizes, times and generations",
+}
 #: Before a version that is a digest of source files.
 DIGEST = "sha256:"
+
+#: Bytes of a file that is read in one request, and of those that are read at the same time.
+_SMALL, _ROOM = 4 << 20, 64 << 20
 
 _OWN = ("shardline.trainer", "shardline.components")
 _LIBRARIES = ("tensorflow", "keras")
 _SOURCE_FORMS = ("digits", "tfds", "images", "tfrecord", "table")
-
-
-class File(NamedTuple):
-    """One file of a source, here or behind a URL.
-
-    `name` is relative to the directory that was listed, else the whole path; `size` is in bytes, -1 where the
-    file system does not say. `version` is the time of change in nanoseconds, or what a remote file system has
-    in its place; "" for none.
-    """
-
-    name: str
-    path: str
-    size: int
-    version: str
-
-
-def files_below(directory: str) -> Iterator[File]:
-    """Yields all files below a directory that are not hidden, sorted folder by folder."""
-    root = storage.resolve(directory)
-    if storage.is_remote(root):
-        for name, details in storage.describe_below(root).items():
-            yield _remote_file(name, f"{root.rstrip('/')}/{name}", details)
-        return
-    yield from _below(root, "")
-
-
-def files_matching(pattern: str) -> Iterator[File]:
-    """Yields the files that match a pattern with *, ?, [] and **, sorted; SourceError where none does."""
-    pattern = storage.resolve(pattern)
-    if storage.is_remote(pattern):
-        for url, details in storage.describe_files(pattern).items():
-            yield _remote_file(url, url, details)
-        return
-    for path in storage.find_files(pattern):
-        with storage.one_line(path):
-            status = os.stat(path)
-        yield File(path, path, status.st_size, str(status.st_mtime_ns))
-
-
-def _below(directory: str, prefix: str) -> Iterator[File]:
-    with storage.one_line(directory, "the directory "), os.scandir(directory) as entries:
-        visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
-    for entry in visible:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _below(entry.path, f"{prefix}{entry.name}/")
-            continue
-        with storage.one_line(entry.path):
-            status = entry.stat()
-        yield File(prefix + entry.name, entry.path, status.st_size, str(status.st_mtime_ns))
-
-
-def _remote_file(name: str, url: str, details: Mapping[str, Any]) -> File:
-    version = next((str(details[key]) for key in _VERSIONS if details.get(key)), "")
-    size = details.get("size")
-    return File(name, url, -1 if size is None else int(size), version)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +86,14 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
 def _files(form: str, rest: str, settings: PreprocessSettings) -> Iterator[File]:
     """Yields the files that a source may read."""
     if form == "images":
-        labels = files_matching(settings.labels) if settings.labels else iter(())
-        return itertools.chain(labels, files_below(rest))
+        labels = matching(settings.labels) if settings.labels else iter(())
+        return itertools.chain(labels, below(rest))
     if form == "tfds":
-        return files_below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}")
+        return below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}")
     if form == "table" and _has_images(rest, settings):
         directory = rest.rpartition("/")[0]
-        return itertools.chain(files_matching(rest), files_below(directory or "."))
-    return files_matching(rest)
+        return itertools.chain(matching(rest), below(directory or "."))
+    return matching(rest)
 
 
 def _has_images(table: str, settings: PreprocessSettings) -> bool:
@@ -155,22 +108,51 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
 
 
 def _of_files(files: Iterable[File], deep: bool) -> Fingerprint:
-    digest = hashlib.sha256()
+    digest, ways = hashlib.sha256(), set[bool]()
     count = size = 0
-    for file in files:
+    for file in _with_contents(files) if deep else files:
         count += 1
         size += max(0, file.size)
-        version = _content(file.path) if deep else file.version
-        if not version:
+        if not file.version:
             return _unknown(f"of {file.path} neither version nor time of change is known; deep=true reads it")
-        digest.update(repr((file.name, file.size, version)).encode())
+        ways.add(file.is_generation)
+        digest.update(repr((file.name, file.size, file.version)).encode())
     text = f"{count:,} file{'' if count == 1 else 's'}, {size_text(size)}"
-    return Fingerprint(known_by=CONTENT if deep else LISTING, digest=digest.hexdigest(), text=text)
+    known_by = CONTENT if deep else LISTINGS[frozenset(ways or {False})]
+    return Fingerprint(known_by=known_by, digest=digest.hexdigest(), text=text)
 
 
-def _content(path: str) -> str:
-    with storage.one_line(path), storage.open_read(path) as file:
-        return hashlib.file_digest(cast(io.BufferedIOBase, file), "sha256").hexdigest()
+def _with_contents(files: Iterable[File]) -> Iterator[File]:
+    """Yields files with a digest of their content as version; those that are far are read many at a time."""
+    files = iter(files)
+    first, room = list(itertools.islice(files, 1)), Room(_ROOM)
+    files = itertools.chain(first, files)
+    is_far = any(storage.is_far(os.path.dirname(file.path)) for file in first)
+    for found in in_order(partial(_with_far_content, room), files) if is_far else map(_with_content, files):
+        if isinstance(found, Exception):
+            raise found
+        yield found
+
+
+def _with_content(file: File) -> File:
+    with storage.one_line(file.path), storage.open_read(file.path) as content:
+        digest = hashlib.file_digest(cast(io.BufferedIOBase, content), "sha256")
+    return file._replace(version=digest.hexdigest())
+
+
+def _with_far_content(room: Room, file: File) -> File:
+    if not 0 <= file.size <= _SMALL:
+        with room.taken(_ROOM - _SMALL):  # ranges of it are in flight
+            return _with_content(file)
+    with room.taken(file.size), storage.one_line(file.path):
+        return file._replace(version=persistently(_digest_of, file))
+
+
+def _digest_of(file: File) -> str:
+    data = storage.read_whole(file.path)
+    if len(data) != file.size:
+        raise TruncatedError(file.path, len(data), file.size)
+    return hashlib.sha256(data).hexdigest()
 
 
 def _of_package(package: str) -> Fingerprint:

@@ -54,6 +54,28 @@ class Tally:
             return number
 
 
+class Room:
+    """Bytes that threads may hold together."""
+
+    def __init__(self, size: int) -> None:
+        self._free = self._size = size
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Takes so many of them while the context lasts, once they are free."""
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
 #: Reads and writes of this process that were tried again.
 REPEATED = Tally()
 

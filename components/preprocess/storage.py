@@ -7,13 +7,12 @@ in ranges that are fetched ahead.
 from __future__ import annotations
 
 import contextlib
-import glob
 import io
 import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -112,7 +111,7 @@ def move(source: Path, target: Path) -> None:
 def read_whole(path: str) -> bytes:
     """Returns the content of a file, far or near, in one request."""
     if is_remote(path):
-        file_system, inner = _remote(path)
+        file_system, inner = remote(path)
         return cast(bytes, file_system.cat_file(inner))
     with _open_local(path) as file:
         return file.read()
@@ -199,7 +198,7 @@ class Ranges(io.RawIOBase):
         if self._whole is not None:
             return self._whole[start:end]
         if is_remote(self._path):
-            file_system, inner = _remote(self._path)
+            file_system, inner = remote(self._path)
             data = cast(bytes, file_system.cat_file(inner, start=start, end=end))
             if len(data) != end - start:
                 raise TruncatedError(self._path, len(data), end - start)
@@ -211,7 +210,7 @@ def _size(path: str) -> int | None:
     if not is_remote(path):
         with _open_local(path) as file:
             return os.fstat(file.fileno()).st_size
-    file_system, inner = _remote(path)
+    file_system, inner = remote(path)
     size: int | None = file_system.size(inner)
     return size
 
@@ -234,46 +233,6 @@ def lines(text: TextIO, path: str) -> Iterator[str]:
         yield line
 
 
-def find_files(pattern: str) -> list[str]:
-    """Returns the files that match a pattern with *, ?, [] and **, sorted; hidden ones are left out."""
-    if is_remote(pattern):
-        found = list(describe_files(pattern))
-    elif os.path.lexists(pattern):  # the name itself may have brackets
-        found = [pattern]
-    else:
-        found = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
-    if not found:
-        raise SourceError(f"no file matches {pattern!r}")
-    if os.path.isdir(found[0]):
-        raise SourceError(
-            f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
-        )
-    return sorted(found)
-
-
-def describe_files(pattern: str) -> dict[str, Mapping[str, Any]]:
-    """Returns what a remote file system says of the files that match a pattern, by URL, sorted."""
-    file_system, inner = _remote(pattern)
-    with one_line(pattern):
-        found = file_system.glob(inner, detail=True)
-    if not found:
-        raise SourceError(f"no file matches {pattern!r}")
-    return {file_system.unstrip_protocol(path): found[path] for path in sorted(found)}
-
-
-def describe_below(root: str) -> dict[str, Mapping[str, Any]]:
-    """Returns what a remote file system says of the visible files below a directory, by relative path."""
-    file_system, inner = _remote(root)
-    with one_line(root, "the directory "):
-        found = file_system.find(inner, detail=True)
-    prefix = inner.rstrip("/") + "/"
-    below = {path.removeprefix(prefix): found[path] for path in sorted(found) if path.startswith(prefix)}
-    visible = {path: status for path, status in below.items() if "/." not in f"/{path}"}
-    if not visible:
-        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
-    return visible
-
-
 def reason(error: BaseException) -> str:
     """Returns the words of the operating system, or the first line of another message."""
     if isinstance(error, FileNotFoundError):  # from fsspec these have no words of their own
@@ -282,7 +241,7 @@ def reason(error: BaseException) -> str:
     return str(words).strip().partition("\n")[0]
 
 
-def _remote(url: str) -> tuple[Any, str]:
+def remote(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL and the path inside it."""
     # It logs what it then raises, with tracebacks, and every attempt before.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)

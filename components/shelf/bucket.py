@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardline.components.shelf.place import Place, as_text, files_below
 from shardline.components.shelf.version import CHAMPION_FILE, Head, Version
 from shardline.components.vertex.client import again, platform_errors
+from shardline.components.vertex.objects import storage_client
 from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.trainer import files
 from shardline.trainer.errors import ModelError, PlatformError, SettingsError
@@ -124,10 +125,7 @@ class Bucket(Place):
 
     @cached_property
     def _client(self) -> Client:
-        from google.cloud.storage import Client
-
-        with platform_errors("sign in to Google Cloud"):
-            return Client()
+        return storage_client()
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name

@@ -225,7 +225,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         "except SourceError as error:\n"
         "    print(error)\n"
     )
-    (line,) = run_python(program, tmp_path)
+    *_, line = run_python(program, tmp_path)
     assert line.startswith("cannot read 'gs://bucket/x': ")
     assert line.endswith("; pip install 'shardline[gcs]'")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from urllib.parse import parse_qs, unquote, urlsplit
 
 #: What becomes of the n-th request: "" serves it, "before" refuses it, "after" refuses it when it is done,
@@ -25,6 +28,11 @@ class Objects:
         self.requests = 0
         self._generations = dict.fromkeys(content, 1)
         self._last = 1
+
+    def names(self, first: str) -> Iterator[str]:
+        """Yields the names from one on, sorted; a million of them are kept so by whoever has them."""
+        names = getattr(self.content, "sorted", None) or sorted(self.content)
+        return islice(names, bisect_left(names, first), None)
 
     def generation(self, name: str) -> int:
         """Returns the generation of an object; 0 where there is none."""
@@ -49,9 +57,12 @@ class Objects:
 
 @contextlib.contextmanager
 def fake_storage(
-    bucket: str, objects: MutableMapping[str, bytes], fate: Fate = lambda _: ""
+    bucket: str, objects: MutableMapping[str, bytes], fate: Fate = lambda _: "", latency: float = 0
 ) -> Iterator[str]:
-    """Serves the objects of one bucket and gives the server's URL, for STORAGE_EMULATOR_HOST."""
+    """Serves the objects of one bucket and gives the server's URL, for STORAGE_EMULATOR_HOST.
+
+    `latency` is in seconds, of each request.
+    """
     stored = Objects(objects)
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,6 +83,11 @@ def fake_storage(
             self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             _, found, name = url.path.partition(f"/b/{bucket}/o")
             query = {key: values[0] for key, values in parse_qs(url.query).items()}
+            if self.command == "GET" and url.path.endswith(f"/b/{bucket}"):
+                self._fate = ""  # the client asks for it when it likes, in a thread of its own
+                self._json({"kind": "storage#bucket", "name": bucket, "projectNumber": "1"})
+                return
+            time.sleep(latency)
             with stored.lock:
                 stored.requests += 1
                 self._fate = fate(stored.requests)
@@ -160,15 +176,27 @@ def fake_storage(
 
 
 def listing(bucket: str, stored: Objects, query: dict[str, str]) -> dict[str, object]:
-    """Returns the objects and folders below a prefix."""
-    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    items, folders = [], set()
-    for name in sorted(stored.content):
-        if not name.startswith(prefix):
-            continue
+    """Returns a page of the objects and folders below a prefix."""
+    prefix, delimiter, end = query.get("prefix", ""), query.get("delimiter", ""), query.get("endOffset", "")
+    room, items, folders = int(query.get("maxResults", 1000)), [], dict[str, None]()
+    token = query.get("pageToken", "")
+    for name in stored.names(max(prefix, query.get("startOffset", ""), token)):
+        if not name.startswith(prefix) or (end and name >= end):
+            break
         head, more, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+        folder = prefix + head + more
+        if more and folder in folders:
+            continue
+        if len(items) + len(folders) == room:
+            return _page(items, folders, name)
         if more:
-            folders.add(prefix + head + delimiter)
+            folders[folder] = None
         else:
             items.append(stored.described(bucket, name))
-    return {"kind": "storage#objects", "items": items, "prefixes": sorted(folders)}
+    return _page(items, folders, "")
+
+
+def _page(items: list[dict[str, str]], folders: Iterable[str], token: str) -> dict[str, object]:
+    page: dict[str, object] = {"kind": "storage#objects"}
+    found = {"items": items, "prefixes": list(folders), "nextPageToken": token}
+    return page | {name: value for name, value in found.items() if value}

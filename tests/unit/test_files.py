@@ -172,3 +172,12 @@ def test_a_path_that_leads_out_of_a_bucket_is_refused(uri: str, monkeypatch: pyt
     with pytest.raises(SettingsError, match="leads out of its bucket"):
         files.local_path(uri)
     assert files.local_path("gs://bucket/a..b/c") == Path("/run/gcs/bucket/a..b/c")
+
+
+def test_the_uri_of_a_path_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(files.GCS_ROOT_VARIABLE, raising=False)
+    assert files.bucket_uri("/gcs/bucket/x/") == "gs://bucket/x"
+    assert files.bucket_uri("/gcs/bucket/../other/x") == "gs://other/x"
+    assert [files.bucket_uri(path) for path in ("/gcs", "/gcsx/bucket", "bucket", "gs://bucket")] == [""] * 4
+    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, "/run/gcs")
+    assert files.bucket_uri("/run/gcs/bucket") == "gs://bucket"

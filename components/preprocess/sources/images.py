@@ -6,12 +6,14 @@ Where each question costs a request, in a mounted bucket, none is asked of a sin
 from __future__ import annotations
 
 import csv
+import itertools
+import operator
 import os
 from collections.abc import Iterator
 
 import xxhash
 
-from shardline.components.preprocess import storage
+from shardline.components.preprocess import listing, storage
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Seen, Source, Span
 from shardline.trainer.errors import SourceError, printable
 
@@ -32,7 +34,8 @@ def open_images(directory: str, labels: str) -> Source:
     root = storage.resolve(directory)
     if labels:
         return LabelledImages(root, storage.resolve(labels))
-    return RemoteImages(root) if storage.is_remote(root) else Images(root)
+    found = listing.far(root)
+    return ListedImages(root, found) if found else Images(root)
 
 
 class Images:
@@ -45,7 +48,7 @@ class Images:
             if not folder.is_dir():
                 raise _stray(root, folder.name)
             if next(_files_below(folder.path, folder.name, self._far), None) is None:
-                raise SourceError(f"class folder {folder.name!r} of {root} is empty; remove it or fill it")
+                raise _empty(root, folder.name)
         self.class_names = tuple(folder.name for folder in folders)
 
     def __iter__(self) -> Iterator[Example | BadExample]:
@@ -57,24 +60,31 @@ class Images:
                     yield Example(key, label, Span(found, 0, WHOLE_FILE))
 
 
-class RemoteImages:
-    """Image files at a URL, in a folder per class."""
+class ListedImages:
+    """Image files in a folder per class in a bucket or at a URL, listed there."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/")
-        self._keys = list(storage.describe_below(root))
-        for key in self._keys:
-            if "/" not in key:
-                raise _stray(root, key)
-        self.class_names = tuple(sorted({key.partition("/")[0] for key in self._keys}))
-
-    def __len__(self) -> int:
-        return len(self._keys)
+    def __init__(self, root: str, found: listing.Listing) -> None:
+        self._root, self._listing = root, found
+        folders = []
+        for name in found.top():
+            if not name.endswith("/"):
+                raise _stray(root, name)
+            folders.append(name[:-1])
+        self.class_names = tuple(sorted(folders))
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
-        for key in self._keys:
-            yield Example(key, labels[key.partition("/")[0]], Span(f"{self._root}/{key}", 0, WHOLE_FILE))
+        seen = bytearray(len(labels))
+        for file in self._listing.files():
+            label = labels.get(file.name.partition("/")[0])
+            if label is None:
+                raise SourceError(
+                    f"{file.path!r} came while the source was read; run again when nothing writes to it"
+                )
+            seen[label] = 1
+            yield Example(file.name, label, Span(file.path, 0, WHOLE_FILE))
+        for folder in itertools.compress(self.class_names, map(operator.not_, seen)):
+            raise _empty(self._root, folder)
 
 
 class LabelledImages:
@@ -140,6 +150,10 @@ def _stray(root: str, name: str) -> SourceError:
         f"{root} has {name!r} beside the class folders; put every image into the folder of its class, or "
         "give a CSV file of labels"
     )
+
+
+def _empty(root: str, folder: str) -> SourceError:
+    return SourceError(f"class folder {folder!r} of {root} is empty; remove it or fill it")
 
 
 def _listed(directory: str) -> list[os.DirEntry[str]]:

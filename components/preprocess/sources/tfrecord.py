@@ -11,6 +11,7 @@ import xxhash
 
 from shardline.components.preprocess import copies, storage
 from shardline.components.preprocess.example import Layouts, Value, only_value, parse
+from shardline.components.preprocess.listing import find_files
 from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example, Seen, Span
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.trainer.data.manifest import Feature, Scalar
@@ -36,7 +37,7 @@ class TfRecords:
     """
 
     def __init__(self, pattern: str, features: Mapping[str, str]) -> None:
-        paths = storage.find_files(storage.resolve(pattern))
+        paths = find_files(pattern)
         copies.expect(filter(storage.is_far, paths), storage.fetch)
         self._files = [(path, detect_compression(path)) for path in paths]
         names = {"image": "image", "label": "label"} | dict(features)

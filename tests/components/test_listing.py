@@ -1,0 +1,277 @@
+"""Listings: by a bucket's API, through its mount, behind a URL; and what they cost."""
+
+from __future__ import annotations
+
+import glob
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import fsspec
+import pytest
+
+from shardline.components.configure import fingerprint as fingerprints
+from shardline.components.configure.fingerprint import Fingerprint
+from shardline.components.preprocess import listing
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import Example, open_source
+from shardline.components.preprocess.sources.images import ListedImages
+from shardline.components.vertex import objects
+from shardline.trainer import files
+from shardline.trainer.errors import SourceError
+from tests.helpers.fake_storage import fake_storage
+
+NAMES = (
+    "cat-big/1.jpg",  # "-" and "." come before "/"
+    "cat.old/1.jpg",
+    "cat/1.jpg",
+    "cat/deep/er/1 2.jpg",
+    "cat/deeper.jpg",
+    "cat/é[1]·猫.jpg",
+    "dog/#?1.jpg",
+    "dog/1.jpeg",
+)
+HIDDEN = (".git/x", "cat/.hidden.jpg", "dog/.cache/1.jpg")
+
+
+class Mounted(NamedTuple):
+    """A bucket that is mounted, and has an API.
+
+    Attributes:
+        root: Its directory.
+        objects: What its API tells of, by name.
+        requests: Numbers of the requests to the API that were counted.
+        fates: What becomes of the coming requests, the last first; the first stays.
+    """
+
+    root: Path
+    objects: dict[str, bytes]
+    requests: list[int]
+    fates: list[str]
+
+    def write(self, *names: str) -> None:
+        """Writes files that hold their own names."""
+        for name in names:
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(name.encode())
+            self.objects[name] = name.encode()
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
+    """An empty mounted bucket, whose name nothing else has."""
+    mounted = Mounted(tmp_path / tmp_path.name, {}, [], [""])
+    mounted.root.mkdir()
+    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(files, "is_mounted", lambda path: str(path).startswith(str(tmp_path)))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+
+    def fate(number: int) -> str:
+        mounted.requests.append(number)
+        return mounted.fates.pop() if len(mounted.fates) > 1 else mounted.fates[0]
+
+    with fake_storage(mounted.root.name, mounted.objects, fate) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield mounted
+
+
+def unmount(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path / "nothing"))
+
+
+def facts(found: Iterator[listing.File]) -> list[tuple[str, int, bool]]:
+    return [(file.name, file.size, file.is_generation) for file in found]
+
+
+def known(source: str, *, deep: bool = False, **settings: str) -> Fingerprint:
+    return fingerprints.fingerprint(PreprocessSettings(source=source, **settings), deep=deep)  # type: ignore[arg-type]
+
+
+def test_every_way_finds_the_same_in_the_same_order(
+    bucket: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.write(*(f"data/{name}" for name in (*NAMES, *HIDDEN)), "database/x", "data.txt")
+    bucket.objects.update({"data/": b"", "data/bird/": b"", "data/cat//2.jpg": b"never shown by a mount"})
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    for name in (*NAMES, *HIDDEN):
+        memory.pipe(f"/data/{name}", f"data/{name}".encode())
+
+    by_api = list(listing.below(f"{bucket.root}/data"))
+
+    expected = [(name, len(f"data/{name}".encode())) for name in NAMES]
+    assert facts(iter(by_api)) == [(*each, True) for each in expected]
+    assert [Path(file.path).read_bytes() for file in by_api] == [f"data/{name}".encode() for name in NAMES]
+    bucket.fates[0] = "before"
+    assert facts(listing.below(f"{bucket.root}/data")) == [(*each, False) for each in expected]
+    assert facts(listing.below("memory://data")) == [(*each, False) for each in expected]
+    unmount(monkeypatch, tmp_path)
+    bucket.fates[0] = ""
+    there = [name for name, *_ in listing.below(f"gs://{bucket.root.name}/data")]
+    assert there == sorted([*NAMES, "cat//2.jpg"])
+    memory.store.clear()
+
+
+def test_a_thousand_names_are_a_request(bucket: Mounted) -> None:
+    names = [f"{folder}/{number:04}.jpg" for folder in ("a", "b", "c") for number in range(2500)]
+    bucket.objects.update(dict.fromkeys(names, b"jpeg"))
+
+    assert [file.name for file in listing.below(str(bucket.root))] == names
+    assert len(bucket.requests) == 1 + 3 * 3
+
+
+@pytest.mark.parametrize("room", [0, 1 << 20])
+def test_ranges_are_listed_together_and_taken_in_order(
+    room: int, bucket: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = sorted(f"{folder:03}/{number}" for folder in range(100) for number in range(60))
+    bucket.objects.update(dict.fromkeys(names, b""))
+    monkeypatch.setattr(objects, "_ROOM", room)
+
+    folders = [f"{folder:03}/" for folder in range(100)]
+    found = [each.name for each in objects.Names(bucket.root.name).objects("", folders)]
+
+    assert found == names
+    assert len(bucket.requests) <= 16
+    some = objects.Names(bucket.root.name).objects("", folders)
+    assert next(some).name == names[0]
+    some.close()  # type: ignore[attr-defined]  # those that wait for room end
+    assert not [thread for thread in threading.enumerate() if "names" in thread.name]
+
+
+def test_a_page_that_is_lost_is_asked_for_again(bucket: Mounted) -> None:
+    bucket.objects.update(dict.fromkeys((f"a/{number}" for number in range(1500)), b""))
+    bucket.fates[:] = ["", "lost", "", ""]
+
+    names = [file.name for file in listing.below(str(bucket.root))]
+
+    assert names == sorted(bucket.objects)
+    assert len(bucket.requests) == 1 + 2 + 1
+
+
+def test_without_an_answer_the_mount_is_asked_and_the_way_is_told(
+    bucket: Mounted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket.write(*NAMES)
+    source = f"images:{bucket.root}"
+
+    by_api = known(source)
+    bucket.fates[0] = "before"
+    by_mount, again = known(source), known(source)
+
+    assert by_api.known_by == "names, sizes and generations"
+    assert by_mount.known_by == "names, sizes and times"
+    assert by_mount == again
+    assert by_mount.text == by_api.text
+    name = bucket.root.name
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "listed" in line]
+    assert f"gs://{name} is listed through its mount, a request a file, as its API does not answer: " in line
+    assert f"cannot list gs://{name}" in line
+
+
+def test_what_the_fingerprint_sees_of_a_bucket(bucket: Mounted, tmp_path: Path) -> None:
+    bucket.write(*NAMES)
+    source = f"images:{bucket.root}"
+    first = known(source)
+    labels = tmp_path.parent / f"{tmp_path.name}.csv"
+    labels.write_text("path,label\n")
+
+    assert known(f"images:gs://{bucket.root.name}") == first
+    assert known(source, labels=str(labels)).known_by == "names, sizes, times and generations"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            objects.Object, "__new__", lambda cls, name, size, _: tuple.__new__(cls, (name, size, 2))
+        )
+        assert known(source).digest != first.digest
+    labels.unlink()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "cat/*.jpg",
+        "c*/1.jpg",
+        "**/1.jp*g",
+        "**",
+        "cat/??????.jpg",
+        "cat/é[1]·猫.jpg",
+        "*/[!1]*",
+        "dog/1.jpeg",
+        "*/*",
+    ],
+)
+def test_patterns_match_in_a_bucket_as_on_a_disk(pattern: str, bucket: Mounted) -> None:
+    bucket.write(*NAMES, *HIDDEN)
+    bucket.objects["cat/"] = b""
+    wanted = f"{bucket.root}/{pattern}"
+    on_disk = [path for path in glob.glob(wanted, recursive=True) if Path(path).is_file()] or [wanted]
+
+    found = list(listing.matching(f"gs://{bucket.root.name}/{pattern}"))
+
+    assert [file.path for file in found] == sorted(on_disk)
+    assert all(file.is_generation for file in found)
+    assert listing.find_files(wanted) == sorted(on_disk)
+
+
+def test_what_is_not_there_is_said_as_ever(bucket: Mounted) -> None:
+    bucket.write(*NAMES)
+    for call, path, message in [
+        (listing.matching, "bird/*", "no file matches "),
+        (listing.matching, "cat", "is a directory; give a pattern such as "),
+        (listing.below, "bird", "cannot read the directory .*No such file or directory"),
+    ]:
+        with pytest.raises(SourceError, match=message):
+            list(call(f"{bucket.root}/{path}"))
+
+
+def test_images_of_a_mounted_bucket_are_listed_by_its_api(bucket: Mounted) -> None:
+    bucket.write(*NAMES, *HIDDEN)
+    for name in NAMES:
+        (bucket.root / name).unlink()  # nobody looks
+
+    source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
+    examples = [example for example in source if isinstance(example, Example)]
+
+    assert isinstance(source, ListedImages)
+    assert source.class_names == ("cat", "cat-big", "cat.old", "dog")
+    assert [example.key for example in examples] == list(NAMES)
+    assert [source.class_names[example.label] for example in examples] == [
+        name.partition("/")[0] for name in NAMES
+    ]
+    assert {example.image for example in examples} == {(f"{bucket.root}/{name}", 0, -1) for name in NAMES}
+    assert len(bucket.requests) == 1 + 5  # the top, and once for each folder
+
+
+def test_a_bucket_that_is_not_a_folder_per_class(bucket: Mounted) -> None:
+    bucket.write("data/cat/1.jpg", "data/dog/1.jpg", "data/dog/.hidden")
+    source = PreprocessSettings(source=f"images:{bucket.root}/data")
+    bucket.objects["data/bird/"] = b""
+    with pytest.raises(SourceError, match=r"class folder 'bird' of .* is empty; remove it or fill it"):
+        list(open_source(source))
+    bucket.write("data/readme.txt")
+    with pytest.raises(SourceError, match=r"has 'readme\.txt' beside the class folders"):
+        open_source(source)
+    del bucket.objects["data/bird/"], bucket.objects["data/readme.txt"]
+    found = open_source(source)
+    bucket.write("data/bird/1.jpg")
+    with pytest.raises(SourceError, match=r"bird/1\.jpg' came while the source was read"):
+        list(found)
+
+
+def test_contents_that_are_far_are_read_together(bucket: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket.write(*NAMES)
+    (bucket.root / "dog" / "large").write_bytes(b"large" * 1000)
+    monkeypatch.setattr(fingerprints, "_SMALL", 1000)
+    source = f"images:{bucket.root}"
+    bucket.fates[0] = "before"
+    reading = threading.Barrier(len(NAMES), timeout=30)
+    read = fingerprints._digest_of
+    monkeypatch.setattr(fingerprints, "_digest_of", lambda file: (reading.wait(), read(file))[1])
+
+    far = known(source, deep=True)
+
+    monkeypatch.setattr(files, "is_mounted", lambda _: False)
+    assert far == known(source, deep=True)
+    assert far.known_by == "content"
