@@ -262,6 +262,18 @@ def test_without_peers_nobody_is_waited_for(cluster):
     assert Peers(cluster).explain(ValueError("no")) is None
 
 
+def test_a_lost_peer_that_still_accepts_connections_is_named(monkeypatch):
+    """A process that was killed closes its sockets one after another."""
+    answers = iter([True, True, False])
+    monkeypatch.setattr(peers, "answers", lambda address: next(answers))
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None))
+    _, worker = clusters(free_ports(2))
+
+    said = Peers(worker).explain(tf.errors.AbortedError(None, None, "Connection reset by peer"))
+
+    assert str(said).startswith("lost chief-0 (127.0.0.1:")
+
+
 def late(task, timeout_ms):
     raise tf.errors.DeadlineExceededError(None, None, "late")
 

@@ -23,7 +23,8 @@ from shardline.trainer.errors import ClusterError, RunError, SettingsError
 
 # Seconds for a peer to accept a connection, and between two attempts.
 _PROBE_TIMEOUT, _PROBE_INTERVAL = 3.0, 0.25
-# Seconds that the chief has to end once all work is done, and after which a process says for whom it waits.
+# Seconds that a process has to end once all its work is done or it was killed, and after which another says
+# for whom it waits.
 _FAREWELL, _PATIENCE = 5.0, 5.0
 # Seconds for which a process that found a difference goes on telling the others what it has.
 _LINGER = 5.0
@@ -104,7 +105,11 @@ class Peers:
         named = [f"{kind}-{index}" for kind, index in _TASK.findall(text)]
         if "CoordinationService/" in text:  # a call that the first task did not answer
             named.append(next(iter(self._cluster.addresses)))
-        lost = [name for name in dict.fromkeys(named) if name in self._others] or list(_silent(self._others))
+        lost = [name for name in dict.fromkeys(named) if name in self._others]
+        deadline = time.monotonic() + _FAREWELL
+        # A process that was killed closes its sockets one after another.
+        while not (lost := lost or list(_silent(self._others))) and time.monotonic() < deadline:
+            time.sleep(_PROBE_INTERVAL)
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
         return RunError(f"lost {names}: it ended or stands still; its own log says why")
 
