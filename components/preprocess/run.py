@@ -218,6 +218,8 @@ def _write_claimed(
         left = [chunk for chunk in chunks if any(shard.file not in done for shard in chunk)]
         if not left:
             return written
+        if wait == _FIRST_WAIT_SECONDS or wait >= 1:
+            progress.say(_TOPIC, f"{len(done)} of {len(plan.shards)} shards done by all tasks")
         for chunk in left:
             if claim := known.take(f"chunk-{chunk[0].file}"):
                 with claim:
@@ -227,9 +229,6 @@ def _write_claimed(
                 written += sum(shard.records for shard in chunk)
                 break
         else:
-            if wait >= 1:
-                there = f"{len(done)} of {len(plan.shards)}"
-                progress.say(_TOPIC, f"{there} shards done; other tasks write the rest")
             time.sleep(wait)
             wait = min(2 * wait, _WAIT_SECONDS)
 
