@@ -147,7 +147,7 @@ def flips(serve: Serve, images: tf.Tensor) -> dict[str, float]:
     """
     some = images[:REQUESTS]
     predicted = serve(some).labels
-    pixels = [tf.io.decode_image(image, expand_animations=False) for image in some]
+    pixels = [_without_alpha(tf.io.decode_image(image, expand_animations=False)) for image in some]
     changed = {
         "jpeg_flips": [tf.io.encode_jpeg(one, quality=_JPEG_QUALITY) for one in pixels],
         "shift_flips": [tf.io.encode_png(_shift(one.numpy())) for one in pixels],
@@ -170,6 +170,11 @@ def time_calls(serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: 
         serve(batches[len(seconds) % len(batches)])
         seconds.append(time.perf_counter() - began)
     return seconds
+
+
+def _without_alpha(pixels: tf.Tensor) -> tf.Tensor:
+    """Returns pixels of 1 to 4 channels with the 1 or 3 that a JPEG can have."""
+    return pixels[..., : (pixels.shape[-1] - 1) | 1]
 
 
 def _shift(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -34,6 +34,24 @@ def turned(orientation: int, encoding: str = "JPEG", image: Image.Image | None =
     return encoded(image or scene(), encoding, exif=exif)
 
 
+def with_alpha(mode: str = "RGB") -> Image.Image:
+    """Returns a picture of mode RGBA or LA, more and more transparent from top to bottom."""
+    image = scene().convert(mode)
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+def deep() -> Image.Image:
+    """Returns a grey picture of 16 bits, whose low byte is no copy of the high one."""
+    return Image.fromarray(np.asarray(scene().convert("L")).astype(np.uint16) * 256 + 200)
+
+
+def without(marker: bytes, data: bytes) -> bytes:
+    """Returns a JPEG without its first segment of a kind."""
+    start = data.index(marker)
+    return data[:start] + data[start + 2 + int.from_bytes(data[start + 2 : start + 4]) :]
+
+
 def opened(data: bytes) -> Image.Image:
     """Opens an encoded image."""
     return Image.open(io.BytesIO(data))

@@ -23,7 +23,9 @@ PHOTOS = Path(os.environ.get("SHARDLINE_TEST_DATA", "")) / "photos"
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("CMYK", 3)])
 def test_jpeg(mode: str, channels: int, options: dict[str, int]) -> None:
     data = encoded(scene().convert(mode), "JPEG", **options)
-    assert read_header(data) == Header("jpeg", 40, 60, channels, 1, True, mode != "CMYK", True)
+    assert read_header(data) == Header(
+        "jpeg", 40, 60, channels, 1, True, mode != "CMYK", True, ("cmyk",) if mode == "CMYK" else ()
+    )
 
 
 def test_a_jpeg_of_another_kind_is_not_standard() -> None:
@@ -46,7 +48,8 @@ def test_fill_bytes_between_segments_are_skipped() -> None:
 )
 def test_png(mode: str, channels: int) -> None:
     data = encoded(scene().convert(mode), "PNG", dpi=(72, 72))
-    assert read_header(data) == Header("png", 40, 60, channels, 1, True, False, True)
+    kinds = ("alpha",) if "A" in mode else ()
+    assert read_header(data) == Header("png", 40, 60, channels, 1, True, False, True, kinds)
 
 
 @pytest.mark.parametrize("form", ["GIF", "BMP", "WEBP", "TIFF", "PPM"])
@@ -63,13 +66,14 @@ def test_the_orientation_is_what_pillow_says(form: str, orientation: int) -> Non
     assert header.orientation == (orientation if 1 <= orientation <= 8 else 1)
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("order", ["little", "big"])
 @pytest.mark.parametrize("orientation", range(10))
-def test_tensorflow_s_own_operations_find_and_apply_it(orientation: int, order: str) -> None:
+def test_tensorflow_s_own_operations_find_and_apply_it(orientation: int, order: str, form: str) -> None:
     exif = Image.Exif()
     exif.endian = "<" if order == "little" else ">"
     exif[0x010F], exif[0x0112] = "maker", orientation
-    data = encoded(scene(), "JPEG", exif=exif, quality=95)
+    data = encoded(scene(), form, exif=exif, quality=95)
     assert (b"MM\0*" in data) == (order == "big")
     expected = orientation if 1 <= orientation <= 8 else 1
     assert int(read_orientation(data)) == expected
@@ -80,7 +84,7 @@ def test_tensorflow_s_own_operations_find_and_apply_it(orientation: int, order: 
 
 def test_no_broken_file_is_too_broken() -> None:
     rng = np.random.default_rng(0)
-    for whole in (turned(6), turned(6, "PNG"), encoded(scene(), "JPEG")):
+    for whole in (turned(6), turned(6, "PNG"), turned(6, "WEBP"), encoded(scene(), "JPEG")):
         for end in range(0, len(whole) - 13, 7):
             header = read_header(whole[:end])
             assert header is None or not header.whole

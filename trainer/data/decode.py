@@ -1,6 +1,6 @@
 """Decoding: stored examples to the tensors a model takes, and images as clients send them likewise.
 
-TensorFlow's decoders ignore the EXIF orientation of a JPEG. It is read here in TensorFlow's own operations,
+TensorFlow's decoders ignore the EXIF orientation. It is read here in TensorFlow's own operations,
 so that an exported model does it too; `components.preprocess.images` reads it in the same way in Python.
 """
 
@@ -14,52 +14,81 @@ import tensorflow as tf
 from shardline.trainer.data.geometry import place
 from shardline.trainer.data.manifest import Feature
 
-# The Exif standard has its segment come first; in practice a small one (JFIF) may precede it.
-_HEAD_BYTES = 80_000
 _EXIF = tuple(b"Exif\0\0")
 _TAG = 0x0112
 
+# A BMP with a palette: the table of colours, blue first, follows the header, which says how long it is.
+_BMP_HEADER, _BMP_SHORTEST, _PALETTE_BITS = 14, 40, 8
+# Flags of a WebP: in the header of extended ones, and in that of lossless ones.
+_WEBP_ALPHA, _WEBP_ANIMATED, _LOSSLESS_ALPHA = 0x10, 0x02, 0x10
 
-def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns a JPEG's EXIF orientation, an int32 scalar 1..8; 1 for any other image (a scalar string)."""
-    head = tf.strings.substr(encoded, 0, tf.minimum(tf.strings.length(encoded), _HEAD_BYTES))
-    data = tf.cast(tf.io.decode_raw(head, tf.uint8), tf.int32)
-    size = tf.size(data)
-    data = tf.pad(data, [[0, 1]])
 
-    def at(position: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes at some positions, 0 beyond the end."""
-        inside = (position >= 0) & (position < size)
-        return tf.gather(data, tf.where(inside, position, size))
+class _Bytes:
+    """Bytes of a scalar string, some at a time."""
 
-    def number(position: tf.Tensor, count: int, little: tf.Tensor) -> tf.Tensor:
+    def __init__(self, encoded: tf.Tensor) -> None:
+        data = tf.io.decode_raw(encoded, tf.uint8)
+        self.size = tf.size(data)
+        self._data = tf.pad(data, [[0, 1]])
+
+    def at(self, position: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes at some positions, int32; 0 beyond the end."""
+        inside = (position >= 0) & (position < self.size)
+        return tf.cast(tf.gather(self._data, tf.where(inside, position, self.size)), tf.int32)
+
+    def number(self, position: tf.Tensor, count: int, little: tf.Tensor) -> tf.Tensor:
         """Returns the whole numbers of `count` bytes at some positions."""
-        values = at(position[..., tf.newaxis] + tf.range(count))
+        values = self.at(position[..., tf.newaxis] + tf.range(count))
         powers = 256 ** tf.range(count)
         return tf.reduce_sum(values * tf.where(little, powers, powers[::-1]), axis=-1)
 
+    def has(self, position: tf.Tensor | int, text: bytes) -> tf.Tensor:
+        """Returns whether the text is at a position, a bool scalar."""
+        return tf.reduce_all(self.at(position + tf.range(len(text))) == tuple(text))
+
+
+def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
+    """Returns the EXIF orientation of a JPEG, PNG or WebP, an int32 scalar 1..8; 1 if there is none.
+
+    Args:
+        encoded: The file, a scalar string. EXIF data behind the pixels of a PNG are not looked for.
+    """
+    file = _Bytes(encoded)
+    is_png, is_webp = file.has(0, b"\x89PNG\r\n\x1a\n"), _is_webp(file)
+
     def is_exif(position: tf.Tensor) -> tf.Tensor:
-        return (at(position + 1) == 0xE1) & tf.reduce_all(at(position + 4 + tf.range(6)) == _EXIF)
+        segment = (file.at(position + 1) == 0xE1) & tf.reduce_all(
+            file.at(position + 4 + tf.range(6)) == _EXIF
+        )
+        chunk = tf.where(is_png, file.has(position + 4, b"eXIf"), file.has(position, b"EXIF"))
+        return tf.where(is_png | is_webp, chunk, segment)
 
     def more(position: tf.Tensor) -> tf.Tensor:
-        application_data = (at(position) == 0xFF) & (at(position + 1) // 16 == 0xE)
-        return application_data & ~is_exif(position)
+        application_data = (file.at(position) == 0xFF) & (file.at(position + 1) // 16 == 0xE)
+        others = tf.where(is_png, ~file.has(position + 4, b"IDAT"), is_webp | application_data)
+        return (position < file.size) & others & ~is_exif(position)
 
     def following(position: tf.Tensor) -> tuple[tf.Tensor]:
-        return (position + 2 + number(position + 2, 2, tf.constant(False)),)
+        length = file.number(tf.where(is_webp, position + 4, position), 4, is_webp)
+        chunk = tf.where(is_png, length + 12, length + length % 2 + 8)
+        segment = 2 + file.number(position + 2, 2, tf.constant(False))
+        step = tf.where(is_png | is_webp, chunk, segment)
+        return (tf.where(step > 0, position + step, file.size),)
 
     def read_first_directory() -> tf.Tensor:
-        tiff = segment + 10
-        little = at(tiff) == ord("I")
-        directory = tiff + number(tiff + 4, 4, little)
-        entries = directory + 2 + 12 * tf.range(number(directory, 2, little))
-        values = tf.boolean_mask(number(entries + 8, 2, little), number(entries, 2, little) == _TAG)
+        chunk = start + 8
+        tiff = tf.where(is_png | is_webp, chunk + tf.where(file.has(chunk, bytes(_EXIF)), 6, 0), start + 10)
+        little = file.at(tiff) == ord("I")
+        directory = tiff + file.number(tiff + 4, 4, little)
+        entries = directory + 2 + 12 * tf.range(file.number(directory, 2, little))
+        values = tf.boolean_mask(file.number(entries + 8, 2, little), file.number(entries, 2, little) == _TAG)
         value = tf.concat([values, [1]], 0)[0]
         return tf.where((value >= 1) & (value <= 8), value, 1)
 
-    is_jpeg = (at(tf.constant(0)) == 0xFF) & (at(tf.constant(1)) == 0xD8)
-    (segment,) = tf.while_loop(more, following, (tf.where(is_jpeg, 2, size),))
-    return tf.cond(is_exif(segment), read_first_directory, lambda: tf.constant(1))
+    is_jpeg = file.has(0, b"\xff\xd8")
+    first = tf.where(is_jpeg, 2, tf.where(is_png, 8, tf.where(is_webp, 12, file.size)))
+    (start,) = tf.while_loop(more, following, (first,))
+    return tf.cond(is_exif(start) & (start < file.size), read_first_directory, lambda: tf.constant(1))
 
 
 def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
@@ -117,18 +146,62 @@ def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 
 
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes an image as clients send it (PNG, JPEG, BMP, a GIF's first frame) to uint8 of the stored size.
+    """Decodes a file of a client (PNG, JPEG, BMP, WebP, a GIF's first frame) to uint8 of the stored size.
 
-    The EXIF orientation of a JPEG is applied. An image that then has another than the stored size is cropped,
+    The EXIF orientation is applied. An image that then has another than the stored size is cropped,
     padded or stretched as the manifest says (cropped if it says nothing), with antialiased interpolation.
     """
     height, width, channels = image.shape
-    pixels = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
-    pixels = turn_upright(pixels, read_orientation(encoded))
+    assert channels is not None  # only sides may differ from image to image
+    pixels = turn_upright(_read(encoded, channels), read_orientation(encoded))
     size = tf.shape(pixels)
     fits = tf.logical_and(tf.equal(size[0], height), tf.equal(size[1], width))
     pixels = tf.cond(fits, lambda: pixels, lambda: _fit(pixels, image))
     return tf.ensure_shape(pixels, (height, width, channels))
+
+
+def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
+    """Decodes an image of any size to `channels`, 1 or 3, as preprocessing does.
+
+    `tf.io.decode_image` does it alone for JPEG and PNG. Of others it makes no grey; of a BMP with a palette
+    it gives the numbers of the colours; a WebP it reads with no channels but its own. That it refuses 3
+    channels of an animated WebP is as well: with 0 of them TensorFlow 2.21 writes beyond its memory.
+    """
+    file = _Bytes(encoded)
+
+    def decode(count: int) -> tf.Tensor:
+        return tf.io.decode_image(encoded, channels=count, expand_animations=False)
+
+    def with_palette() -> tf.Tensor:
+        header, packed = (file.number(tf.constant(at), 4, tf.constant(True)) for at in (_BMP_HEADER, 30))
+        sound = tf.debugging.Assert(
+            (header >= _BMP_SHORTEST) & (packed == 0), ["cannot read a BMP that is compressed; send a PNG"]
+        )
+        with tf.control_dependencies([sound] if sound is not None else []):
+            colours = file.at(_BMP_HEADER + header + 4 * tf.range(256)[:, tf.newaxis] + [2, 1, 0])
+        return tf.gather(tf.cast(colours, tf.uint8), tf.cast(decode(3)[..., 0], tf.int32))
+
+    def without_palette() -> tf.Tensor:
+        return tf.cond(_has_alpha(file), lambda: decode(4)[..., :3], lambda: decode(3))
+
+    def other() -> tf.Tensor:
+        has_palette = file.has(0, b"BM") & (file.at(tf.constant(28)) == _PALETTE_BITS)
+        colour = tf.cond(has_palette, with_palette, without_palette)
+        return colour if channels == 3 else tf.image.rgb_to_grayscale(colour)
+
+    is_usual = file.has(0, b"\xff\xd8") | file.has(0, b"\x89PNG")
+    return tf.cond(is_usual, lambda: decode(channels), other)
+
+
+def _is_webp(file: _Bytes) -> tf.Tensor:
+    return file.has(0, b"RIFF") & file.has(8, b"WEBP")
+
+
+def _has_alpha(file: _Bytes) -> tf.Tensor:
+    """Returns whether a file is a WebP with an alpha channel and without an animation."""
+    flags, lossless = file.at(tf.constant(20)), file.at(tf.constant(24))
+    extended = file.has(12, b"VP8X") & (flags & _WEBP_ALPHA > 0) & (flags & _WEBP_ANIMATED == 0)
+    return _is_webp(file) & (extended | file.has(12, b"VP8L") & (lossless & _LOSSLESS_ALPHA > 0))
 
 
 def _fit(pixels: tf.Tensor, image: Feature) -> tf.Tensor:

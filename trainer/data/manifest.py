@@ -147,8 +147,8 @@ class Manifest:
         compression: Compression of the shards as whole files: "" or "gzip".
         records_in: Examples that the source had: those in the splits and those rejected.
         rejected: Number of examples left out, by reason; rejected.jsonl beside the manifest names them.
-        converted: Number of images whose stored form is not the source's, by conversion ("exif orientation",
-            "cmyk", "alpha", "palette", ...).
+        converted: Number of images of which something is converted or left out, when they were stored or when
+            they are decoded, by what ("exif orientation", "cmyk", "alpha", "16 bit", "animation", ...).
         keys: File with a hash that each example is known by in other datasets, `KEY_BYTES` for each, in the
             order of the shards; None in datasets of earlier releases, and where the source has no keys.
     """

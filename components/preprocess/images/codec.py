@@ -3,8 +3,8 @@
 Without `image_size` and with encoding "keep", a JPEG or PNG passes untouched, and is checked as is asked for:
 its header alone, the structure of its file (`images.check`) and of some JPEG the pixels, or all pixels.
 `tf.io.decode_image` reads grey, palette, alpha, 16-bit and animated PNG (alpha dropped, high byte, first
-frame) and CMYK JPEG as this module does. What it would not read so is converted: other formats, JPEG that is
-arithmetically coded, and images that only their EXIF data says how to turn.
+frame) and CMYK JPEG as this module does; they are counted all the same. What it would not read so is
+converted: other formats, arithmetically coded JPEG, and images that only their EXIF data says how to turn.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class StoredImage(NamedTuple):
         data: The bytes; where nothing had to be done, the very object that was given.
         channels: 1 for grey, 3 for all others; any alpha channel is not counted.
         encoding: "jpeg", "png" or "raw".
-        converted: Conversions beside resizing and encoding: "exif orientation", "cmyk", "palette",
-            "alpha", "16 bit", "animation", "grey" (to RGB, for raw), "gif", "bmp", "webp", ...
+        converted: What is not there any more, or is converted, beside resizing and encoding, here or when a
+            stored image is decoded: "exif orientation", "cmyk", "palette", "alpha", "16 bit", "animation",
+            "grey" (to RGB, for raw), "gif", "bmp", "webp", ...
     """
 
     data: bytes
@@ -120,7 +121,7 @@ class Codec:
         header = read_header(encoded)
         if header is None:
             return self._store_other(encoded, name, None)
-        encoding, height, width, channels, orientation, standard, plain, whole = header
+        encoding, height, width, channels, orientation, standard, plain, whole, kinds = header
         if not whole:
             raise BadRecordError(name, TRUNCATED)
         if not height:
@@ -129,7 +130,7 @@ class Codec:
         has_size = self._size in (0, height) and self._size in (0, width)
         if standard and orientation == 1 and has_size and self._encoding in ("keep", encoding):
             self._check_whole(encoded, header, name)
-            stored = StoredImage(encoded, height, width, channels, encoding)
+            stored = StoredImage(encoded, height, width, channels, encoding, kinds)
             if encoding == "png" and len(self._known) < _KNOWN_HEADS and self._check != "decode":
                 self._known[encoded[PNG_HEAD]] = stored.kind
             return stored
@@ -155,9 +156,9 @@ class Codec:
         fault = find_fault(encoded)
         is_sampled = header.encoding == "jpeg" and not zlib.crc32(name.encode(errors="replace")) % _SAMPLED
         if not fault and (self._check == "decode" or is_sampled):
-            from shardline.components.preprocess.images import pixels
+            from shardline.components.preprocess.images import picture
 
-            fault = pixels.find_fault(encoded, header)
+            fault = picture.find_fault(encoded, header)
         if fault:
             raise BadRecordError(name, fault)
 
@@ -180,10 +181,11 @@ class Codec:
         """Decodes with Pillow."""
         if not encoded:
             raise BadRecordError(name, EMPTY)
-        from shardline.components.preprocess.images.pixels import UnreadableError, opened_picture
+        from shardline.components.preprocess.images.picture import opened_picture
+        from shardline.components.preprocess.images.pixels import UnreadableError
 
         try:
-            with opened_picture(encoded) as picture:
+            with opened_picture(encoded, header) as picture:
                 self._check_size(picture.height, picture.width, name)
                 picture.load()
                 placed = self._place(picture.height, picture.width)

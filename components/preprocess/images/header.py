@@ -42,7 +42,8 @@ _ORIENTATION_TAG = 0x0112
 _PNG_HEADER = struct.Struct(">8xI4sIIBB")
 _PNG_CHUNK = struct.Struct(">I4s")
 _FIRST_CHUNK, _CHUNK_FRAME = 33, 12
-_GREY_ALPHA, _PNG_GREY = 4, 0
+_GREY_ALPHA, _PNG_GREY, _PNG_ALPHA = 4, 0, (4, 6)
+_PNG_KINDS = {b"tRNS": "alpha", b"acTL": "animation"}
 
 
 class Header(NamedTuple):
@@ -51,9 +52,11 @@ class Header(NamedTuple):
     Attributes:
         channels: 1 for grey (any alpha channel is not counted), 3 for all others.
         orientation: EXIF's 1..8; 1 is upright.
-        standard: Whether every decoder reads it; if not, a JPEG of 12 bits, lossless or arithmetically coded.
+        standard: Whether every decoder reads it; if not, a JPEG of 12 bits, of 2 components, lossless or
+            arithmetically coded.
         plain: Whether it is a standard JPEG that is not CMYK, which the fast decoder reads.
         whole: Whether its end is there.
+        kinds: What decoders leave out or convert: "alpha", "16 bit", "animation", "cmyk".
     """
 
     encoding: str
@@ -64,6 +67,7 @@ class Header(NamedTuple):
     standard: bool
     plain: bool
     whole: bool
+    kinds: tuple[str, ...] = ()
 
 
 def read_header(data: bytes) -> Header | None:
@@ -94,33 +98,38 @@ def _read_jpeg(data: bytes) -> Header:
             position += 1
             continue
         if marker == _EXIF_MARKER and data.startswith(b"Exif\0\0", position + 4):
-            orientation = _read_orientation(data[position + 10 : position + 0x10001])
+            orientation = read_orientation(data[position + 10 : position + 0x10001])
         position += 2 + (data[position + 2] << 8 | data[position + 3])
     precision, height, width, components = _FRAME.unpack_from(data, position + 4)
-    standard = marker <= _PROGRESSIVE and precision == 8
-    plain = standard and components in (1, 3)
+    standard = marker <= _PROGRESSIVE and precision == 8 and components in (1, 3, 4)
+    plain = standard and components < 4
+    kinds = ("cmyk",) if components == 4 else ()
     # Bytes after the end are harmless, and a preview inside the EXIF data has an end of its own.
     whole = data.rfind(_JPEG_END, position) > 0
-    return Header("jpeg", height, width, 1 if components == 1 else 3, orientation, standard, plain, whole)
+    channels = 1 if components == 1 else 3
+    return Header("jpeg", height, width, channels, orientation, standard, plain, whole, kinds)
 
 
 def _read_png(data: bytes) -> Header:
-    length, name, width, height, _, colour = _PNG_HEADER.unpack_from(data)
+    length, name, width, height, depth, colour = _PNG_HEADER.unpack_from(data)
     if name != b"IHDR" or length != 13:
         raise IndexError("no IHDR")
     orientation, position = 1, _FIRST_CHUNK
+    kinds = [*(["16 bit"] if depth == 16 else []), *(["alpha"] if colour in _PNG_ALPHA else [])]
     length, name = _PNG_CHUNK.unpack_from(data, position)
     while name != b"IDAT" and name != b"IEND":
         if name == b"eXIf":
-            orientation = _read_orientation(data[position + 8 : position + 8 + length])
+            orientation = read_orientation(data[position + 8 : position + 8 + length])
+        elif name in _PNG_KINDS:
+            kinds.append(_PNG_KINDS[name])
         position += _CHUNK_FRAME + length
         length, name = _PNG_CHUNK.unpack_from(data, position)
     whole = name == b"IDAT" and data.rfind(PNG_END) > 0
     channels = 1 if colour in (_PNG_GREY, _GREY_ALPHA) else 3
-    return Header("png", height, width, channels, orientation, True, False, whole)
+    return Header("png", height, width, channels, orientation, True, False, whole, tuple(kinds))
 
 
-def _read_orientation(tiff: bytes) -> int:
+def read_orientation(tiff: bytes) -> int:
     """Returns the orientation that a TIFF structure states in its first directory, 1 if none."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None:

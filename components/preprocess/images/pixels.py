@@ -1,32 +1,21 @@
 """Pixels of an image: decoded, turned upright, fitted and encoded, on one core.
 
-libjpeg-turbo (simplejpeg) reads and writes JPEG, OpenCV resizes and writes PNG, Pillow reads the rarer
-formats. Loading them takes 50 MB, so this module is imported only where pixels are needed.
+libjpeg-turbo (simplejpeg) reads and writes JPEG, OpenCV resizes and writes PNG. Loading them takes 50 MB, so
+this module is imported only where pixels are needed.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import ExifTags, Image, UnidentifiedImageError
 
-from shardline.components.preprocess.images.header import (
-    DAMAGED,
-    JPEG_START,
-    PNG_START,
-    TRUNCATED,
-    Header,
-)
-from shardline.trainer.data.geometry import REDUCTIONS, Placement
-from shardline.trainer.errors import ShardlineError
+from shardline.components.preprocess.images.header import DAMAGED
+from shardline.trainer.data.geometry import Placement
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -88,19 +77,6 @@ def decode_jpeg(
             if not strict or "extraneous bytes" not in str(failure):
                 raise UnreadableError(DAMAGED) from failure
     raise AssertionError("unreachable")
-
-
-def find_fault(encoded: bytes, header: Header) -> str:
-    """Returns why the pixels of a JPEG or PNG cannot be decoded; "" if they can."""
-    try:
-        if header.plain:
-            decode_jpeg(encoded, (header.height, header.width), header.channels, REDUCTIONS[-1])
-        else:
-            with opened_picture(encoded) as picture:
-                picture.load()
-    except UnreadableError as failure:
-        return str(failure)
-    return ""
 
 
 def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
@@ -192,110 +168,3 @@ def _blur(ratio: float, reduction: int) -> float:
     """Returns the standard deviation, in pixels, of the Gaussian that is missing before interpolation."""
     variance = (ratio**2 - 1) / 6 - (1 - reduction**-2) / 12
     return math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0
-
-
-# Pillow knows more formats, but some start other programs (EPS) and none of the rest is a photo's.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-
-# Formats that people have and we do not read: first bytes, at which place, name.
-_OTHERS = (
-    (b"ftypheic", 4, "HEIC"),
-    (b"ftypmif1", 4, "HEIC"),
-    (b"ftypavif", 4, "AVIF"),
-    (b"\xff\x0a", 0, "JPEG XL"),
-    (b"\0\0\0\x0cJXL ", 0, "JPEG XL"),
-    (b"\0\0\0\x0cjP  ", 0, "JPEG 2000"),
-    (b"8BPS", 0, "PSD"),
-    (b"%PDF", 0, "PDF"),
-    (b"%!PS", 0, "PostScript"),
-    (b"<svg", 0, "SVG"),
-)
-
-_16_BIT_MODES = ("I", "I;16", "I;16B", "I;16L")
-_GREY_MODES = frozenset({"1", "L", "LA", *_16_BIT_MODES})
-_COLOUR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
-_KINDS = {"P": "palette", "PA": "palette", "LA": "alpha", "RGBA": "alpha", "CMYK": "cmyk"}
-
-
-class Picture:
-    """An image that Pillow has opened: its header is read, its pixels are not.
-
-    Attributes:
-        height: Height in pixels; upright after `load`.
-        width: Width likewise.
-        kinds: Properties beside plain 8-bit grey or RGB: "palette", "alpha", "cmyk", "16 bit", "animation",
-            "exif orientation", and its format unless that is JPEG or PNG.
-    """
-
-    def __init__(self, opened: Image.Image) -> None:
-        self._opened = opened
-        self.width, self.height = opened.size
-        # A JPEG of a camera that holds a second picture (a preview) is of the format MPO.
-        form = "jpeg" if opened.format == "MPO" else str(opened.format).lower()
-        animated = form != "jpeg" and getattr(opened, "is_animated", False)
-        kinds = (
-            "" if form in ("jpeg", "png") else form,
-            "16 bit" if opened.mode in _16_BIT_MODES else _KINDS.get(opened.mode),
-            "animation" if animated else "",
-            "exif orientation" if self._orientation() > 1 else "",
-        )
-        self.kinds = tuple(kind for kind in kinds if kind)
-
-    def load(self) -> None:
-        """Reads the pixels of the first frame."""
-        self._opened.load()  # turns a TIFF upright, and no other format
-        width, height = self._opened.size
-        self.height, self.width = (height, width) if self._orientation() < 5 else (width, height)
-
-    def to_pixels(self, reduction: int) -> Pixels:
-        """Returns the first frame upright and shrunk, as uint8 (height, width, 1 or 3); alpha is dropped."""
-        image = self._to_8_bits()
-        if reduction > 1:
-            image = image.reduce(reduction)
-        pixels = np.asarray(image, np.uint8)
-        return turn_upright(pixels if pixels.ndim == 3 else pixels[..., None], self._orientation())
-
-    def _orientation(self) -> int:
-        orientation = self._opened.getexif().get(ExifTags.Base.Orientation, 1)
-        return int(orientation) if orientation in range(1, 9) else 1
-
-    def _to_8_bits(self) -> Image.Image:
-        """Returns the first frame in mode L or RGB."""
-        image, mode = self._opened, self._opened.mode
-        # Some releases of Pillow open 16 bits of grey as 32, of which a TIFF may use all.
-        if mode not in _GREY_MODES | _COLOUR_MODES or (mode == "I" and image.format == "TIFF"):
-            raise UnreadableError(f"pixels of more than 16 bits or of an unknown kind (mode {mode})")
-        if mode in _16_BIT_MODES:
-            # The high byte, as TensorFlow takes it; Pillow would clip.
-            return Image.fromarray(np.clip(np.asarray(image) // 256, 0, 255).astype(np.uint8))
-        if mode in ("P", "PA"):  # by way of RGBA, as the transparent colours of a palette are still colours
-            return image.convert("RGBA").convert("RGB")
-        wanted = "L" if mode in _GREY_MODES else "RGB"
-        return image if mode == wanted else image.convert(wanted)  # which would copy
-
-
-@contextmanager
-def opened_picture(encoded: bytes) -> Iterator[Picture]:
-    """Opens an image of any of `FORMATS`; UnreadableError if it is none or cannot be decoded."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the codec has a limit of its own
-    try:
-        with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
-            yield Picture(opened)
-    except (UnreadableError, ShardlineError):
-        raise
-    except UnidentifiedImageError:
-        raise UnreadableError(_unidentified(encoded)) from None
-    except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
-        truncated = "truncated" in str(failure).lower() or isinstance(failure, EOFError)
-        raise UnreadableError(TRUNCATED if truncated else DAMAGED) from failure
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
-
-
-def _unidentified(data: bytes) -> str:
-    if data.startswith((JPEG_START, PNG_START)):
-        return DAMAGED
-    for start, place, name in _OTHERS:
-        if data.startswith(start, place):
-            return f"unsupported image format ({name})"
-    return f"not an image that can be read ({', '.join(FORMATS)})"

@@ -311,9 +311,9 @@ class _Checker:
             return f"cannot be decoded as {feature.encoding}: it begins as another file"
         fault = find_fault(encoded)
         if not fault and self._deep:
-            from shardline.components.preprocess.images import pixels
+            from shardline.components.preprocess.images import picture
 
-            fault = pixels.find_fault(encoded, header)
+            fault = picture.find_fault(encoded, header)
         if fault:
             return f"cannot be decoded as {feature.encoding}: {fault}"
         found, said = (header.height, header.width), feature.shape[:2]
