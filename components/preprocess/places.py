@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import xxhash
 
 from shardline.components.preprocess import copies, storage
@@ -99,27 +100,38 @@ class ImageReader:
             return self._read_file(prefix + (path or key), key)
         return self._read_span(place, offset, length, key)
 
-    def each(self, block: Rows) -> Iterator[bytes]:
-        """Yields the encoded image of each row, nothing (b"") for those without one."""
-        heads = block.heads
-        place = int(heads["place"][0])
-        if place == NOWHERE or (heads["place"] != place).any() or heads["length"].min() < 0 or self._is_ahead:
-            for key, path, _, _, place, offset, length in block.fields():
-                yield b"" if place == NOWHERE else self.read(place, offset, length, path, key)
+    def portions(self, block: Rows, size: int) -> Iterator[list[bytes]]:
+        """Yields the encoded images of rows, b"" for those without one, in lists of about `size` bytes."""
+        places, lengths = block.heads["place"], block.heads["length"]
+        place = int(places[0])
+        if self._is_ahead or place == NOWHERE or lengths.min() < 0 or (places != place).any():
+            yield from self._one_by_one(block, size)
             return
-        offsets, lengths = heads["offset"].tolist(), heads["length"].tolist()
         file = self._files.get(place)
         if file is None:
             file = self._open(place)
-        found = map(os.pread, repeat(file), lengths, offsets)
-        for number, length in enumerate(lengths):
+        last = np.flatnonzero(np.diff(np.cumsum(lengths) // size)) + 1
+        for start, end in pairwise([0, *last.tolist(), block.count]):
+            sizes = lengths[start:end].tolist()
             try:
-                data = next(found)
-            except OSError as error:
-                raise _unreadable(block.keys()[number], error) from None
-            if len(data) != length:
-                raise changed(key_text(block.keys()[number]), "became shorter")
-            yield data
+                found = list(map(os.pread, repeat(file), sizes, block.heads["offset"][start:end].tolist()))
+            except OSError:
+                found = []
+            if list(map(len, found)) != sizes:  # which one, and why
+                found = list(chain.from_iterable(self._one_by_one(block.take(np.arange(start, end)), size)))
+            yield found
+
+    def _one_by_one(self, block: Rows, size: int) -> Iterator[list[bytes]]:
+        portion, held = list[bytes](), 0
+        for key, path, _, _, place, offset, length in block.fields():
+            data = b"" if place == NOWHERE else self.read(place, offset, length, path, key)
+            portion.append(data)
+            held += len(data)
+            if held >= size:
+                yield portion
+                portion, held = [], 0
+        if portion:
+            yield portion
 
     def _next(self, *_: object) -> bytes:
         data = next(self._ahead)

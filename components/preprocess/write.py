@@ -110,7 +110,7 @@ class ShardWriter:
         tails = list(map(b"".join, zip(map(key_head, map(len, keys)), keys, labels, extras, strict=True)))
         have_image = (block.heads["place"] != NOWHERE).tolist()
         end = 0
-        for contents in _portions(self._images.each(block)):
+        for contents in self._images.portions(block, _BLOCK):
             start, end = end, end + len(contents)
             have = have_image[start:end]
             hashed = contents = self._stored(contents, keys[start:end], have, kinds)
@@ -126,7 +126,7 @@ class ShardWriter:
         self, contents: list[bytes], keys: Sequence[bytes], have: Sequence[bool], kinds: Counter[Kind | None]
     ) -> list[bytes]:
         """Returns images as they are stored, and counts their kinds; `have` says which examples have one."""
-        found = list(map(self._codec.known, contents))
+        found = self._codec.known(contents)
         if None in found:
             for number, kind in enumerate(found):
                 if kind is None and have[number]:
@@ -256,19 +256,6 @@ class _Output:
             while rest:
                 rest = rest[os.write(self.file, rest) :]
         self.size += size
-
-
-def _portions(contents: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Yields what is written together."""
-    portion, size = list[bytes](), 0
-    for content in contents:
-        portion.append(content)
-        size += len(content)
-        if size >= _BLOCK:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
 
 
 def _masks(crcs: Iterable[int]) -> Iterator[bytes]:

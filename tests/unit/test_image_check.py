@@ -9,7 +9,7 @@ import zlib
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.images.check import find_fault, is_whole_png
+from shardline.components.preprocess.images.check import are_whole_pngs, find_fault, is_whole_png
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.images.header import DAMAGED, TRUNCATED, read_header
 from shardline.components.preprocess.images.pixels import find_fault as find_fault_of_pixels
@@ -94,10 +94,20 @@ def test_an_image_that_begins_as_one_before_is_checked_as_well() -> None:
     codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=10**8)
     small = SOUND["small"]
     codec.store(small, "first")
-    assert codec.known(small) is not None
+    assert codec.known([small])[0] is not None
     for what, data in damage.damaged(small, 60, seed=3):
-        assert codec.known(data) is None or reads(data), what
+        kinds = codec.known([small, data, small])
+        assert kinds[1] is None or reads(data), what
+        assert kinds[::2] == codec.known([small]) * 2
     assert is_whole_png(small)
+
+
+def test_several_images_are_sound_together_if_each_is() -> None:
+    small = SOUND["small"]
+    assert are_whole_pngs([small] * 3)
+    for what, data in damage.damaged(small, 60, seed=4):
+        if data.startswith(small[:41]) and data.endswith(small[-12:]):
+            assert are_whole_pngs([small, data]) == is_whole_png(data), what
 
 
 def test_a_decompression_bomb_is_let_go_of() -> None:

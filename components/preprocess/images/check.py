@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from shardline.components.preprocess.images.header import DAMAGED, JPEG_START, PNG_FIRST, TRUNCATED
@@ -67,6 +67,38 @@ def is_whole_png(encoded: bytes) -> bool:
         and zlib.crc32(encoded[37:-16]) == int.from_bytes(encoded[-16:-12])
         and _are_pixels(encoded[PNG_FIRST], [encoded[41:-16]])
     )
+
+
+def are_whole_pngs(images: Sequence[bytes]) -> bool:
+    """Returns whether this is known of all of several small ones, in a third of the time.
+
+    If not, some may be: `is_whole_png` says which.
+    """
+    import numpy as np
+
+    starts = {image[PNG_FIRST] for image in images}
+    if len(starts) > 1 or max(map(len, images)) > _SURELY_SMALL:
+        return False
+    lengths = np.frombuffer(b"".join([image[33:37] for image in images]), ">u4")
+    ends = np.frombuffer(b"".join([image[-16:-8] for image in images]), ">u4").reshape(-1, 2)
+    sums = np.fromiter(map(zlib.crc32, [image[37:-16] for image in images]), np.uint32)
+    if (lengths != np.fromiter(map(len, images), np.int64) - 57).any() or ends[:, 1].any():
+        return False
+    try:
+        pixels = list(map(zlib.decompress, [image[41:-16] for image in images]))
+    except zlib.error:
+        return False
+    (passes,) = map(_png_rows, starts)
+    total = sum(rows * size for rows, size in passes)
+    if not total or (sums != ends[:, 0]).any() or min(map(len, pixels)) < total:
+        return False
+    raw, position = np.frombuffer(b"".join([each[:total] for each in pixels]), np.uint8).reshape(-1, total), 0
+    for rows, size in passes:
+        end = position + rows * size
+        if raw[:, position:end:size].max() > _LAST_FILTER:
+            return False
+        position = end
+    return True
 
 
 def _check_png(data: bytes) -> None:

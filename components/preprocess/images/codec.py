@@ -10,9 +10,10 @@ converted: other formats, arithmetically coded JPEG, and images that only their 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardline.components.preprocess.images.check import find_fault, is_whole_png
+from shardline.components.preprocess.images.check import are_whole_pngs, find_fault, is_whole_png
 from shardline.components.preprocess.images.header import (
     DAMAGED,
     LONGEST_SIDES,
@@ -105,16 +106,25 @@ class Codec:
         self._known: dict[bytes, Kind] = {}
         self._kept: Memory | None = None
 
-    def known(self, encoded: bytes) -> Kind | None:
-        """Returns the kind of an image that `store` would not touch, if that is known without parsing.
+    def known(self, images: Sequence[bytes]) -> list[Kind | None]:
+        """Returns the kinds of images that `store` would not touch, as far as known without parsing.
 
-        It is for a PNG that begins as an earlier one did, which takes a fraction of the time of `store`.
+        That is of a PNG that begins as an earlier one did, in a fraction of the time that `store` takes.
         """
-        if encoded.startswith(b"IDAT", PNG_SECOND) and encoded.endswith(PNG_END):
-            kind = self._known.get(encoded[PNG_HEAD])
-            if kind is not None and (self._check == "header" or is_whole_png(encoded)):
-                return kind
-        return None
+        if not self._known:
+            return [None] * len(images)
+        kinds = [
+            self._known.get(image[PNG_HEAD])
+            if image.startswith(b"IDAT", PNG_SECOND) and image.endswith(PNG_END)
+            else None
+            for image in images
+        ]
+        found = [image for image, kind in zip(images, kinds, strict=True) if kind]
+        if self._check == "header" or not found or are_whole_pngs(found):
+            return kinds
+        return [
+            kind if kind and is_whole_png(image) else None for image, kind in zip(images, kinds, strict=True)
+        ]
 
     def store(self, encoded: bytes, name: str) -> StoredImage:
         """Returns an image file as it is stored; BadRecordError with `name` if it cannot be used."""
