@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardline.trainer import files
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.errors import ShardlineError, printable
 
 _T = TypeVar("_T")
 
@@ -61,7 +61,7 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         return tuple(_as(*pair, name) for pair in zip(kinds, items, strict=True))
     if origin is not None:
         found = _checked(value, Mapping, "a JSON object", name)
-        return {key: _as(inner[1], item, f"{name}.{key}") for key, item in found.items()}
+        return {key: _as(inner[1], item, f"{name}.{printable(key)}") for key, item in found.items()}
     if kind is float and type(value) is int:
         value = float(value)
     is_wrong = (kind is float and not math.isfinite(value)) if type(value) is kind else True

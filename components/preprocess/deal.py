@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import xxhash
@@ -21,6 +23,8 @@ from shardline.trainer.errors import SourceError
 
 def deal_rows(found: Survey, settings: PreprocessSettings, work: WorkDirectory) -> tuple[PlannedShard, ...]:
     """Writes the rows of all shards into the work directory and returns what the shards will be."""
+    if found.numbers_copies:
+        found = _number_copies(found, settings, work)
     split_of = plan.SplitCodes(settings.split).splits(found.existing)
     counts = _shard_counts(found, settings, split_of)
     names = {
@@ -30,7 +34,7 @@ def deal_rows(found: Survey, settings: PreprocessSettings, work: WorkDirectory) 
     hashers = {name: xxhash.xxh3_128() for shards in names.values() for name in shards}
     records = dict.fromkeys(hashers, 0)
     dealt = dict.fromkeys(counts, 0)
-    if settings.key == "content":
+    if settings.key == "content" and not found.numbers_copies:
         _refuse_equal_keys(found, work)
     codes = {split: np.array([each == split for each in split_of]) for split in counts}
     for block in found.buckets:
@@ -88,6 +92,44 @@ def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
                 raise _occurs_twice(keys[number])
             if value in equal:
                 seen.add(keys[number])
+
+
+def _number_copies(found: Survey, settings: PreprocessSettings, work: WorkDirectory) -> Survey:
+    """Gives the second, third, ... example of a key KEY the keys KEY#2, KEY#3, ... in the source's order."""
+    if next(repeated(blocks(work.keys), sum(found.codes), work.scratch), None) is None:
+        return found
+    buckets, codes, sizes = (
+        rows.Buckets(work.buckets / "numbered"),
+        *map(np.array, (found.codes, found.sizes)),
+    )
+    digested = plan.Digested(settings)
+    for block in found.buckets:
+        copies = _copies(block)
+        chosen = np.array(list(copies), np.int64)
+        buckets.append(block.take(np.setdiff1d(np.arange(block.count), chosen)))
+        if not copies:
+            continue
+        renamed = block.take(chosen).renamed(list(copies.values()))
+        if settings.key != "content":
+            digested.fill(renamed.heads, renamed.keys(), [None] * renamed.count)
+        for heads, sign in ((block.heads[chosen], -1), (renamed.heads, 1)):
+            codes += sign * np.bincount(heads["code"], minlength=len(codes))
+            sizes += sign * np.bincount(heads["code"], heads["length"], len(sizes)).astype(np.int64)
+        buckets.append(renamed)
+    return replace(found, buckets=buckets, codes=codes.tolist(), sizes=sizes.tolist())
+
+
+def _copies(block: Rows) -> dict[int, bytes]:
+    """Returns the keys of the rows whose key is that of an earlier one, by the number of the row."""
+    order = block.heads["order"]
+    equal = np.flatnonzero(order[1:] == order[:-1])
+    seen, copies = Counter[bytes](), dict[int, bytes]()
+    for number in np.union1d(equal, equal + 1).tolist():
+        key = block.texts[number][: block.heads["keys"][number]]
+        seen[key] += 1
+        if seen[key] > 1:
+            copies[number] = b"%s#%d" % (key, seen[key])
+    return copies
 
 
 def _occurs_twice(key: bytes) -> SourceError:

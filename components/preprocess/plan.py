@@ -98,6 +98,26 @@ class SplitCodes:
         return (*SPLITS, *carved)
 
 
+class Digested:
+    """What follows from the digests of examples, for the heads of their rows.
+
+    `named` says whether an example is known by its key in other datasets.
+    """
+
+    def __init__(self, settings: PreprocessSettings, *, named: bool = True) -> None:
+        self._seed, self._salt, self._named = settings.seed, settings.split_salt, named
+        self._codes = SplitCodes(settings.split)
+        self.codes = self._codes.count
+
+    def fill(self, heads: Numbers, identities: Iterable[bytes], own: Sequence[str | None]) -> None:
+        """Fills in order, code of the split and what the examples are known by."""
+        identities = list(identities)
+        found = {number: digests(identities, number) for number in {0, self._seed, self._salt}}
+        heads["order"], heads["order_low"] = found[self._seed]
+        heads["code"] = self._codes.codes(found[self._salt][1], own)
+        heads["known"] = found[0][1] if self._named else 0
+
+
 def shard_count(records: int, training_records: int, *, readers: int, shards: int) -> int:
     """Returns the number of shards of a split with `records` examples, at least one of them.
 

@@ -125,6 +125,12 @@ class Rows:
             return self.texts
         return [text[:end] for text, end in zip(self.texts, self.heads["keys"].tolist(), strict=True)]
 
+    def renamed(self, keys: Sequence[bytes]) -> Rows:
+        """Returns the rows with other keys, and the same image."""
+        heads, texts = self.heads.copy(), zip(self.keys(), self.paths(), self.features(), strict=True)
+        heads["keys"] = list(map(len, keys))
+        return Rows(heads, [new + path + more for new, (_, path, more) in zip(keys, texts, strict=True)])
+
     def paths(self) -> Sequence[bytes]:
         """Returns the path of each row."""
         ends = np.stack([self.heads["keys"], self.heads["keys"] + self.heads["paths"]], 1).tolist()
@@ -218,7 +224,7 @@ class Buckets:
     def flush(self) -> None:
         """Moves all rows from memory to the bucket files."""
         if not self._in_files:
-            self._directory.mkdir(exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
             for bucket in range(BUCKETS):
                 self.path(bucket).touch()
         rows, self._pending, self._count, self._in_files = Rows.join(self._pending), [], 0, True

@@ -23,7 +23,7 @@ from shardline.components.preprocess import rows
 from shardline.components.preprocess.example import FeatureEntries
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place, brought
-from shardline.components.preprocess.plan import Plan, SplitCodes, digests
+from shardline.components.preprocess.plan import Digested, Plan, digests
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.rows import HEAD, Rows
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -91,6 +91,7 @@ class Survey:
             follows from it.
         existing: All splits that the source gives to any example; None where it gives none.
         bad: Number of examples that the source itself found unusable.
+        numbers_copies: Whether examples may have the same key, and then get a number with it.
     """
 
     class_names: tuple[str, ...]
@@ -101,6 +102,7 @@ class Survey:
     sizes: Sequence[int]
     existing: frozenset[str | None]
     bad: int
+    numbers_copies: bool
 
 
 def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
@@ -112,10 +114,11 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     class_names, features, length = _described(source)
     by_content = settings.key == "content"
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
+    numbers_copies = bool(getattr(source, "numbers_copies", False))
     named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
-        work.keys.open("wb") if by_content else contextlib.nullcontext() as keys,
+        work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
     ):
         examples = _Examples(images, features, len(class_names), rejected, by_content=by_content)
         taken = _Taken(settings, rows.Buckets(work.buckets), images, keys, len(class_names), named=named)
@@ -133,6 +136,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
         sizes=taken.sizes.tolist(),
         existing=frozenset(examples.existing),
         bad=examples.bad,
+        numbers_copies=numbers_copies,
     )
 
 
@@ -268,19 +272,18 @@ class _Taken:
         self.buckets = buckets
         self.seen = np.zeros(classes, bool)
         self.count = 0
-        self._codes = SplitCodes(settings.split)
-        self.counts, self.sizes = np.zeros((2, self._codes.count), np.int64)
+        self._digested = Digested(settings, named=named)
+        self.counts, self.sizes = np.zeros((2, self._digested.codes), np.int64)
         self._settings = settings
         self._images = images
         self._keys = keys
-        self._named = named
 
     def take(self, columns: _Columns) -> None:
         """Takes examples."""
         heads = np.zeros(len(columns.keys), HEAD)
         for name in ("label", "place", "offset", "length", "checksum"):
             heads[name] = getattr(columns, f"{name}s")
-        self._digest(heads, columns)
+        self._digested.fill(heads, columns.identities or columns.keys, columns.splits)
         if self._keys:  # equal keys are not found by the digests
             self._keys.write(digests(columns.keys, 0)[1].tobytes())
         texts = columns.keys
@@ -296,14 +299,6 @@ class _Taken:
             sizes = self._sizes(columns, heads)
             self.sizes += np.bincount(heads["code"], sizes, len(self.sizes)).astype(np.int64)
         self.buckets.append(Rows(heads, texts))
-
-    def _digest(self, heads: rows.Numbers, columns: _Columns) -> None:
-        seed, salt = self._settings.seed, self._settings.split_salt
-        identities = columns.identities or columns.keys
-        found = {number: digests(identities, number) for number in {0, seed, salt}}
-        heads["order"], heads["order_low"] = found[seed]
-        heads["code"] = self._codes.codes(found[salt][1], columns.splits)
-        heads["known"] = found[0][1] if self._named else 0
 
     def _sizes(self, columns: _Columns, heads: rows.Numbers) -> Sequence[int]:
         if heads["length"].min() >= 0:

@@ -40,3 +40,13 @@ def test_the_preprocessing_benchmark_measures_every_target(tmp_path: Path) -> No
         assert target in done.stdout
     assert "Start-up: a whole `shardline preprocess` process over 100 photos takes " in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_benchmark_of_the_plan_computes_a_hundred_million(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.plan", "1000", "3000", "--workdir", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" |")[0] for line in done.stdout.splitlines()[2:]] == [
+        "| 1,000", "| 3,000", "| 100,000,000 (computed)",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []

@@ -14,12 +14,14 @@ import google_crc32c
 import pytest
 import tensorflow as tf
 
+from shardline.components.preprocess import rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
 from shardline.components.preprocess.tfrecord import mask, read_records
 from shardline.trainer.data.manifest import Feature
 from shardline.trainer.errors import SourceError
 from tests.helpers.data import payload, real_data
+from tests.helpers.preprocessing import read_all, run, write_images
 
 
 def opened(pattern: Path | str, **features: str) -> Source:
@@ -119,11 +121,20 @@ def test_keys_follow_from_the_content_alone(tmp_path: Path) -> None:
     assert before.items() <= after.items()
 
 
-def test_equal_records_have_different_keys(tmp_path: Path) -> None:
-    write(tmp_path / "a", [records(1)[0]] * 3 + records(3))
-    keys = [example.key for example in read(opened(tmp_path / "a"))]
-    assert keys[:4] == [keys[0], f"{keys[0]}#2", f"{keys[0]}#3", f"{keys[0]}#4"]
-    assert len(set(keys)) == 6
+@pytest.mark.parametrize("in_memory", [2, 1000])
+@pytest.mark.parametrize("key", ["path", "content"])
+def test_equal_records_have_different_keys(
+    tmp_path: Path, key: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", in_memory)
+    png = (write_images(tmp_path / "images", each=1) / "cat" / "000.png").read_bytes()
+    equal, others = {"image": png, "label": 0}, [{"image": png, "label": label} for label in range(1, 20)]
+    write(tmp_path / "a", [*others[:5], equal, equal, *others[5:], equal])
+    run(f"tfrecord:{tmp_path / 'a'}", tmp_path / "out", split={"train": 1.0}, key=key)
+    keys = [example["key"].decode() for example in read_all(tmp_path / "out")]
+    (first,) = {name.partition("#")[0] for name in keys if "#" in name}
+    assert sorted(name for name in keys if name.startswith(first)) == [first, f"{first}#2", f"{first}#3"]
+    assert len(set(keys)) == 22
 
 
 def test_features_have_other_names_and_there_are_more(tmp_path: Path) -> None:

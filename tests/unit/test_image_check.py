@@ -12,7 +12,7 @@ import tensorflow as tf
 from shardline.components.preprocess.images.check import are_whole_pngs, find_fault, is_whole_png
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.images.header import DAMAGED, TRUNCATED, read_header
-from shardline.components.preprocess.images.pixels import find_fault as find_fault_of_pixels
+from shardline.components.preprocess.images.picture import find_fault as find_fault_of_pixels
 from shardline.trainer.errors import BadRecordError
 from tests.helpers import damage
 

@@ -94,7 +94,9 @@ class Source(Protocol):
     `trainer.data.manifest.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
     which returns a text that is another one whenever the examples are (a version, a time of change):
     without it, a scheduled run cannot know that nothing has changed.
-    One whose keys are positions, which other examples may have tomorrow, says `has_keys = False`.
+    One whose keys are positions, which other examples may have tomorrow, says `has_keys = False`; one whose
+    keys follow from the content, so that copies have the same, `numbers_copies = True`: the second one of the
+    key k then gets k#2.
     """
 
     @property

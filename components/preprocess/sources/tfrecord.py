@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
@@ -12,7 +11,7 @@ import xxhash
 from shardline.components.preprocess import copies, storage
 from shardline.components.preprocess.example import Layouts, Value, only_value, parse
 from shardline.components.preprocess.listing import find_files
-from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example, Seen, Span
+from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example, Span
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.trainer.data.manifest import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
@@ -20,7 +19,6 @@ from shardline.trainer.errors import BadRecordError, SourceError
 _ROLES = ("image", "label", "key")
 _DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
 _TEXT = ("utf-8", "surrogateescape")
-_MASK_64 = (1 << 64) - 1
 _SHOWN_FEATURES = 12
 
 
@@ -50,6 +48,7 @@ class TfRecords:
             Feature(ours, _DTYPES[kind]) for ours, kind in sorted(self._types.items()) if ours not in _ROLES
         )
         self._class_names: Sequence[str] | None = None
+        self.numbers_copies = "key" not in self._names
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -63,7 +62,7 @@ class TfRecords:
         index: Mapping[Value, int] = {}
         if self._types["label"] is bytes:
             index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
-        keys, highest, read, has_key = _Keys(), 0, self._reader(), "key" in self._names
+        highest, read, has_key = 0, self._reader(), "key" in self._names
         for path, compression in self._files:
             for record in read_records(path, compression=compression):
                 if isinstance(record, BadRecordError):
@@ -79,7 +78,7 @@ class TfRecords:
                 if label > highest:
                     highest = label
                 yield Example(
-                    _text(values["key"]) if has_key else keys.of(data),
+                    _text(values["key"]) if has_key else xxhash.xxh3_128_hexdigest(data),
                     label,
                     data[start : start + length] if compression else Span(path, offset + start, length),
                     None,
@@ -145,22 +144,6 @@ class TfRecords:
         if self._types["label"] is int:
             return _numbers(cast(int, max(found, default=0)))
         return tuple(sorted(map(_text, found)))
-
-
-class _Keys:
-    """Keys that follow from the content, and the number of the copy where that occurs again."""
-
-    def __init__(self) -> None:
-        self._seen = Seen()
-        self._copies = Counter[str]()
-
-    def of(self, data: bytes) -> str:
-        number = xxhash.xxh3_128_intdigest(data)
-        key = f"{number:032x}"
-        if self._seen.add(number & _MASK_64):
-            return key
-        self._copies[key] += 1
-        return f"{key}#{self._copies[key] + 1}"
 
 
 _NO_FEATURES: Mapping[str, Scalar] = {}
