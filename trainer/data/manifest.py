@@ -6,6 +6,8 @@ A dataset directory holds `{split}-{i:05d}-of-{n:05d}.tfrecord` files of tf.trai
 
 from __future__ import annotations
 
+import contextlib
+import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -264,6 +266,8 @@ def load_whole(directory: Path) -> Manifest:
 
 def check_files(directory: Path, named: Iterable[Shard]) -> None:
     """Checks that files of a dataset are there in their size; a DatasetError names the first that is not."""
+    with contextlib.suppress(OSError):
+        os.listdir(directory)  # of a mounted bucket: then the sizes of all are known, each else a request
     for shard in named:
         path = directory / shard.file
         try:
