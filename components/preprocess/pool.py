@@ -194,9 +194,10 @@ class _Progress:
 
 def _work() -> None:
     """Does jobs until the standard input ends or one fails."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    # Not before: a compiled module that is broken off while it is imported blames the installation.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for line in sys.stdin:
         job, report = json.loads(line), _Progress()
         try:

@@ -267,6 +267,9 @@ def _report(manifest: Manifest) -> None:
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
         progress.say(_TOPIC, f"{rejected:,} of {manifest.records_in:,} left out: {reasons}")
+    if manifest.converted:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.converted.items())
+        progress.say(_TOPIC, f"images of which something is converted or left out: {kinds}")
     if repeated := REPEATED.take():
         progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error of the bucket")
     if manifest.duplicates.straddling:

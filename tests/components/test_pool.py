@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -116,3 +118,26 @@ def test_no_file_of_the_working_directory_hides_a_module(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     assert len(set(do("well").values())) == 2
+
+
+SLOW = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except SystemExit:
+    raise ImportError("please study the documentation: this is caused by a bad install") from None
+"""
+
+
+def test_a_worker_that_is_ended_while_it_starts_says_nothing_of_a_bad_installation(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_load.py").write_text(SLOW)
+    command = [sys.executable, "-m", "shardline.components.preprocess.pool", "slow_to_load"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, b"")

@@ -14,7 +14,7 @@ import tensorflow as tf
 from shardline.trainer.data.geometry import place
 from shardline.trainer.data.manifest import Feature
 
-_EXIF = tuple(b"Exif\0\0")
+_EXIF = b"Exif\0\0"
 _TAG = 0x0112
 
 # A BMP with a palette: the table of colours, blue first, follows the header, which says how long it is.
@@ -27,6 +27,7 @@ class _Bytes:
     """Bytes of a scalar string, some at a time."""
 
     def __init__(self, encoded: tf.Tensor) -> None:
+        self._encoded = encoded
         data = tf.io.decode_raw(encoded, tf.uint8)
         self.size = tf.size(data)
         self._data = tf.pad(data, [[0, 1]])
@@ -42,6 +43,10 @@ class _Bytes:
         powers = 256 ** tf.range(count)
         return tf.reduce_sum(values * tf.where(little, powers, powers[::-1]), axis=-1)
 
+    def starts(self, text: bytes) -> tf.Tensor:
+        """Returns whether the file starts so, a bool scalar."""
+        return tf.strings.substr(self._encoded, 0, len(text)) == text
+
     def has(self, position: tf.Tensor | int, text: bytes) -> tf.Tensor:
         """Returns whether the text is at a position, a bool scalar."""
         return tf.reduce_all(self.at(position + tf.range(len(text))) == tuple(text))
@@ -54,30 +59,8 @@ def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
         encoded: The file, a scalar string. EXIF data behind the pixels of a PNG are not looked for.
     """
     file = _Bytes(encoded)
-    is_png, is_webp = file.has(0, b"\x89PNG\r\n\x1a\n"), _is_webp(file)
 
-    def is_exif(position: tf.Tensor) -> tf.Tensor:
-        segment = (file.at(position + 1) == 0xE1) & tf.reduce_all(
-            file.at(position + 4 + tf.range(6)) == _EXIF
-        )
-        chunk = tf.where(is_png, file.has(position + 4, b"eXIf"), file.has(position, b"EXIF"))
-        return tf.where(is_png | is_webp, chunk, segment)
-
-    def more(position: tf.Tensor) -> tf.Tensor:
-        application_data = (file.at(position) == 0xFF) & (file.at(position + 1) // 16 == 0xE)
-        others = tf.where(is_png, ~file.has(position + 4, b"IDAT"), is_webp | application_data)
-        return (position < file.size) & others & ~is_exif(position)
-
-    def following(position: tf.Tensor) -> tuple[tf.Tensor]:
-        length = file.number(tf.where(is_webp, position + 4, position), 4, is_webp)
-        chunk = tf.where(is_png, length + 12, length + length % 2 + 8)
-        segment = 2 + file.number(position + 2, 2, tf.constant(False))
-        step = tf.where(is_png | is_webp, chunk, segment)
-        return (tf.where(step > 0, position + step, file.size),)
-
-    def read_first_directory() -> tf.Tensor:
-        chunk = start + 8
-        tiff = tf.where(is_png | is_webp, chunk + tf.where(file.has(chunk, bytes(_EXIF)), 6, 0), start + 10)
+    def read_first_directory(tiff: tf.Tensor) -> tf.Tensor:
         little = file.at(tiff) == ord("I")
         directory = tiff + file.number(tiff + 4, 4, little)
         entries = directory + 2 + 12 * tf.range(file.number(directory, 2, little))
@@ -85,10 +68,51 @@ def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
         value = tf.concat([values, [1]], 0)[0]
         return tf.where((value >= 1) & (value <= 8), value, 1)
 
-    is_jpeg = file.has(0, b"\xff\xd8")
-    first = tf.where(is_jpeg, 2, tf.where(is_png, 8, tf.where(is_webp, 12, file.size)))
-    (start,) = tf.while_loop(more, following, (first,))
-    return tf.cond(is_exif(start) & (start < file.size), read_first_directory, lambda: tf.constant(1))
+    is_png = file.starts(b"\x89PNG") & ~file.has(37, b"IDAT")  # which is the first chunk after the header
+    in_chunks = is_png | file.starts(b"RIFF")
+    tiff = tf.cond(
+        file.starts(b"\xff\xd8"),
+        lambda: _find_segment(file),
+        lambda: tf.cond(in_chunks, lambda: _find_chunk(file, is_png), lambda: file.size),
+    )
+    return tf.cond(tiff < file.size, lambda: read_first_directory(tiff), lambda: tf.constant(1))
+
+
+def _find_segment(file: _Bytes) -> tf.Tensor:
+    """Returns where in a JPEG the EXIF data are, after their name; its size where there are none."""
+
+    def is_exif(position: tf.Tensor) -> tf.Tensor:
+        return (file.at(position + 1) == 0xE1) & file.has(position + 4, _EXIF)
+
+    def more(position: tf.Tensor) -> tf.Tensor:
+        application_data = (file.at(position) == 0xFF) & (file.at(position + 1) // 16 == 0xE)
+        return application_data & ~is_exif(position)
+
+    def following(position: tf.Tensor) -> tuple[tf.Tensor]:
+        return (position + 2 + file.number(position + 2, 2, tf.constant(False)),)
+
+    (segment,) = tf.while_loop(more, following, (tf.constant(2),))
+    return tf.where(is_exif(segment), segment + 10, file.size)
+
+
+def _find_chunk(file: _Bytes, is_png: tf.Tensor) -> tf.Tensor:
+    """Does the same in a PNG, before its pixels, or in a WebP."""
+
+    def is_exif(position: tf.Tensor) -> tf.Tensor:
+        return tf.where(is_png, file.has(position + 4, b"eXIf"), file.has(position, b"EXIF"))
+
+    def more(position: tf.Tensor) -> tf.Tensor:
+        is_last = (is_png & file.has(position + 4, b"IDAT")) | (position >= file.size)
+        return ~is_last & ~is_exif(position)
+
+    def following(position: tf.Tensor) -> tuple[tf.Tensor]:
+        length = file.number(tf.where(is_png, position, position + 4), 4, ~is_png)
+        step = tf.where(is_png, length + 12, length + length % 2 + 8)
+        return (tf.where(step > 0, position + step, file.size),)
+
+    (chunk,) = tf.while_loop(more, following, (tf.where(is_png, 8, 12),))
+    content = chunk + 8 + tf.where(file.has(chunk + 8, _EXIF), len(_EXIF), 0)
+    return tf.where(is_exif(chunk), content, file.size)
 
 
 def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
@@ -185,23 +209,19 @@ def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
         return tf.cond(_has_alpha(file), lambda: decode(4)[..., :3], lambda: decode(3))
 
     def other() -> tf.Tensor:
-        has_palette = file.has(0, b"BM") & (file.at(tf.constant(28)) == _PALETTE_BITS)
+        has_palette = file.starts(b"BM") & (file.at(tf.constant(28)) == _PALETTE_BITS)
         colour = tf.cond(has_palette, with_palette, without_palette)
         return colour if channels == 3 else tf.image.rgb_to_grayscale(colour)
 
-    is_usual = file.has(0, b"\xff\xd8") | file.has(0, b"\x89PNG")
+    is_usual = file.starts(b"\xff\xd8") | file.starts(b"\x89PNG")
     return tf.cond(is_usual, lambda: decode(channels), other)
-
-
-def _is_webp(file: _Bytes) -> tf.Tensor:
-    return file.has(0, b"RIFF") & file.has(8, b"WEBP")
 
 
 def _has_alpha(file: _Bytes) -> tf.Tensor:
     """Returns whether a file is a WebP with an alpha channel and without an animation."""
     flags, lossless = file.at(tf.constant(20)), file.at(tf.constant(24))
     extended = file.has(12, b"VP8X") & (flags & _WEBP_ALPHA > 0) & (flags & _WEBP_ANIMATED == 0)
-    return _is_webp(file) & (extended | file.has(12, b"VP8L") & (lossless & _LOSSLESS_ALPHA > 0))
+    return file.starts(b"RIFF") & (extended | file.has(12, b"VP8L") & (lossless & _LOSSLESS_ALPHA > 0))
 
 
 def _fit(pixels: tf.Tensor, image: Feature) -> tf.Tensor:
