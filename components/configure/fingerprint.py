@@ -79,20 +79,20 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
     if form == "tfds" and not settings.data_dir:
         return _of_package("tensorflow-datasets")
     if form in ("images", "tfds", "tfrecord", "table") and rest:
-        return _of_files(_files(form, rest, settings), deep)
+        return _of_files(_files(form, rest, settings, deep), deep)
     return _of_plugin(settings)
 
 
-def _files(form: str, rest: str, settings: PreprocessSettings) -> Iterator[File]:
+def _files(form: str, rest: str, settings: PreprocessSettings, deep: bool) -> Iterator[File]:
     """Yields the files that a source may read."""
     if form == "images":
         labels = matching(settings.labels) if settings.labels else iter(())
-        return itertools.chain(labels, below(rest))
+        return itertools.chain(labels, below(rest, to_read=deep))
     if form == "tfds":
-        return below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}")
+        return below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}", to_read=deep)
     if form == "table" and _has_images(rest, settings):
         directory = rest.rpartition("/")[0]
-        return itertools.chain(matching(rest), below(directory or "."))
+        return itertools.chain(matching(rest), below(directory or ".", to_read=deep))
     return matching(rest)
 
 

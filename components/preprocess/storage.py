@@ -191,7 +191,9 @@ class Ranges(io.RawIOBase):
 
     def _ahead(self) -> Iterator[bytes | Exception]:
         offsets = range(self._position, self.size, _RANGE)
-        return in_order(self._range, offsets, in_flight=min(_RANGES, len(offsets) or 1))
+        yield persistently(self._range, offsets[0])  # alone: of many files only the beginning is wanted
+        if rest := offsets[1:]:
+            yield from in_order(self._range, rest, in_flight=min(_RANGES, len(rest)))
 
     def _range(self, start: int, end: int = 0) -> bytes:
         end = end or min(start + _RANGE, self.size)

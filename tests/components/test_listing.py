@@ -226,10 +226,14 @@ def test_what_is_not_there_is_said_as_ever(bucket: Mounted) -> None:
             list(call(f"{bucket.root}/{path}"))
 
 
-def test_images_of_a_mounted_bucket_are_listed_by_its_api(bucket: Mounted) -> None:
+def test_images_of_a_mounted_bucket_are_listed_by_its_api(
+    bucket: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket.write(*NAMES, *HIDDEN)
     for name in NAMES:
         (bucket.root / name).unlink()  # nobody looks
+    told = list[str]()
+    monkeypatch.setattr(listing, "_count", lambda folder: told.append(folder) or 1)
 
     source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
     examples = [example for example in source if isinstance(example, Example)]
@@ -241,7 +245,22 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(bucket: Mounted) -> No
         name.partition("/")[0] for name in NAMES
     ]
     assert {example.image for example in examples} == {(f"{bucket.root}/{name}", 0, -1) for name in NAMES}
+    assert sorted(told) == [f"{bucket.root}/{name}" for name in source.class_names]
     assert len(bucket.requests) == 1 + 5  # the top, and once for each folder
+
+
+def test_a_mount_lists_as_many_names_as_it_remembers(
+    bucket: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.write(*NAMES)
+    monkeypatch.setattr(listing, "_KNOWN", 2)
+    counted, count = list[int](), listing._count
+    monkeypatch.setattr(listing, "_count", lambda folder: counted.append(count(folder)) or counted[-1])
+    monkeypatch.setattr(listing, "in_order", lambda read, folders, **_: map(read, folders))
+
+    listing.tell_mount([f"{bucket.root}/{name}" for name in ("cat", "dog", "cat-big")])
+
+    assert counted == [2]
 
 
 def test_a_bucket_that_is_not_a_folder_per_class(bucket: Mounted) -> None:
@@ -265,13 +284,13 @@ def test_contents_that_are_far_are_read_together(bucket: Mounted, monkeypatch: p
     (bucket.root / "dog" / "large").write_bytes(b"large" * 1000)
     monkeypatch.setattr(fingerprints, "_SMALL", 1000)
     source = f"images:{bucket.root}"
-    bucket.fates[0] = "before"
     reading = threading.Barrier(len(NAMES), timeout=30)
     read = fingerprints._digest_of
     monkeypatch.setattr(fingerprints, "_digest_of", lambda file: (reading.wait(), read(file))[1])
 
     far = known(source, deep=True)
 
+    assert not bucket.requests  # a mount that has listed what is read asks less
     monkeypatch.setattr(files, "is_mounted", lambda _: False)
     assert far == known(source, deep=True)
     assert far.known_by == "content"

@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Sample:
-    """Examples from all shards of a dataset.
+    """Examples from shards of a dataset.
 
     Attributes:
         records: Number of examples looked at.
@@ -71,7 +71,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     """Renders the card of a finished dataset: an HTML page without network or script.
 
     The numbers are the manifest's. Sample images, and image sizes where they differ, come from the first
-    records of every shard, which are a random sample: shards are written in the order of hashes. The same
+    records of some shards, which are a random sample: shards are written in the order of hashes. The same
     dataset gives the same page; a shard that cannot be read is a DatasetError.
     """
     rows = _class_rows(manifest)
@@ -160,7 +160,7 @@ def _size_bars(sizes: Mapping[tuple[int, int], int]) -> list[Bar]:
 
 
 def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> Sample:
-    """Looks at the first records of every shard, of a large dataset at about 2,000 in all.
+    """Looks at the first records of some shards, of a large dataset at about 2,000 in all.
 
     Images are taken of the classes that are named.
     """

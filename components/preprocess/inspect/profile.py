@@ -22,7 +22,7 @@ from shardline.trainer.data.manifest import Feature, Manifest
 from shardline.trainer.errors import DatasetError, SourceError
 
 #: Examples that are looked at, and their bytes; the shards that they come from.
-RECORDS, _BYTES, _SHARDS = 2_000, 256 << 20, 128
+RECORDS, _BYTES = 2_000, 256 << 20
 
 # Of more numbers so many quantiles are kept, which tell a share to within 0.2 %.
 _QUANTILES = 500
@@ -78,7 +78,7 @@ class Profile:
 
 
 def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> Profile:
-    """Profiles a split of a dataset: labels by the manifest, all else by up to 2,000 examples of all shards.
+    """Profiles a split of a dataset: labels by the manifest, all else by up to 2,000 examples of its shards.
 
     Raises DatasetError when there is no such split, or a shard cannot be read.
     """
@@ -91,8 +91,7 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
             f"the manifest of {directory} counts {len(found.class_counts):,} classes in {split} and names "
             f"{len(manifest.class_names):,}; preprocess the data again"
         )
-    shards = found.shards[:: -(-len(found.shards) // _SHARDS)]
-    records = first_records(directory, manifest, shards, records=RECORDS, room=_BYTES)
+    records = first_records(directory, manifest, found.shards, records=RECORDS, room=_BYTES)
     labels = dict(zip(manifest.class_names, found.class_counts, strict=True))
     return summarize([measure(values, manifest) for values in records], labels, manifest.fingerprint, split)
 

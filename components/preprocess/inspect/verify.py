@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import google_crc32c
 
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.images.check import find_fault
 from shardline.components.preprocess.images.header import read_header
 from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values
@@ -18,7 +22,7 @@ from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import MANIFEST_FILE, Feature, Manifest, Shard, Split
-from shardline.trainer.errors import SourceError, printable
+from shardline.trainer.errors import RunError, SourceError, printable
 
 _BLOCK = 1 << 20
 
@@ -191,6 +195,25 @@ def _summed(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
     return size, f"{crc:08x}"
 
 
+@contextlib.contextmanager
+def _near(path: Path) -> Iterator[Path]:
+    """Yields the path of a file on this disk: a copy, while the context lasts, where it is far."""
+    if not storage.is_far(str(path)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="shardline-") as name:
+        copy = Path(name, path.name)
+        try:
+            storage.fetch(str(path), str(copy))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise RunError(
+                f"no room for a copy of {path} in {name}; have TMPDIR name a larger disk"
+            ) from None
+        yield copy
+
+
 def _differences(said: Shard, size: int, checksum: str) -> Iterator[Damage]:
     if size != said.bytes:
         yield Damage(said.file, None, f"has {size:,} bytes, the manifest says {said.bytes:,}")
@@ -227,15 +250,19 @@ class _Checker:
         self._names = {(shard.bytes, shard.crc32c): file for file, shard in self._shards.items()}
 
     def check(self, file: str) -> ShardCheck:
-        """Reads a shard twice, as bytes and as records, and lists all that is wrong with it."""
+        """Reads a shard twice, as bytes and as records, and lists all that is wrong with it.
+
+        One that is far is copied to this disk before.
+        """
         counts, damages, size = [0] * self._classes, list[Damage](), 0
         path, shard = self._directory / file, self._shards[file]
         try:
             size = path.stat().st_size
             if not path.is_file():
                 return ShardCheck(0, size, counts, [Damage(file, None, "is not a file")])
-            damages += self._check_file(path, size, shard)
-            damages += self._check_records(path, shard, counts)
+            with _near(path) as copy:
+                damages += self._check_file(copy, size, shard)
+                damages += self._check_records(copy, shard, counts)
         except FileNotFoundError:
             damages.append(Damage(file, None, "is missing"))
         except OSError as error:

@@ -75,6 +75,8 @@ class ListedImages:
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
         seen = bytearray(len(labels))
+        if not storage.is_remote(self._root):
+            listing.tell_mount([os.path.join(self._root, name) for name in self.class_names])
         for file in self._listing.files():
             label = labels.get(file.name.partition("/")[0])
             if label is None:
