@@ -48,9 +48,12 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
 
 
 def bucket_uri(path: str | os.PathLike[str]) -> str:
-    """Returns the URI gs://bucket/x of a path below /gcs/, as `local_path` reads it; "" of any other."""
-    real, root = os.path.abspath(path), os.path.abspath(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs")
-    return f"gs://{real[len(root) :].strip('/')}" if real.startswith(f"{root}/") else ""
+    """Returns the URI gs://bucket/x of a path in a bucket that is mounted below /gcs/; "" of any other."""
+    root = os.path.realpath(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs")
+    real, mount, kind = _mount_of(path)
+    # Not of a directory that stands in for a bucket.
+    is_bucket = kind == "fuse" and _is_below(mount, root) and real != root
+    return f"gs://{real[len(root) :].strip('/')}" if is_bucket and _is_below(real, root) else ""
 
 
 def is_mounted(path: str | os.PathLike[str]) -> bool:
@@ -58,11 +61,20 @@ def is_mounted(path: str | os.PathLike[str]) -> bool:
 
     There a read takes 20 to 50 ms, a rename is a copy, and a lock is known to one machine alone.
     """
+    return _mount_of(path)[2] in _NETWORK
+
+
+def _mount_of(path: str | os.PathLike[str]) -> tuple[str, str, str]:
+    """Returns a path without links, the directory that is mounted there, and its type as in `_NETWORK`."""
     real, best, kind = os.path.realpath(path), "", ""
     for mount, of_kind in _mounts():
-        if len(mount) >= len(best) and (real == mount or real.startswith(mount.rstrip("/") + "/")):
+        if len(mount) >= len(best) and _is_below(real, mount):
             best, kind = mount, of_kind
-    return kind.partition(".")[0] in _NETWORK
+    return real, best, kind.partition(".")[0]
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def _mounts() -> Iterator[tuple[str, str]]:

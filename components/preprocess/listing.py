@@ -121,7 +121,7 @@ def _uri(path: str) -> str:
     """Returns the gs:// URI of a path in a bucket, mounted or not; "" of any other."""
     if storage.is_remote(path):
         return path.rstrip("/") if path.startswith("gs://") else ""
-    return files.bucket_uri(path) if files.is_mounted(path) else ""
+    return files.bucket_uri(path)
 
 
 def _first(found: Iterator[T], bucket: str, path: str) -> T | None:

@@ -65,7 +65,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]
     mounted = Mounted(tmp_path / tmp_path.name, {}, [], [""])
     mounted.root.mkdir()
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(files, "is_mounted", lambda path: str(path).startswith(str(tmp_path)))
+    monkeypatch.setattr(files, "_mounts", lambda: iter([("/", "ext4"), (str(mounted.root), "fuse.gcsfuse")]))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
 
     def fate(number: int) -> str:
@@ -291,6 +291,6 @@ def test_contents_that_are_far_are_read_together(bucket: Mounted, monkeypatch: p
     far = known(source, deep=True)
 
     assert not bucket.requests  # a mount that has listed what is read asks less
-    monkeypatch.setattr(files, "is_mounted", lambda _: False)
+    monkeypatch.setattr(files, "_mounts", lambda: iter(()))
     assert far == known(source, deep=True)
     assert far.known_by == "content"
