@@ -21,8 +21,9 @@ import numpy as np
 
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.example import FeatureEntries
+from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place, brought
+from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place
 from shardline.components.preprocess.plan import Digested, Plan, digests
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.rows import HEAD, Rows

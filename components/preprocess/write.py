@@ -27,9 +27,10 @@ import xxhash
 
 from shardline.components.preprocess import copies, rows, storage
 from shardline.components.preprocess.example import entries, key_head
+from shardline.components.preprocess.far import changed
 from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.marks import Images, Mark, Marks
-from shardline.components.preprocess.places import NOWHERE, ImageReader, changed
+from shardline.components.preprocess.places import NOWHERE, ImageReader
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.rows import Rows

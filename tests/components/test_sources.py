@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.example import serialize
-from shardline.components.preprocess.places import brought
+from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Source, open_source
 from shardline.trainer import files
