@@ -26,6 +26,8 @@ from shardline.components.parameters import GateSettings, TrainingSettings, own_
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.text import short
+from shardline.components.preprocess.sources import bigquery, table
+from shardline.components.preprocess.sources.snapshots import pinned
 from shardline.components.validate.formats import check_installed, refuse_table
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
@@ -137,7 +139,8 @@ def look(
     SettingsError when one is out of range or the history cannot be reached or written, SourceError when
     there is no such source or it cannot be read.
     """
-    source = fill_in_date(settings["source"], run_time(scheduled, created))
+    time = run_time(scheduled, created)
+    source = pinned(fill_in_date(settings["source"], time), time)
     if source != settings["source"]:
         say(_TOPIC, f"the source is {source}")
     kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
@@ -179,10 +182,11 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
     """Refuses formats that are not installed, and any of a table without images."""
     check_installed(formats)
     form, _, path = data.source.partition(":")
-    if formats and form == "table":
-        from shardline.components.preprocess.sources.table import Columns
-
-        if "image" not in {*data.features, *Columns(storage.resolve(path)).types}:
+    if formats and form in ("table", "bigquery") and "image" not in data.features:
+        columns = (
+            table.Columns(storage.resolve(path)) if form == "table" else bigquery.open_columns(data.source)
+        )
+        if "image" not in columns.types:
             refuse_table(formats)
 
 

@@ -23,7 +23,7 @@ from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import Room, TruncatedError, in_order, persistently
 from shardline.components.preprocess.listing import File, below, matching
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources import KNOWN_FORMS, bigquery, open_source
 from shardline.components.preprocess.sources.table import Columns
 from shardline.components.text import size as size_text
 from shardline.trainer import plugins
@@ -47,7 +47,7 @@ _SMALL, _ROOM = 4 << 20, 64 << 20
 
 _OWN = ("shardline.trainer", "shardline.components")
 _LIBRARIES = ("tensorflow", "keras")
-_SOURCE_FORMS = ("digits", "tfds", "images", "tfrecord", "table")
+_SOURCE_FORMS = tuple(form.partition(":")[0] for form in KNOWN_FORMS[:-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,8 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
 
     Files are known by name, size and time of change, or in a bucket by the object's generation: neither by
     where their directory is. A plug-in is known by the text that its method `fingerprint()` returns, and not
-    at all without one. The digits, and datasets of TFDS without data_dir, change with their package only.
+    at all without one. The digits, and datasets of TFDS without data_dir, change with their package only;
+    tables of BigQuery are known by their time of change, rows and bytes.
     Raises SourceError when the source cannot be read.
     """
     form, _, rest = settings.source.partition(":")
@@ -80,6 +81,9 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
         return _of_package("tensorflow-datasets")
     if form in ("images", "tfds", "tfrecord", "table") and rest:
         return _of_files(_files(form, rest, settings, deep), deep)
+    if form == "bigquery":
+        content, text = bigquery.version(settings.source)
+        return Fingerprint(known_by=VERSION, digest=hashlib.sha256(content.encode()).hexdigest(), text=text)
     return _of_plugin(settings)
 
 

@@ -23,7 +23,7 @@ from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources import open_source, snapshots
 from shardline.components.preprocess.survey import Rejected, Survey, check_buckets, survey
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import write_planned
@@ -57,6 +57,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
     """
     _check_out(settings, out, overwrite=overwrite)
     with _working(out) as work, _processes(settings) as processes:
+        settings = _pinned(settings, work)
         complete = _complete_before(settings, work, overwrite=overwrite)
         if complete is None:
             plan = _make_plan(settings, work, processes)
@@ -69,6 +70,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
     """Surveys the source and writes the plan, the first of three steps."""
     _check_out(settings, out, overwrite=overwrite)
     with _working(out) as work, _processes(settings) as processes:
+        settings = _pinned(settings, work)
         work.publishing.unlink(missing_ok=True)
         plan = _make_plan(settings, work, processes)
         handover.put(plan, work)
@@ -135,6 +137,18 @@ def _working(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
 
 def _processes(settings: PreprocessSettings) -> Processes:
     return Processes(settings.processes or len(os.sched_getaffinity(0)), check_buckets, write_planned)
+
+
+def _pinned(settings: PreprocessSettings, work: WorkDirectory) -> PreprocessSettings:
+    """Returns the settings with the moment of their source: that of an interrupted run, if there was one."""
+    earlier = ""
+    if settings.source.startswith(snapshots.PREFIX):
+        with contextlib.suppress(ShardlineError):
+            is_published = work_directory.is_published(work)
+            earlier = (
+                manifests.load(work.out).source if is_published else Plan.load(work.plan).settings.source
+            )
+    return replace(settings, source=snapshots.pinned(settings.source, earlier=earlier))
 
 
 def _complete_before(

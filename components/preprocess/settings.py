@@ -35,11 +35,13 @@ class PreprocessSettings:
     """The object `data`: what is read, and how it becomes shards.
 
     Attributes:
-        source: digits, tfds:NAME, images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source; {date} in a
-            pipeline's becomes the day for which the run is scheduled, {date:%Y/%m} any part of it.
+        source: digits, tfds:NAME, images:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY, or
+            pkg.module:Source; {date} in a pipeline's becomes the day for which the run is scheduled,
+            {date:%Y/%m} any part of it.
         data_dir: Where tfds finds prepared datasets; empty for its own default.
         labels: For images:DIR, a CSV file with the columns path and label; empty for a folder per class.
-        features: For tfrecord and table, names of the source's features by ours: {"image": "image/encoded"}.
+        features: For tfrecord, table and bigquery, names of the source's features by ours:
+            {"image": "image/encoded"}.
         image_size: Side of the stored square images in pixels, 4..4096; 0 keeps them as they are.
         resize_mode: crop, pad or stretch.
         encoding: How images are stored: keep, jpeg, png or raw. keep passes encoded bytes through; with

@@ -12,6 +12,9 @@ from shardline.trainer.errors import PlatformError
 #: The smallest role that has a permission, by the permission's beginning.
 _ROLES = {
     "aiplatform.": "roles/aiplatform.user",
+    "bigquery.jobs.": "roles/bigquery.jobUser",
+    "bigquery.readsessions.": "roles/bigquery.readSessionUser",
+    "bigquery.": "roles/bigquery.dataViewer",
     "storage.buckets.": "roles/storage.legacyBucketReader",
     "storage.objects.": "roles/storage.objectUser",
     "artifactregistry.": "roles/artifactregistry.writer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,9 @@ def _setting(
 @_setting("on_bad_record", "Stop at an unusable example, or leave it out.", preprocessing.BAD_RECORD_POLICIES)
 @_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset that is in OUT.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be read, and of BigQuery what is billed for it."
+)
 @json_option
 def preprocess(
     source: str,
@@ -73,12 +76,14 @@ def preprocess(
     shards: int | None,
     shard_size: int | None,
     overwrite: bool,
+    dry_run: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Turn SOURCE into TFRecord shards with a manifest in OUT.
 
-    SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, tfrecord:GLOB, table:PATH, or pkg.module:Source.
+    SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY, or
+    pkg.module:Source.
     A run that was interrupted goes on where it stopped when it is started again.
     """
     from shardline.components.preprocess import run
@@ -89,10 +94,26 @@ def preprocess(
     mapped = pairs((part for text in features for part in text.split(",")), "--feature", SettingsError)
     options |= _shard_options(shards, shard_size)
     settings = PreprocessSettings(source=source, features=mapped, **options)
+    if dry_run:
+        _show_source(settings, as_json)
+        return
     with foreground(sys.stderr if as_json else None):
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
         show_json(stats.describe(manifest))
+
+
+def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
+    """Shows what is known of a source without reading it, and what BigQuery would bill."""
+    from shardline.components.configure.fingerprint import fingerprint
+    from shardline.components.preprocess.sources import bigquery, check_form, snapshots
+
+    check_form(settings.source)
+    settings = replace(settings, source=snapshots.pinned(settings.source))
+    found = {"source": settings.source, "content": fingerprint(settings, deep=False).text}
+    if settings.source.startswith(snapshots.PREFIX):
+        found["cost"] = bigquery.BigQuery(settings.source, settings.features).cost()
+    show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
 
 
 @click.group()

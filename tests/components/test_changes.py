@@ -631,6 +631,16 @@ def test_the_date_in_a_source(source, filled_in):
     assert fill_in_date(source, datetime(2026, 11, 19, 23, 30, tzinfo=UTC)) == filled_in
 
 
+def test_a_table_of_bigquery_is_read_as_of_the_run():
+    found = look("", "bigquery:p.shop.orders_{date:%Y} WHERE a > 1")
+    assert found.source == "bigquery:p.shop.orders_2026@2026-11-20T06:00:00.000Z WHERE a > 1"
+    assert found.data["source"] == found.source
+    query = "bigquery:SELECT a FROM b FOR SYSTEM_TIME AS OF '{}'"
+    assert look("", query.format("{snapshot}")).source == query.format("2026-11-20T06:00:00.000Z")
+    pinned = "bigquery:p.shop.orders@2026-11-01T00:00:00Z"
+    assert look("", pinned).source == pinned
+
+
 def test_the_scheduled_time_comes_before_that_of_creation():
     created = "2026-11-20T06:00:03Z"
     # A run that catches up is for a day of the past.

@@ -67,9 +67,11 @@ def put(url: str, data: bytes) -> None:
         file.write(data)
 
 
-@pytest.mark.parametrize("source", ["digit", "", "images:", "tfds:", "tfrecord:", "table:", ":Source"])
+@pytest.mark.parametrize(
+    "source", ["digit", "", "images:", "tfds:", "tfrecord:", "table:", "bigquery:", ":Source"]
+)
 def test_an_unknown_source_names_the_known_ones(source: str) -> None:
-    known = r"digits, tfds:NAME\[:CONFIG\], images:DIR, tfrecord:GLOB, table:PATH, pkg\.module:Source"
+    known = r"digits, tfds:NAME\[:CONFIG\], images:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE\|QUERY, pkg"
     with pytest.raises(SourceError, match=rf"unknown source .*; known: {known}"):
         opened(source)
 
@@ -83,7 +85,10 @@ def test_a_misspelt_form_names_the_known_ones() -> None:
     ("settings", "message"),
     [
         ({"source": "digits", "labels": "labels.csv"}, "labels is for images:DIR, the source is 'digits'"),
-        ({"source": "images:photos", "features": {"image": "x"}}, "features is for tfrecord:GLOB and table"),
+        (
+            {"source": "images:photos", "features": {"image": "x"}},
+            "features is for tfrecord:GLOB, table:PATH and",
+        ),
     ],
 )
 def test_settings_that_a_source_has_no_use_for(settings: dict[str, Any], message: str) -> None:

@@ -25,8 +25,9 @@ from shardline.pipelines.cli.main import main
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, PlatformError, RunError
 from tests.contract.fake.api import ApiError
+from tests.contract.fake.certificates import DEDICATED
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
-from tests.contract.fake.vertex import DEDICATED, LOCATION, FakeVertex
+from tests.contract.fake.vertex import LOCATION, FakeVertex
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import golden_answers, write_export, write_golden
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: The forms of a source string; the last one is a class or function without arguments of the user's own.
 KNOWN_FORMS = (
-    "digits", "tfds:NAME[:CONFIG]", "images:DIR", "tfrecord:GLOB", "table:PATH", "pkg.module:Source",
+    "digits", "tfds:NAME[:CONFIG]", "images:DIR", "tfrecord:GLOB", "table:PATH", "bigquery:TABLE|QUERY",
+    "pkg.module:Source",
 )  # fmt: skip
 
 #: What stands before the colon of the forms that are none of the user's own, and a form that is.
@@ -146,9 +147,10 @@ def open_source(settings: PreprocessSettings) -> Source:
     form, _, rest = settings.source.partition(":")
     if settings.labels and form != "images":
         raise SettingsError(f"labels is for images:DIR, the source is {settings.source!r}; leave it out")
-    if settings.features and form not in ("tfrecord", "table"):
+    if settings.features and form not in ("tfrecord", "table", "bigquery"):
         raise SettingsError(
-            f"features is for tfrecord:GLOB and table:PATH, the source is {settings.source!r}; leave it out"
+            "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
+            f"{settings.source!r}; leave it out"
         )
     if settings.source == "digits":
         from shardline.components.preprocess.sources.digits import Digits
@@ -171,6 +173,10 @@ def open_source(settings: PreprocessSettings) -> Source:
         from shardline.components.preprocess.sources.table import Table
 
         return Table(rest, settings.features)
+    if form == "bigquery":
+        from shardline.components.preprocess.sources.bigquery import BigQuery
+
+        return BigQuery(settings.source, settings.features)
     return _open_plugin(settings.source)
 
 
@@ -181,6 +187,11 @@ def check_form(source: str) -> None:
     run has it, its name must not be nearly that of a form. Raises SourceError.
     """
     form, _, rest = source.partition(":")
+    if form == "bigquery" and rest:
+        from shardline.components.preprocess.sources.snapshots import parse
+
+        parse(source)
+        return
     if source == KNOWN_FORMS[0] or (rest and form in _FORMS):
         return
     near = _guess(source)

@@ -6,13 +6,14 @@ The types of columns are those that an Example can hold: int64 (booleans too), f
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import LARGEST_LABEL, WHOLE_FILE, BadExample, Example, Span
@@ -126,7 +127,15 @@ def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[
 
     with storage.open_read(path) as file:
         for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, columns=list(names)):
-            yield {name: batch[name].cast(_arrow_type(types[name])).to_pylist() for name in names}
+            yield as_lists(batch, types, names)
+
+
+def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
+    """Returns some columns of a pyarrow.RecordBatch, as their types say."""
+    return {
+        name: (column if types[name] == "bytes" else column.cast(_arrow_type(types[name]))).to_pylist()
+        for name, column in zip(names, batch.select(list(names)).columns, strict=True)
+    }
 
 
 # Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
@@ -215,48 +224,65 @@ _FORMATS: Mapping[str, tuple[_FindTypes, _ReadBatches]] = {
 }
 
 
-class Table:
-    """Rows of a CSV, JSONL or Parquet file.
+class TypedColumns(Protocol):
+    """Columns that can be read as batches of rows: of a file, or of a database.
 
-    The label is a class name (sorted) or a class index (the classes are then named "0", "1", ...). A column
-    image holds paths relative to the table. The key is a column, or the number of the row, which only stays
-    the same where new rows are added at the end. `features` gives columns by our names: label, image, key;
-    and others, where not all of the rest are wanted.
-
-    Raises:
-        SourceError: The file cannot be read, is empty, or has not these columns.
+    Attributes:
+        types: "int64", "float32", "string", "bytes", or the place's own word for any other type, by column.
     """
 
-    def __init__(self, path: str, features: Mapping[str, str]) -> None:
-        self._path = storage.resolve(path)
-        self._columns = Columns(self._path)
-        types = self._columns.types
+    types: Types
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, row by row."""
+
+
+class Rows:
+    """Rows of columns as examples.
+
+    The label is a class name (sorted) or a class index (the classes are then named "0", "1", ...). The key is
+    a column, or what `_default_key` makes of a row. `features` gives columns by our names: label, image, key;
+    and others, where not all of the rest are wanted.
+
+    Args:
+        name: Name of the table in messages.
+        columns: Columns that it has.
+        features: Names of columns by ours.
+        images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
+
+    Raises:
+        SourceError: The columns cannot be read, or are not these.
+    """
+
+    def __init__(
+        self, name: str, columns: TypedColumns, features: Mapping[str, str], images: Sequence[str]
+    ) -> None:
+        self._name = name
+        self._columns = columns
+        types = columns.types
         self._names = {role: role for role in _ROLES if role in types or role == "label"} | dict(features)
         for ours, theirs in self._names.items():
             if theirs not in types:
                 raise SourceError(
-                    f"{path!r} has no column {theirs!r} for {ours}, it has "
+                    f"{name!r} has no column {theirs!r} for {ours}, it has "
                     f"{printable(', '.join(types))[:300]}; say which is which with features, "
                     "such as label=species"
                 )
         if set(features) <= set(_ROLES):
-            others = [name for name in types if name not in self._names.values()]
-            for name in others:
-                if name in _ROLES:
+            others = [column for column in types if column not in self._names.values()]
+            for column in others:
+                if column in _ROLES:
                     raise SourceError(
-                        f"{path!r} has a column {name!r} beside {self._names.get(name)!r} for it; rename it, "
-                        "or name the columns to use with features"
+                        f"{name!r} has a column {column!r} beside {self._names.get(column)!r} for it; rename "
+                        "it, or name the columns to use with features"
                     )
-            self._names |= {name: name for name in others}
-        self.has_keys = "key" in self._names
-        self._check_types()
+            self._names |= {column: column for column in others}
+        self._check_types(images)
         self.features = tuple(
             Feature(ours, types[theirs]) for ours, theirs in self._names.items() if ours not in _ROLES
         )
-        self.class_names = self._find_class_names()
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        root = os.path.dirname(self._path)
         index = {name: label for label, name in enumerate(self.class_names)}
         ours, types = tuple(self._names), self._columns.types
         checks = [(name, column, types[column]) for name, column in self._names.items()]
@@ -264,36 +290,53 @@ class Table:
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
-            fault = next(filter(None, map(_fault, row, checks)), "")
-            if fault:
-                yield BadExample(f"{self._path} row {number}", fault)
-                continue
             values = dict(zip(ours, row, strict=True))
-            image = os.path.join(root, os.path.normpath(values.pop("image"))) if "image" in values else ""
+            fault = next(filter(None, map(_fault, row, checks)), "")
+            if not fault and "image" in values:
+                fault = self._image_fault(values["image"])
+            if fault:
+                yield BadExample(f"{self._name} {self._row_name(number, values)}", fault)
+                continue
+            key = str(values.pop("key")) if "key" in values else self._row_name(number, values)
             yield Example(
-                key=str(values.pop("key", f"row {number}")),
+                key=key,
                 label=index[str(values.pop("label"))],
-                image=Span(image, 0, WHOLE_FILE) if image else None,
+                image=self._image(values.pop("image")) if "image" in values else None,
                 features=values,
             )
 
-    def _check_types(self) -> None:
+    def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
+        """Returns the name of a row in messages, which is its key where no column is."""
+        return f"row {number}"
+
+    def _image_fault(self, value: Any) -> str:
+        """Returns what is wrong with a value of the column image; "" if nothing is."""
+        raise NotImplementedError
+
+    def _image(self, value: Any) -> Span | bytes:
+        """Returns the image that a value of the column image gives."""
+        raise NotImplementedError
+
+    def _check_types(self, images: Sequence[str]) -> None:
         types = self._columns.types
-        for role, allowed in (("label", "string int64"), ("image", "string"), ("key", "string int64")):
+        label = ("string", "int64")
+        for role, allowed in (("label", label), ("image", images), ("key", label)):
             theirs = self._names.get(role)
             if theirs and types[theirs] not in allowed:
                 raise SourceError(
-                    f"column {theirs!r} of {self._path!r} is {types[theirs]}; as {role}, "
-                    f"{allowed.replace(' ', ' or ')} is needed"
+                    f"column {theirs!r} of {self._name!r} is {types[theirs]}; as {role}, "
+                    f"{' or '.join(allowed)} is needed"
                 )
-        for theirs in self._names.values():
-            if types[theirs] not in ("int64", "float32", "string"):
+        for ours, theirs in self._names.items():
+            if ours not in _ROLES and types[theirs] not in _CONVERSIONS:
                 raise SourceError(
-                    f"column {theirs!r} of {self._path!r} is {types[theirs]}; only whole numbers, floats, "
+                    f"column {theirs!r} of {self._name!r} is {types[theirs]}; only whole numbers, floats, "
                     "booleans and text can be used: convert it, or name the columns to use with features"
                 )
 
-    def _find_class_names(self) -> Sequence[str]:
+    @functools.cached_property
+    def class_names(self) -> Sequence[str]:
+        """Names of the classes, for which the column of the labels is read."""
         theirs = self._names["label"]
         found = {value for batch in self._columns.batches([theirs]) for value in batch[theirs]}
         if self._columns.types[theirs] == "string":
@@ -302,15 +345,38 @@ class Table:
         return tuple(str(number) for number in range(max(indices, default=-1) + 1))
 
 
+class Table(Rows):
+    """Rows of a CSV, JSONL or Parquet file.
+
+    A column image holds paths relative to the table. Without a column key, a row's number is its key, which
+    only stays the same where new rows are added at the end.
+
+    Raises:
+        SourceError: The file cannot be read, is empty, or has not these columns.
+    """
+
+    def __init__(self, path: str, features: Mapping[str, str]) -> None:
+        path = storage.resolve(path)
+        self._root = os.path.dirname(path)
+        super().__init__(path, Columns(path), features, images=("string",))
+        self.has_keys = "key" in self._names
+
+    def _image_fault(self, value: str) -> str:
+        if is_outside(os.path.normpath(value)):
+            return f"has an image outside the table's directory in column {self._names['image']!r}"
+        return ""
+
+    def _image(self, value: str) -> Span:
+        return Span(os.path.join(self._root, os.path.normpath(value)), 0, WHOLE_FILE)
+
+
 def _fault(value: Any, check: tuple[str, str, str]) -> str:
     """Returns what is wrong with one value of a row; "" if nothing is."""
     ours, theirs, kind = check
-    if value is None or (value == "" and ours in _ROLES):
+    if value is None or (value in ("", b"") and ours in _ROLES):
         return f"has no value in column {theirs!r}"
     if kind == "float32" and not -_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32:
         return f"has {value} in column {theirs!r}, not a number that 32 bits can hold"
     if ours == "label" and kind == "int64" and not 0 <= value <= LARGEST_LABEL:
         return f"has label {value} in column {theirs!r}, out of range 0..{LARGEST_LABEL:,}"
-    if ours == "image" and is_outside(os.path.normpath(value)):
-        return f"has an image outside the table's directory in column {theirs!r}"
     return ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import functools
 import ipaddress
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,22 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from tests.contract.fake.api import LOCATION
+
+#: Of a dedicated endpoint.
+DEDICATED = f"9.{LOCATION}-123456.prediction.vertexai.goog"
+#: The platform's names, which the fakes have.
+HOSTS = (
+    *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev", DEDICATED),
+    *(
+        f"{service}.googleapis.com"
+        for service in (
+            *("artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "oauth2"),
+            *("secretmanager", "serviceusage", "bigquery", "bigquerystorage"),
+        )
+    ),
+)
+
 
 @dataclass(frozen=True)
 class Certificates:
@@ -23,6 +41,14 @@ class Certificates:
     authority: Path
     certificate: Path
     key: Path
+
+
+@functools.cache
+def certificates() -> Certificates:
+    """Returns those of all fakes of a process: gRPC reads its roots once."""
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)
+    return write_certificates(Path(directory.name), HOSTS)
 
 
 def write_certificates(directory: Path, hosts: Sequence[str]) -> Certificates:

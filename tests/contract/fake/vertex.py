@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import HTTPServer
@@ -35,7 +33,7 @@ from google.cloud.secretmanager_v1.services.secret_manager_service.transports im
 from google.cloud.secretmanager_v1.services.secret_manager_service.transports import rest_base as secrets_rest
 
 from tests.contract.fake.api import LOCATION
-from tests.contract.fake.certificates import Certificates, write_certificates, write_service_account
+from tests.contract.fake.certificates import HOSTS, certificates, write_service_account
 from tests.contract.fake.pipeline_jobs import PipelineOutcome, RunPipeline
 from tests.contract.fake.pipelines import LocalRuns
 from tests.contract.fake.proxy import Tunnels, running, serve_proxy
@@ -45,18 +43,6 @@ from tests.contract.fake.services import PROJECT, FakeServices, Outcome
 from tests.contract.fake.tuning_jobs import RunTuning, even_trials
 
 BUCKET = "staging"
-#: Of a dedicated endpoint.
-DEDICATED = f"9.{LOCATION}-123456.prediction.vertexai.goog"
-_HOSTS = (
-    *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev", DEDICATED),
-    *(
-        f"{service}.googleapis.com"
-        for service in (
-            *("artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "oauth2"),
-            *("secretmanager", "serviceusage"),
-        )
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -101,13 +87,13 @@ def fake_vertex(
     if isinstance(run_pipeline, LocalRuns):
         run_pipeline.services = services
     rpcs = _rpcs()
-    files = _certificates()
+    files = certificates()
     with contextlib.ExitStack() as stack:
         tunnels = Tunnels()
         grpc_port = stack.enter_context(serve_grpc(services, rpcs, files, tunnels.cut))
         rest_port = stack.enter_context(serve_rest(services, rpcs))
         https_port = stack.enter_context(serve_rest(services, rpcs, files))
-        proxy_port, refused = stack.enter_context(serve_proxy(_HOSTS, grpc_port, https_port, tunnels))
+        proxy_port, refused = stack.enter_context(serve_proxy(HOSTS, grpc_port, https_port, tunnels))
         rest = f"http://127.0.0.1:{rest_port}"
         account = write_service_account(directory / "account.json", f"{rest}/token")
         environment = {
@@ -138,14 +124,6 @@ def _rpcs() -> dict[str, Rpc]:
     # This client has no REST transport of the same kind.
     rpcs |= rpcs_of(logging_grpc.LoggingServiceV2GrpcTransport, logging_base)
     return rpcs | rpcs_of(secrets_grpc.SecretManagerServiceGrpcTransport, secrets_rest)
-
-
-@functools.cache
-def _certificates() -> Certificates:
-    """The same for all fakes of a process: gRPC reads its roots once."""
-    directory = tempfile.TemporaryDirectory()
-    atexit.register(directory.cleanup)
-    return write_certificates(Path(directory.name), _HOSTS)
 
 
 @contextlib.contextmanager

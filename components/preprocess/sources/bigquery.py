@@ -1,0 +1,334 @@
+"""BigQuery: rows of a table, or of a query's result, read by the Storage Read API as of one moment.
+
+What is billed for is said before it is read. `snapshots` says what a source names, and as of which moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from queue import Full, Queue
+from typing import Any
+
+import xxhash
+
+from shardline.components.preprocess import storage
+from shardline.components.preprocess.ahead import persistently
+from shardline.components.preprocess.sources import WHOLE_FILE, Span
+from shardline.components.preprocess.sources.snapshots import Reference, parse
+from shardline.components.preprocess.sources.table import Batch, Rows, TypedColumns, as_lists
+from shardline.components.text import size as size_text
+from shardline.components.vertex.refusals import refusal
+from shardline.trainer.errors import ShardlineError, SourceError
+from shardline.trainer.progress import say
+
+_TYPES = {
+    "INTEGER": "int64", "INT64": "int64", "BOOLEAN": "int64", "BOOL": "int64", "FLOAT": "float32",
+    "FLOAT64": "float32", "STRING": "string", "BYTES": "bytes",
+}  # fmt: skip
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+_PRICES = "cloud.google.com/bigquery/pricing"
+
+# Streams that are read at the same time: one gives more than one process can store.
+_STREAMS = 4
+# Until a stream is asked for again where it is; that it ends is no failure.
+_STREAM_SECONDS = 600.0
+_BATCH_ROWS = 16_384
+_LOOK_SECONDS = 0.2
+
+
+class Service:
+    """Google's clients for BigQuery, with the project that pays: the run's own, else the credentials'.
+
+    Args:
+        reference: What is read.
+    """
+
+    def __init__(self, reference: Reference) -> None:
+        self.name = reference.name
+        with self.calling():
+            import google.auth
+            import google.cloud.bigquery_storage_v1 as storage_api
+            from google.cloud import bigquery
+
+            self._credentials, project = google.auth.default(scopes=_SCOPES)
+            # On the platform, the credentials' project is the platform's own.
+            project = os.environ.get("CLOUD_ML_PROJECT_ID") or project
+            self.project = project or reference.table.rpartition(".")[0].rpartition(".")[0]
+            if not self.project:
+                raise SourceError(f"no project pays for {self.name}; set GOOGLE_CLOUD_PROJECT")
+            self.rest = bigquery.Client(project=self.project, credentials=self._credentials)
+            self._storage = storage_api
+
+    @functools.cached_property
+    def reader(self) -> Any:
+        """The client of the Storage Read API, without reconnections of its own, which nobody counts."""
+        from google.cloud.bigquery_storage_v1.services.big_query_read import BigQueryReadClient
+
+        return BigQueryReadClient(credentials=self._credentials)
+
+    @contextlib.contextmanager
+    def calling(self, snapshot: str = "") -> Iterator[None]:
+        """Turns what the clients raise into one line: wrong names and queries are a SourceError."""
+        try:
+            yield
+        except ShardlineError:
+            raise
+        except ImportError as error:
+            if not str(error.name or "").startswith(("google", "pyarrow")):
+                raise
+            raise SourceError(f"source {self.name!r} needs: pip install 'shardline[bigquery]'") from None
+        except Exception as error:
+            from google.api_core import exceptions as api
+
+            said = " ".join(str(getattr(error, "message", "") or error).split()).rstrip(".")[:300]
+            if isinstance(error, api.NotFound):
+                raise SourceError(f"{self.name} is not there: {said}; look for a mistyped name") from None
+            if isinstance(error, api.BadRequest) and "session expired" in said.lower():
+                raise SourceError(f"cannot read {self.name}: {said}; run again, from the beginning") from None
+            if isinstance(error, api.BadRequest):
+                moment = f" as of {snapshot}" if snapshot else ""
+                hint = "; the past is kept for 7 days, or what the dataset says" if snapshot else ""
+                raise SourceError(f"BigQuery refuses {self.name}{moment}: {said}{hint}") from None
+            if type(error).__module__.startswith("pyarrow"):
+                raise SourceError(f"cannot read {self.name}: {said}") from None
+            raise refusal(f"read {self.name}", error) from None
+
+    def find_table(self, name: str) -> Any:
+        """Returns what is known of a table; refuses what is none (views, external data)."""
+        with self.calling():
+            table = self.rest.get_table(name)
+        if table.table_type not in ("TABLE", "SNAPSHOT"):
+            raise SourceError(
+                f"{self.name} is of type {table.table_type}, which is not read as of a moment; read it "
+                f"by a query: bigquery:SELECT ... FROM `{name}`"
+            )
+        return table
+
+    def dry_run(self, query: str) -> Any:
+        """Returns the job that a query would be, with its schema, tables and the bytes that it processes."""
+        from google.cloud import bigquery
+
+        with self.calling():
+            job = self.rest.query(query, job_config=bigquery.QueryJobConfig(dry_run=True))
+        if job.statement_type != "SELECT":
+            raise SourceError(f"{self.name} is a statement {job.statement_type}, not a query; write a SELECT")
+        return job
+
+    def run_query(self, query: str) -> str:
+        """Runs a query and returns the table with its result, which BigQuery removes after a day."""
+        with self.calling():
+            job = self.rest.query(query)
+            job.result(max_results=0)
+        return f"{job.destination.project}.{job.destination.dataset_id}.{job.destination.table_id}"
+
+    def session(self, table: str, names: Sequence[str], reference: Reference) -> Any:
+        """Opens a session that reads some columns of a table; nothing is billed until its rows are read."""
+        types = self._storage.types
+        project, dataset, name = table.rsplit(".", 2)
+        options = types.ReadSession.TableReadOptions(
+            selected_fields=list(names),
+            row_restriction=reference.row_filter,
+            arrow_serialization_options={"buffer_compression": "LZ4_FRAME"},
+        )
+        session = types.ReadSession(
+            table=f"projects/{project}/datasets/{dataset}/tables/{name}",
+            data_format=types.DataFormat.ARROW,
+            read_options=options,
+        )
+        if reference.snapshot:
+            session.table_modifiers.snapshot_time = reference.moment
+        with self.calling(reference.snapshot):
+            return self.reader.create_read_session(
+                parent=f"projects/{self.project}", read_session=session, max_stream_count=_STREAMS
+            )
+
+
+class _Stream:
+    """One stream of a session, read message by message; after an error, again from where it was."""
+
+    def __init__(self, reader: Any, name: str) -> None:
+        self._reader = reader
+        self._name = name
+        self._offset = 0
+        self._messages: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (message := persistently(_Stream._next, self)) is not None:
+            yield message.arrow_record_batch.serialized_record_batch
+
+    def _next(self) -> Any:
+        try:
+            if self._messages is None:
+                self._messages = iter(
+                    self._reader.read_rows(
+                        read_stream=self._name, offset=self._offset, retry=None, timeout=_STREAM_SECONDS
+                    )
+                )
+            message = next(self._messages, None)
+        except Exception:
+            self._messages = None
+            raise
+        self._offset += message.row_count if message is not None else 0
+        return message
+
+
+class _Columns:
+    """Columns of a table, or of what a query gives; of the query nothing is billed until they are read."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._service = Service(reference)
+        if reference.query:
+            job = self._service.dry_run(reference.query)
+            schema, self._processed = job.schema, job.total_bytes_processed or 0
+        else:
+            schema, self._processed = self._service.find_table(reference.table).schema, 0
+        self.types: Mapping[str, str] = {field.name: _word(field) for field in schema or ()}
+
+    @functools.cached_property
+    def _table(self) -> str:
+        return self._reference.table or self._service.run_query(self._reference.query)
+
+    def cost(self, names: Sequence[str]) -> str:
+        """Returns in words what BigQuery bills for: the bytes that are read, by its own estimate."""
+        if self._reference.query:
+            return f"the query processes {size_text(self._processed)}; its result is read as well"
+        session = self._service.session(self._table, names, self._reference)
+        return f"{len(names)} columns, {size_text(session.estimated_total_bytes_scanned)} to read"
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, in any order of the rows."""
+        import pyarrow as pa
+
+        session = self._service.session(self._table, names, self._reference)
+        schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
+        streams = [_Stream(self._service.reader, stream.name) for stream in session.streams]
+        with self._service.calling(self._reference.snapshot):
+            for message in _merged(streams):
+                rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+                for first in range(0, rows.num_rows, _BATCH_ROWS):
+                    yield as_lists(rows.slice(first, _BATCH_ROWS), self.types, names)
+
+
+def _word(field: Any) -> str:
+    """Returns the type of a column as the columns of tables have it, or in BigQuery's own words."""
+    if field.mode == "REPEATED":
+        return f"REPEATED {field.field_type}"
+    return _TYPES.get(field.field_type) or str(field.field_type)
+
+
+def _merged(streams: Sequence[_Stream]) -> Iterator[bytes]:
+    """Yields the messages of all streams as they come, each stream read by a thread of its own."""
+    queue: Queue[bytes | Exception | None] = Queue(max(1, len(streams)))
+    over = threading.Event()
+
+    def put(item: bytes | Exception | None) -> None:
+        while not over.is_set():
+            with contextlib.suppress(Full):
+                queue.put(item, timeout=_LOOK_SECONDS)
+                return
+
+    def read(stream: _Stream) -> None:
+        try:
+            for message in stream:
+                put(message)
+                if over.is_set():
+                    return
+            put(None)
+        except Exception as error:
+            put(error)
+
+    for stream in streams:
+        threading.Thread(target=read, args=(stream,), name="bigquery", daemon=True).start()
+    left = len(streams)
+    try:
+        while left:
+            item = queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        over.set()
+
+
+class BigQuery(Rows):
+    """Rows of a table, or of what a query gives.
+
+    A column image holds encoded images (BYTES), or URLs (gs://...). Without a column key, the key is a hash
+    of the row's values, as of records: rows have no order that would stay.
+
+    Raises:
+        SourceError: There is no such table or column, or the query is wrong.
+        PlatformError: Credentials or a permission are missing, or the service is not reached.
+    """
+
+    def __init__(self, source: str, features: Mapping[str, str]) -> None:
+        reference = parse(source)
+        self._own = _Columns(reference)
+        super().__init__(reference.name, self._own, features, images=("string", "bytes"))
+        self.numbers_copies = "key" not in self._names
+
+    def __iter__(self) -> Iterator[Any]:
+        say("preprocess", f"{self._name}: {self.cost()}")
+        return super().__iter__()
+
+    def cost(self) -> str:
+        """Returns in words what reading the rows is billed for."""
+        return f"{self._own.cost(list(self._names.values()))}; see {_PRICES}"
+
+    def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
+        if values.get("key") is not None:
+            return str(values["key"])
+        text = repr(sorted(values.items())).encode("utf-8", "surrogatepass")
+        return xxhash.xxh3_128_hexdigest(text)
+
+    def _image_fault(self, value: str | bytes) -> str:
+        if isinstance(value, str) and "://" not in value:
+            return f"has an image that is no URL (gs://...) in column {self._names['image']!r}"
+        return ""
+
+    def _image(self, value: str | bytes) -> Span | bytes:
+        return value if isinstance(value, bytes) else Span(storage.resolve(value), 0, WHOLE_FILE)
+
+
+def open_columns(source: str) -> TypedColumns:
+    """Returns the columns of a source, of which nothing is read."""
+    return _Columns(parse(source))
+
+
+def version(source: str) -> tuple[str, str]:
+    """Returns what tells the content of a source from another one, and the same for a person.
+
+    That is the time of the last change of each table that is read, with its rows and bytes, or, of one that
+    was changed after the moment that is read, that moment.
+    """
+    reference = parse(source)
+    service = Service(reference)
+    names = [reference.table] if reference.table else service.dry_run(reference.query).referenced_tables
+    with service.calling():
+        tables = [service.rest.get_table(name) for name in names]
+    found = sorted(repr(_state(table, reference.moment)) for table in tables)
+    count = sum(table.num_rows or 0 for table in tables)
+    last = max((str(table.modified)[:19] for table in tables), default="never")
+    text = f"{count:,} rows, {size_text(sum(table.num_bytes or 0 for table in tables))}, changed {last}"
+    return "\n".join(found), text
+
+
+def _state(table: Any, moment: datetime | None) -> tuple[object, ...]:
+    """Returns what is known of the rows of a table as of a moment, those that have just streamed in too."""
+    place = (table.project, table.dataset_id, table.table_id)
+    if moment and (table.modified is None or table.modified > moment):
+        return (*place, moment.isoformat())
+    waiting = table.streaming_buffer
+    return (
+        *(*place, str(table.modified), table.num_rows, table.num_bytes),
+        waiting.estimated_rows if waiting else None,
+    )

@@ -1,0 +1,297 @@
+"""BigQuery as a source, read by Google's unmodified clients from a fake on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("google.cloud.bigquery_storage_v1", reason="pip install 'shardline[bigquery]'")
+
+from shardline.components.configure.fingerprint import fingerprint
+from shardline.components.preprocess import ahead
+from shardline.components.preprocess.run import plan_dataset
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span, open_source
+from shardline.pipelines.cli.main import main
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import PlatformError, SourceError
+from tests.helpers.fake_bigquery import FakeBigQuery, FakeTable, RefusalError, at, fake_bigquery
+from tests.helpers.preprocessing import contents, run, write_part
+
+TABLE = "acme-vision.shop.orders"
+MOMENT = f"{TABLE}@2026-11-20T12:00:00Z"
+SOURCE = f"bigquery:{MOMENT}"
+
+
+def rows(count: int, **columns: Any) -> pa.Table:
+    return pa.table(
+        {
+            "id": [f"order-{number}" for number in range(count)],
+            "label": [("returned", "kept", "kept")[number % 3] for number in range(count)],
+            "price": [number / 4 for number in range(count)],
+            "items": list(range(count)),
+            "gift": [number % 2 == 0 for number in range(count)],
+            **columns,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeBigQuery]:
+    with (
+        fake_bigquery(tmp_path_factory.mktemp("account")) as (fake, environment),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in list(os.environ):
+            if name.lower().endswith("_proxy"):
+                patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield fake
+
+
+@pytest.fixture
+def fake(served: FakeBigQuery, monkeypatch: pytest.MonkeyPatch) -> FakeBigQuery:
+    """The fake with one table, of ten rows at 10:00 and twelve from 14:00 on."""
+    monkeypatch.setattr(ahead, "_FIRST_PAUSE_SECONDS", 0.001)
+    clean = FakeBigQuery()
+    for name in ("answer", "failures", "streams", "message_rows"):
+        setattr(served, name, getattr(clean, name))
+    served.tables = {TABLE: FakeTable([(at("10:00"), rows(10)), (at("14:00"), rows(12))])}
+    served.calls.clear()
+    return served
+
+
+def opened(source: str, **features: str) -> Any:
+    return open_source(PreprocessSettings(source=source, features=features))
+
+
+def read(source: Any) -> list[Example]:
+    examples = list(source)
+    assert not [example for example in examples if isinstance(example, BadExample)]
+    return sorted(examples, key=lambda example: example.key)
+
+
+def test_rows_as_of_a_moment_with_typed_features(fake: FakeBigQuery) -> None:
+    source = opened(SOURCE, key="id")
+    assert source.features == (
+        Feature("price", "float32"),
+        Feature("items", "int64"),
+        Feature("gift", "int64"),
+    )
+    assert source.class_names == ("kept", "returned")
+    examples = read(source)
+    assert len(examples) == 10
+    assert examples[3] == Example(key="order-3", label=1, features={"price": 0.75, "items": 3, "gift": 0})
+
+
+def test_columns_and_row_filter_are_pushed_down(fake: FakeBigQuery) -> None:
+    source = opened(f"{SOURCE} WHERE items > 6", key="id", price="price")
+    assert [example.key for example in read(source)] == ["order-7", "order-8", "order-9"]
+    asked = fake.called("CreateReadSession")
+    assert asked[-1] == (
+        *("projects/acme-vision", TABLE, ["label", "id", "price"], "items > 6", at("12:00")),
+    )
+    assert {details[3] for details in asked} == {"items > 6"}
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("features", [{"key": "id"}, {}], ids=["key", "no key"])
+def test_the_same_bytes_from_any_number_of_streams(
+    fake: FakeBigQuery, tmp_path: Path, streams: int, features: dict[str, str]
+) -> None:
+    # Among them rows that are equal in all columns.
+    twice = pa.concat_tables([rows(80), rows(9)]).drop_columns(["id"] if not features else [])
+    fake.tables[TABLE].versions = [(at("10:00"), rows(80) if features else twice)]
+    first = run(SOURCE, tmp_path / "first", features=features)
+    fake.streams = streams
+    assert run(SOURCE, tmp_path / "second", features=features) == first
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+    assert first.source == SOURCE
+
+
+def test_a_stream_goes_on_where_it_broke_off(fake: FakeBigQuery) -> None:
+    fake.streams = 1
+    whole = read(opened(SOURCE, key="id"))
+    fake.calls.clear()
+    source = opened(SOURCE, key="id")
+    assert source.class_names
+    ahead.REPEATED.take()
+    fake.calls.clear()
+    lost = RefusalError(grpc.StatusCode.UNAVAILABLE, 503, "the connection was reset")
+    fake.failures["ReadRows"] = [lost, lost, lost]
+    assert read(source) == whole
+    assert [offset for _, offset in fake.called("ReadRows")] == [0, 2, 4, 6]
+    assert ahead.REPEATED.take() == 3
+
+
+def test_images_are_bytes_or_urls(fake: FakeBigQuery) -> None:
+    photos = [b"photo %d" % number for number in range(10)]
+    fake.tables[TABLE].versions = [(at("10:00"), rows(10, photo=photos))]
+    examples = read(opened(SOURCE, key="id", image="photo", price="price"))
+    assert [example.image for example in examples] == photos
+
+    urls = ["gs://bucket/a.jpg"] * 9 + ["a.jpg"]
+    fake.tables[TABLE].versions = [(at("10:00"), rows(10, photo=urls))]
+    *good, bad = sorted(opened(SOURCE, key="id", image="photo", price="price"), key=lambda item: item[0])
+    assert {example.image for example in good[1:]} == {Span("gs://bucket/a.jpg", 0, WHOLE_FILE)}
+    (bad,) = [item for item in opened(SOURCE, key="id", image="photo") if isinstance(item, BadExample)]
+    assert bad == BadExample(
+        "bigquery:acme-vision.shop.orders order-9", "has an image that is no URL (gs://...) in column 'photo'"
+    )
+
+
+#: Few rows, in one split.
+ALL: dict[str, Any] = {"split": {"train": 1.0}}
+
+QUERY = "bigquery:SELECT label, price FROM `shop.orders` FOR SYSTEM_TIME AS OF '{snapshot}'"
+
+
+def test_a_query_is_run_once_and_its_result_read(fake: FakeBigQuery) -> None:
+    fake.answer = lambda query: (rows(7).select(["label", "price"]), [TABLE])
+    source = opened(QUERY.replace("{snapshot}", "2026-11-20T12:00:00.000Z"))
+    assert fake.called("Query") == []
+    assert len(read(source)) == 7
+    (query,) = fake.called("Query")
+    assert query == "SELECT label, price FROM `shop.orders` FOR SYSTEM_TIME AS OF '2026-11-20T12:00:00.000Z'"
+    assert {details[1] for details in fake.called("CreateReadSession")} == {"acme-vision._anonymous.result0"}
+
+
+@pytest.mark.parametrize("source", [f"bigquery:{TABLE}", QUERY])
+def test_the_manifest_names_the_moment_and_a_rerun_gives_the_same_bytes(
+    fake: FakeBigQuery, tmp_path: Path, source: str
+) -> None:
+    fake.answer = lambda query: (rows(7).select(["label", "price"]), [TABLE])
+    first = run(source, tmp_path / "first", **ALL)
+    assert re.search(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.source)
+    fake.tables[TABLE].versions.append((datetime.now(UTC), rows(20)))
+    again = run(first.source, tmp_path / "again", **ALL)
+    assert contents(tmp_path / "again") == contents(tmp_path / "first")
+    assert again == first
+    if source != QUERY:
+        assert run(source, tmp_path / "now", **ALL).records == 20
+
+
+def test_an_interrupted_run_keeps_its_moment(fake: FakeBigQuery, tmp_path: Path) -> None:
+    source = f"bigquery:{TABLE}"
+    settings = PreprocessSettings(source=source, features={"key": "id"}, split={"train": 1.0})
+    first = plan_dataset(settings, tmp_path / "out")
+    write_part(tmp_path / "out")
+    fake.tables[TABLE].versions.append((datetime.now(UTC), rows(20)))
+    manifest = run(source, tmp_path / "out", features={"key": "id"}, **ALL)
+    assert manifest.source == first.settings.source
+    assert manifest.records == 12
+
+
+def known(source: str) -> Any:
+    return fingerprint(PreprocessSettings(source=source), deep=False)
+
+
+@pytest.mark.parametrize("source", ["bigquery:acme-vision.shop.orders@{}", "bigquery:SELECT '{}' FROM t"])
+def test_a_table_is_known_by_its_last_change(fake: FakeBigQuery, source: str) -> None:
+    fake.answer = lambda query: (rows(7), [TABLE])
+    times = [f"2026-11-20T{hour}:00:00.000Z" for hour in (15, 16, 12)]
+    first, second, before = (known(source.format(time)) for time in times)
+    assert first == second
+    assert first.known_by == "version"
+    assert first.text.startswith("12 rows, ")
+    assert first.text.endswith(", changed 2026-11-20 14:00:00")
+    # What it was at noon is not known from what it is now.
+    assert before.digest != first.digest
+    fake.tables[TABLE].versions.append((at("15:30"), rows(12)))
+    assert known(source.format(times[1])).digest != first.digest
+
+
+def test_a_dry_run_says_what_is_billed_and_reads_nothing(fake: FakeBigQuery, tmp_path: Path) -> None:
+    cost = opened(f"{SOURCE} WHERE items > 6", key="id").cost()
+    assert cost == "5 columns, 112 B to read; see cloud.google.com/bigquery/pricing"
+    fake.answer = lambda query: (rows(7).select(["label", "price"]), [TABLE])
+    cost = opened("bigquery:SELECT label, price FROM t").cost()
+    assert cost.startswith("the query processes 440 B; its result is read as well")
+    shown = CliRunner().invoke(
+        main, ["preprocess", SOURCE, str(tmp_path / "out"), "--dry-run", "--feature", "key=id"]
+    )
+    assert shown.output.splitlines() == [
+        f"source: {SOURCE}",
+        "content: 12 rows, 440 B, changed 2026-11-20 14:00:00",
+        "cost: 5 columns, 402 B to read; see cloud.google.com/bigquery/pricing",
+    ]
+    assert fake.called("Query") == fake.called("ReadRows") == []
+    assert not (tmp_path / "out").exists()
+
+
+STRUCT = [{"x": 1}] * 10
+
+
+@pytest.mark.parametrize(
+    ("source", "features", "message"),
+    [
+        ("shop.orders", "", "is neither bigquery:PROJECT.DATASET.TABLE"),
+        (f"{TABLE}@noon", "", "'noon' is not a time; write it as in TABLE@2026-11-20T10:00:00Z"),
+        ("acme-vision.shop.absent", "", "absent is not there: .*Not found: Table acme-vision:shop.absent"),
+        (f"{TABLE}@2026-11-01T10:00:00Z", "", "as of 2026-11-01T10:00:00Z: .*the past is kept for 7 days"),
+        (f"{MOMENT} WHERE absent > 6", "", "Unrecognized name: absent"),
+        ("SELECT nonsense", "", "BigQuery refuses bigquery:SELECT nonsense: .*Syntax error"),
+        (MOMENT, "label=colour", "has no column 'colour' for label, it has id, label, price"),
+        ("acme-vision.shop.view", "", "type VIEW, .*bigquery:SELECT ... FROM `acme-vision.shop.view`"),
+        ("acme-vision.shop.nested", "", "column 'tags' of .* is REPEATED STRING; only whole numbers"),
+        ("acme-vision.shop.nested", "label=label,a=size", "column 'size' of .* is RECORD; only"),
+        ("acme-vision.shop.nested", "label=day,x=price", "is TIMESTAMP; as label, string or int64 is needed"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(
+    fake: FakeBigQuery, source: str, features: str, message: str
+) -> None:
+    fake.tables["acme-vision.shop.view"] = FakeTable([(at("10:00"), rows(3))], kind="VIEW")
+    days = pa.array([0] * 10, pa.timestamp("us"))
+    nested = rows(10, tags=[["a"]] * 10, size=STRUCT, day=days)
+    fake.tables["acme-vision.shop.nested"] = FakeTable([(at("10:00"), nested)])
+    with pytest.raises(SourceError, match=message) as raised:
+        list(opened(f"bigquery:{source}", **dict(pair.split("=") for pair in features.split(",") if pair)))
+    assert "\n" not in str(raised.value)
+
+
+def refused(status: grpc.StatusCode, said: str) -> RefusalError:
+    return RefusalError(status, 403, said)
+
+
+def test_refusals_of_the_platform(fake: FakeBigQuery) -> None:
+    said = f"Permission 'bigquery.readsessions.create' denied on resource '//{TABLE}' (or it may not exist)."
+    fake.failures["CreateReadSession"] = [refused(grpc.StatusCode.PERMISSION_DENIED, said)]
+    with pytest.raises(
+        PlatformError, match=r"bigquery.readsessions.create is missing.*bigquery.readSessionUser"
+    ):
+        list(opened(SOURCE))
+    said = f"Access Denied: Table {TABLE}: Permission bigquery.tables.get denied on table {TABLE}"
+    fake.failures["GetTable"] = [refused(grpc.StatusCode.PERMISSION_DENIED, said)]
+    with pytest.raises(
+        PlatformError, match=r"bigquery.tables.get is missing; grant roles/bigquery.dataViewer"
+    ):
+        opened(SOURCE)
+    expired = RefusalError(
+        grpc.StatusCode.FAILED_PRECONDITION, 400, "there was an error: session expired at noon"
+    )
+    fake.failures["ReadRows"] = [expired]
+    with pytest.raises(SourceError, match="session expired at noon; run again, from the beginning"):
+        list(opened(SOURCE))
+
+
+def test_without_credentials_or_the_extra(fake: FakeBigQuery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.cloud.bigquery_storage_v1", None)
+    with pytest.raises(SourceError, match=r"needs: pip install 'shardline\[bigquery\]'"):
+        opened(SOURCE)
+    monkeypatch.undo()
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", "/nowhere")
+    with pytest.raises(PlatformError, match="no credentials of Google Cloud were found"):
+        opened(SOURCE)
