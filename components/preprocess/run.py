@@ -105,6 +105,9 @@ def _check_out(settings: PreprocessSettings, out: Path, *, overwrite: bool) -> N
     """Refuses a directory that cannot become the dataset, or that the source would take for a part of it."""
     work_directory.check(out, overwrite=overwrite)
     form, _, rest = settings.source.partition(":")
+    if settings.source.startswith(snapshots.PREFIX):
+        snapshots.parse(settings.source)
+        return
     path, shard = storage.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
     if form == "images" and not settings.labels:
         is_part = shard.is_relative_to(os.path.realpath(path))

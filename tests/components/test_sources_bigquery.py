@@ -224,7 +224,7 @@ def test_a_dry_run_says_what_is_billed_and_reads_nothing(fake: FakeBigQuery, tmp
     assert shown.output.splitlines() == [
         f"source: {SOURCE}",
         "content: 12 rows, 440 B, changed 2026-11-20 14:00:00",
-        "cost: 5 columns, 402 B to read; see cloud.google.com/bigquery/pricing",
+        "cost: 5 columns, 368 B to read; see cloud.google.com/bigquery/pricing",
     ]
     assert fake.called("Query") == fake.called("ReadRows") == []
     assert not (tmp_path / "out").exists()
