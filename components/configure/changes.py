@@ -25,9 +25,9 @@ from shardline.components.configure.history import Run, State
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.text import short
 from shardline.components.preprocess.sources import bigquery, table
 from shardline.components.preprocess.sources.snapshots import pinned
+from shardline.components.text import short
 from shardline.components.validate.formats import check_installed, refuse_table
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
