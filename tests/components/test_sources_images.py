@@ -58,6 +58,13 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
     assert [example.key for example in source] == [example.key for example in source]  # type: ignore[union-attr]
 
 
+def test_examples_come_in_the_order_in_which_a_bucket_lists_them(tmp_path: Path) -> None:
+    names = ["cat-1/x-1/1.jpg", "cat-1/x.jpg", "cat-1/x/1.jpg", "cat.1/1.jpg", "cat/1.jpg"]
+    source = opened(write(tmp_path / "images", *names))
+    assert [example.key for example in source] == names  # type: ignore[union-attr]
+    assert source.class_names == ("cat", "cat-1", "cat.1")
+
+
 def test_photos() -> None:
     photos = content(opened(real_data() / "photos"))
     assert len(photos) == 39

@@ -49,10 +49,13 @@ class Images:
                 raise _stray(root, folder.name)
             if next(_files_below(folder.path, folder.name, self._far), None) is None:
                 raise _empty(root, folder.name)
-        self.class_names = tuple(folder.name for folder in folders)
+        self._folders = [folder.name for folder in folders]
+        self.class_names = tuple(sorted(self._folders))
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        for label, folder in enumerate(self.class_names):
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        for folder in self._folders:
+            label = labels[folder]
             for key, found in _files_below(os.path.join(self._root, folder), folder, self._far):
                 if isinstance(found, BadExample):
                     yield found
@@ -159,12 +162,16 @@ def _empty(root: str, folder: str) -> SourceError:
 
 
 def _listed(directory: str) -> list[os.DirEntry[str]]:
-    """Returns what is in a directory and not hidden, by name."""
+    """Returns what is in a directory and not hidden, in the order of the names of the files below it."""
     try:
         with os.scandir(directory) as entries:
-            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=_order)
     except OSError as error:
         raise SourceError(f"cannot read the directory {directory!r}: {error.strerror}") from None
+
+
+def _order(entry: os.DirEntry[str]) -> str:
+    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
 def _files_below(directory: str, prefix: str, far: bool) -> Iterator[tuple[str, str | BadExample]]:
