@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from pathlib import Path
-from struct import Struct
+from struct import Struct, iter_unpack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,6 +198,8 @@ def _portions(rows: Rows, size: int) -> Iterator[Rows]:
 def _cut(texts: bytes, heads: Numbers) -> list[bytes]:
     """Returns the text of each row."""
     lengths = heads["keys"].astype(np.int64) + heads["paths"] + heads["features"]
+    if len(heads) and (lengths == lengths[0]).all():
+        return [text for (text,) in iter_unpack(f"{lengths[0]}s", texts)]
     ends = np.cumsum(lengths).tolist()
     return [texts[start:end] for start, end in pairwise([0, *ends])]
 

@@ -26,6 +26,9 @@ _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # First column and row, and steps, of each pass of an interlaced PNG.
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _LAST_FILTER = 4
+#: The name of the second chunk, and length, name and checksum of the last one, as numbers.
+_IDAT, _IEND = int.from_bytes(b"IDAT"), (0, int.from_bytes(b"IEND"), 0xAE426082)
+_SMALLEST_FILE = 57
 # Deflate makes at most 1,032 bytes of one: less than this cannot fill the memory.
 _SURELY_SMALL = 16_384
 _INFLATED_AT_ONCE = 1 << 24
@@ -70,19 +73,21 @@ def is_whole_png(encoded: bytes) -> bool:
 
 
 def are_whole_pngs(images: Sequence[bytes]) -> bool:
-    """Returns whether this is known of all of several small ones, in a third of the time.
+    """Returns whether several small files, which may be no PNG, all are so, in a third of the time.
 
     If not, some may be: `is_whole_png` says which.
     """
     import numpy as np
 
-    starts = {image[PNG_FIRST] for image in images}
-    if len(starts) > 1 or max(map(len, images)) > _SURELY_SMALL:
+    starts, sizes = {image[PNG_FIRST] for image in images}, set(map(len, images))
+    if len(starts) > 1 or not _SMALLEST_FILE <= min(sizes) <= max(sizes) <= _SURELY_SMALL:
         return False
-    lengths = np.frombuffer(b"".join([image[33:37] for image in images]), ">u4")
-    ends = np.frombuffer(b"".join([image[-16:-8] for image in images]), ">u4").reshape(-1, 2)
+    lengths = np.frombuffer(b"".join([image[33:41] for image in images]), ">u4").reshape(-1, 2)
+    ends = np.frombuffer(b"".join([image[-16:] for image in images]), ">u4").reshape(-1, 4)
     sums = np.fromiter(map(zlib.crc32, [image[37:-16] for image in images]), np.uint32)
-    if (lengths != np.fromiter(map(len, images), np.int64) - 57).any() or ends[:, 1].any():
+    if (lengths[:, 0] != np.fromiter(map(len, images), np.int64) - 57).any():
+        return False
+    if (lengths[:, 1] != _IDAT).any() or (ends[:, 1:] != _IEND).any():
         return False
     try:
         pixels = list(map(zlib.decompress, [image[41:-16] for image in images]))

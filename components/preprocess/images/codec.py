@@ -113,14 +113,17 @@ class Codec:
         """
         if not self._known:
             return [None] * len(images)
+        heads = {image[PNG_HEAD] for image in images}
+        known = self._known.get(*heads) if len(heads) == 1 else None
+        if known and self._check != "header" and are_whole_pngs(images):
+            return [known] * len(images)
         kinds = [
             self._known.get(image[PNG_HEAD])
             if image.startswith(b"IDAT", PNG_SECOND) and image.endswith(PNG_END)
             else None
             for image in images
         ]
-        found = [image for image, kind in zip(images, kinds, strict=True) if kind]
-        if self._check == "header" or not found or are_whole_pngs(found):
+        if self._check == "header" or not any(kinds):
             return kinds
         return [
             kind if kind and is_whole_png(image) else None for image, kind in zip(images, kinds, strict=True)
