@@ -114,7 +114,7 @@ class Codec:
         if not self._known:
             return [None] * len(images)
         heads = {image[PNG_HEAD] for image in images}
-        known = self._known.get(*heads) if len(heads) == 1 else None
+        known = self._known.get(heads.pop()) if len(heads) == 1 else None
         if known and self._check != "header" and are_whole_pngs(images):
             return [known] * len(images)
         kinds = [
