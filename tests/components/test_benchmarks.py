@@ -30,6 +30,24 @@ def test_the_gpu_benchmark_reads_what_the_trainer_writes() -> None:
     assert gpu.read("ResNet50", f"{log}\ntrain: steps waited for input 42% of", history).waited == "42%"
 
 
+def test_the_listing_benchmark_counts_requests() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.listing",
+        "--names",
+        "3000",
+        "--folders",
+        "3",
+        "--latency",
+        "0",
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ")[:2] for line in done.stdout.splitlines()[-2:]]
+    assert rows == [["| fingerprint", "4"], ["| images", "4"]]
+
+
 @pytest.mark.matrix
 def test_the_preprocessing_benchmark_measures_every_target(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.preprocess", "--quick", "--workdir", str(tmp_path)]
