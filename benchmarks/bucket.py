@@ -128,9 +128,8 @@ def measure(contender: str, source: Path, out: Path) -> dict[str, float]:
 
 def only(contender: str, source: str, out: str) -> None:
     """Runs one contender in this process."""
-    import resource
-
     import shardline.components.preprocess.write  # noqa: F401  # what is imported first, is not timed
+    from benchmarks.contenders import peak_mb
 
     start, cpu = time.monotonic(), time.process_time()
     done = CONTENDERS[contender](Path(source), Path(out))
@@ -138,7 +137,7 @@ def only(contender: str, source: str, out: str) -> None:
         "records": done,
         "seconds": time.monotonic() - start,
         "cpu": time.process_time() - cpu,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak_mb(),
     }
     print(json.dumps(result))
 

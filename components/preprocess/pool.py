@@ -1,4 +1,4 @@
-"""Process pool of preprocessing: this process and workers, each with a share of the items of a job.
+"""Process pool of preprocessing: this process and workers, each of which takes the next item of a job.
 
 A worker takes jobs as lines of JSON on its standard input and answers likewise with progress, what it found,
 or the error that ended it. When its parent is gone, its input or its output is, and it ends.
@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,10 +33,13 @@ Report = Callable[[int, int], None]
 
 #: A job: a function of a module. It takes the values that are the same for all items, its items, and where to
 #: report; it returns its results by item, as JSON holds them.
-Job = Callable[[Mapping[str, Any], Sequence[str], Report], Mapping[str, Any]]
+Job = Callable[[Mapping[str, Any], Iterable[str], Report], Mapping[str, Any]]
 
 _WORKER = (sys.executable, "-P", "-m", "shardline.components.preprocess.pool")
 _INTERVAL_SECONDS = 0.2
+
+# A pipe takes a page at once, however little room is left to its user.
+_NUMBER_BYTES, _MOST_NUMBERS = 4, 1024
 
 # A worker that is told to end removes what it has not finished.
 _GRACE_SECONDS = 10.0
@@ -50,10 +53,18 @@ class Processes:
 
     def __init__(self, count: int, *jobs: Job) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_search_path())}
-        command = (*_WORKER, *dict.fromkeys(job.__module__ for job in jobs))
+        # Whoever is free reads the number of the next items from this pipe.
+        self._numbers, self._next = os.pipe()
+        os.set_blocking(self._numbers, False)
+        command = (*_WORKER, str(self._numbers), *dict.fromkeys(job.__module__ for job in jobs))
         self._workers = [
             subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                bufsize=0,
+                pass_fds=[self._numbers],
             )
             for _ in range(count - 1)
         ]
@@ -64,6 +75,8 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        os.close(self._numbers)
+        os.close(self._next)
         for worker in self._workers:
             if error is not None:
                 worker.terminate()
@@ -90,13 +103,14 @@ class Processes:
         Raises:
             ShardlineError: The error of the first process that failed, or that one ended without an answer.
         """
-        own, *shares = (items[number :: len(self._workers) + 1] for number in range(len(self._workers) + 1))
         found: dict[str, Any] = {}
+        each = -(-len(items) // _MOST_NUMBERS) or 1
+        groups = [items[first : first + each] for first in range(0, len(items), each)]
+        os.write(self._next, b"".join(number.to_bytes(_NUMBER_BYTES) for number in range(len(groups))))
         with selectors.DefaultSelector() as selector:
-            for worker, share in zip(self._workers, shares, strict=True):
-                if share:
-                    _send(worker, {"job": f"{job.__module__}:{job.__name__}", "given": given, "items": share})
-                    selector.register(_output(worker), selectors.EVENT_READ, [worker, b""])
+            for worker in self._workers[: len(groups)]:
+                _send(worker, {"job": f"{job.__module__}:{job.__name__}", "given": given, "groups": groups})
+                selector.register(_output(worker), selectors.EVENT_READ, [worker, b""])
 
             def listen(timeout: float) -> None:
                 ready = selector.select(timeout)
@@ -112,11 +126,21 @@ class Processes:
                 report(records, size)
                 listen(0)
 
-            if own:
-                found |= job(given, own, report_own)
+            if groups:
+                found |= job(given, _handed(self._numbers, groups), report_own)
             while selector.get_map():
                 listen(_INTERVAL_SECONDS)
         return found
+
+
+def _handed(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields items that no other process has, until there are no more."""
+    while True:
+        try:
+            number = os.read(numbers, _NUMBER_BYTES)
+        except BlockingIOError:
+            return
+        yield from groups[int.from_bytes(number)]
 
 
 def _send(worker: subprocess.Popen[bytes], job: Mapping[str, Any]) -> None:
@@ -194,14 +218,17 @@ class _Progress:
 
 def _work() -> None:
     """Does jobs until the standard input ends or one fails."""
-    for module in sys.argv[1:]:
+    numbers, *modules = sys.argv[1:]
+    for module in modules:
         importlib.import_module(module)
     # Not before: a compiled module that is broken off while it is imported blames the installation.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for line in sys.stdin:
         job, report = json.loads(line), _Progress()
         try:
-            found = pkgutil.resolve_name(job["job"])(job["given"], job["items"], report)
+            found = pkgutil.resolve_name(job["job"])(
+                job["given"], _handed(int(numbers), job["groups"]), report
+            )
         except Exception as failure:
             error = crash.as_error(failure)
             values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]

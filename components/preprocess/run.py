@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.preprocess import copies, handover, marks, rows, storage, work_directory
+from shardline.components.preprocess import copies, handover, marks, storage, work_directory
 from shardline.components.preprocess import finish as finishing
 from shardline.components.preprocess.ahead import REPEATED, persistently
 from shardline.components.preprocess.claims import Claims
 from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
+from shardline.components.preprocess.screening import check_buckets, without_bad
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source, snapshots
-from shardline.components.preprocess.survey import Rejected, Survey, check_buckets, survey
+from shardline.components.preprocess.survey import Rejected, survey
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import write_planned
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import BadRecordError, RunError, SettingsError, ShardlineError
+from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.progress import Meter
 
 _TOPIC = "preprocess"
@@ -191,7 +191,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             shards=(),
         )
         if settings.on_bad_record == "skip":
-            found = _check(found, plan, work, processes, rejected)
+            found = without_bad(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
         plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
         work.bring_marks()
@@ -205,24 +205,6 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         if not work.has_marks():
             work.remove()
         raise
-
-
-def _check(
-    found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
-) -> Survey:
-    """Takes examples whose image cannot be stored out of the buckets."""
-    plan.save(work.plan)
-    found.buckets.flush()
-    paths = [found.buckets.path(bucket) for bucket in range(rows.BUCKETS)]
-    meter = Meter("checked", sum(found.codes), rejected=found.bad)
-    processes.do(check_buckets, {"out": str(work.out)}, [path.name for path in paths], meter.advance)
-    codes = list(found.codes)
-    for path in paths:
-        for line in path.with_suffix(".bad").read_text().splitlines():
-            bad = json.loads(line)
-            codes[bad["code"]] -= 1
-            rejected.add(BadRecordError(bad["file"], bad["reason"]))
-    return replace(found, codes=codes)
 
 
 def _write_claimed(

@@ -1,7 +1,6 @@
 """Survey: the one pass over a source, which finds what its examples are and where their images lie.
 
 Examples that cannot be used end the run or, where they may be skipped, are left out and named in a file.
-Then every image is looked at before anything is decided (`check_buckets`), so that bad ones are not planned.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,10 +21,8 @@ import numpy as np
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.example import FeatureEntries
 from shardline.components.preprocess.far import brought
-from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.places import NOWHERE, ImageLocator, ImageReader, Place
-from shardline.components.preprocess.plan import Digested, Plan, digests
-from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.places import ImageLocator, Place
+from shardline.components.preprocess.plan import Digested, digests
 from shardline.components.preprocess.rows import HEAD, Rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source, Span
@@ -327,44 +324,6 @@ def _described(source: Source) -> tuple[tuple[str, ...], tuple[Any, ...], int]:
     with plugins.calling("the source failed", SourceError):
         class_names = _check_class_names(source.class_names)
         return class_names, tuple(getattr(source, "features", ())), operator.length_hint(source, 0)
-
-
-def check_buckets(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
-    """Takes the rows whose image cannot be stored out of bucket files: a job of the process pool.
-
-    `given` has `out`, the dataset directory, whose plan is known as far as settings and places. Beside each
-    bucket file, NAME.bad names what was taken out and why, and its split code.
-    """
-    work = WorkDirectory(Path(given["out"]))
-    plan = Plan.load(work.plan)
-    codec = plan.make_codec()
-    with ImageReader(plan.places, work.spool, plan.surveyed) as images:
-        for bucket in items:
-            path, bad = work.buckets / bucket, list[dict[str, object]]()
-            checked = path.with_suffix(".checked")
-            rows.write(checked, (_usable(block, images, codec, bad, report) for block in rows.read(path)))
-            checked.replace(path)
-            path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))
-    return {}
-
-
-def _usable(
-    block: Rows, images: ImageReader, codec: Codec, bad: list[dict[str, object]], report: Report
-) -> Rows:
-    """Returns the rows whose image can be stored, and adds the others to `bad`."""
-    good = []
-    for number, (key, where, _, _, place, offset, length) in enumerate(block.fields()):
-        data = b""
-        try:
-            if place != NOWHERE:
-                data = images.read(place, offset, length, where, key)
-                codec.store(data, rows.key_text(key))
-            good.append(number)
-        except BadRecordError as error:
-            code = int(block.heads["code"][number])
-            bad.append({"file": error.name, "reason": error.reason, "code": code})
-        report(1, len(data))
-    return block.take(np.array(good, np.int64))
 
 
 def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:

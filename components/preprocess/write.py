@@ -16,7 +16,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, tee
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -140,7 +140,7 @@ class ShardWriter:
         return contents
 
 
-def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Writes planned shards, a job of the process pool; `given` has `out`, the dataset directory."""
     work = WorkDirectory(Path(given["out"]))
     plan = Plan.load(work.plan)
@@ -153,7 +153,8 @@ def write_planned(given: Mapping[str, Any], items: Sequence[str], report: Report
         Delivery(marks, is_far=work.is_far) as delivery,
     ):
         writer = ShardWriter(plan, work, images, report)
-        images.expect(row for file in items for block in rows.read(work.rows(file)) for row in block.fields())
+        items, ahead = tee(items)
+        images.expect(row for file in ahead for block in rows.read(work.rows(file)) for row in block.fields())
         for file in items:
             gc.disable()  # the loop makes no cycles, and looking for some takes a twentieth of its time
             try:

@@ -131,7 +131,7 @@ except SystemExit:
 
 def test_a_worker_that_is_ended_while_it_starts_says_nothing_of_a_bad_installation(tmp_path: Path) -> None:
     (tmp_path / "slow_to_load.py").write_text(SLOW)
-    command = [sys.executable, "-m", "shardline.components.preprocess.pool", "slow_to_load"]
+    command = [sys.executable, "-m", "shardline.components.preprocess.pool", "0", "slow_to_load"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
     ended = subprocess.run(
         command,

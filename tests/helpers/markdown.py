@@ -18,7 +18,7 @@ PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((R
 
 #: Stands before a block of commands that speak to the platform. They are parsed, and those that have
 #: --dry-run are run with it.
-NEEDS_PLATFORM = "<!-- needs Vertex AI -->"
+NEEDS_PLATFORM = "<!-- needs Google Cloud -->"
 
 _COMMAND = re.compile(r"(shardline|make|python -m) ")
 

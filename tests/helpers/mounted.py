@@ -35,7 +35,11 @@ class Mount:
 
     def unmount(self) -> None:
         """Unmounts it and reads how many requests there were of each kind, and their bytes."""
-        subprocess.run(["umount", str(self.path)], check=True, capture_output=True)
+        end = time.monotonic() + _SECONDS
+        # A read that somebody still waits for keeps it busy.
+        while (done := subprocess.run(["umount", str(self.path)], capture_output=True, text=True)).returncode:
+            assert time.monotonic() < end, done.stderr
+            time.sleep(0.02)
         self.process.wait(_SECONDS)
         found = json.loads(self.counts.read_text())
         self.requests, self.bytes = found["requests"], found["bytes"]
@@ -73,8 +77,13 @@ def mounted(behind: Path, **environment: str) -> Iterator[Mount]:
             _wait_for(path, process, log)
             yield mount
         finally:
-            if process.poll() is None:
-                mount.unmount()
+            try:
+                if process.poll() is None:
+                    mount.unmount()
+            finally:
+                if path.is_mount():
+                    process.kill()
+                    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
 
 
 def _wait_for(path: Path, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
     )
 
 
-def look_at_shards(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+def look_at_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Counts what is in shards: a job of the process pool, given the `directory` of the dataset.
 
     By shard it returns `images`: pairs of (height, width, channels, encoding) and their number, and

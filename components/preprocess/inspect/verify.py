@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -228,7 +228,7 @@ def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             yield Damage(path.name, None, "is not named in the manifest")
 
 
-def check_shards(given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+def check_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Checks shards, a job of the process pool: `ShardCheck` by shard, as a dict.
 
     `given` has the `directory` of the dataset, and `deep`: whether images are decoded.
