@@ -194,12 +194,14 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             found = without_bad(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
         plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
+        _check_claim(work)
         work.bring_marks()
         marks.forget_others(plan, work)
         work.forget_shards({shard.file for shard in plan.shards})
         plan.save(work.plan)
         return plan
     except ShardlineError:
+        _check_claim(work)
         # Nothing is left of a source that cannot be used, unless there was something before.
         work.forget_plan()
         if not work.has_marks():
@@ -207,11 +209,17 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         raise
 
 
+def _check_claim(work: WorkDirectory) -> None:
+    """Ends a run that was taken over, before it changes what is another one's now."""
+    if work.claim:
+        work.claim.check()
+
+
 def _write_claimed(
     plan: Plan, chunks: Sequence[Sequence[PlannedShard]], work: WorkDirectory, processes: Processes
 ) -> int:
     """Writes chunk after chunk that nobody else writes, until all are done, by whomever."""
-    known, written, wait = Claims(work.path), 0, _FIRST_WAIT_SECONDS
+    known, written, wait = Claims(work.path, work.pulse), 0, _FIRST_WAIT_SECONDS
     while True:
         done = finishing.find_done(plan, work)
         left = [chunk for chunk in chunks if any(shard.file not in done for shard in chunk)]
@@ -239,7 +247,13 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
         progress.say(_TOPIC, f"{len(shards) - len(left)} of {len(shards)} shards already done")
     left.sort(key=lambda shard: -shard.records)
     meter = Meter("written", sum(shard.records for shard in left), rejected=sum(plan.rejected.values()))
-    processes.do(write_planned, {"out": str(work.out)}, [shard.file for shard in left], meter.advance)
+
+    def report(written: int, size: int) -> None:
+        if work.claim:
+            work.claim.check(ask=False)
+        meter.advance(written, size)
+
+    processes.do(write_planned, {"out": str(work.out)}, [shard.file for shard in left], report)
 
 
 def _finish(work: WorkDirectory) -> Manifest:
@@ -248,6 +262,7 @@ def _finish(work: WorkDirectory) -> Manifest:
 
     def publish(shards: list[str]) -> None:
         work_directory.publish(work, shards, manifest.fingerprint)
+        _check_claim(work)
         manifests.save(manifest, work.out)
 
     persistently(publish, [shard.file for shard in plan.shards])

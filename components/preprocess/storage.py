@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -87,10 +87,14 @@ def fetch(path: str, target: str) -> None:
                 raise copied
 
 
-def upload(source: Path, target: Path) -> None:
-    """Copies a file of this disk to where it belongs, in one stream, and again where that fails."""
+def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None) -> None:
+    """Copies a file of this disk to where it belongs, in one stream, and again where that fails.
+
+    `before` is called before each attempt.
+    """
 
     def write(_: Path) -> None:
+        before()
         with source.open("rb") as file, target.open("wb") as copy:
             shutil.copyfileobj(file, copy, _RANGE)
             copy.flush()

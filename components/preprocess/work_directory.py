@@ -38,7 +38,7 @@ from pathlib import Path
 import xxhash
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.claims import Claim, Claims
+from shardline.components.preprocess.claims import Claim, Claims, Pulse
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
@@ -78,6 +78,7 @@ class WorkDirectory:
         self.done = self.scratch / "done"
         self.publishing = self.path / "publishing"
         self.claim: Claim | None = None
+        self.pulse = Pulse(self.scratch / "pulse")
 
     @functools.cached_property
     def shards(self) -> Path:
@@ -131,15 +132,17 @@ class WorkDirectory:
         return any(self.done.glob("*.mark"))
 
     def remove(self) -> None:
-        """Removes the work directory, and `out` too if nothing else is in it."""
-        if self.claim:
-            self.claim.release()
+        """Removes the work directory, and `out` too if nothing else is in it; not if it is another run's."""
+        if self.claim and not self.claim.holds():
+            return
         # What says that the dataset is complete goes last: whoever finds the rest knows what it is.
         for path in sorted(self.path.glob("*"), key=lambda path: path == self.publishing):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            else:
+            elif not self.claim or path != self.claim.path:
                 path.unlink(missing_ok=True)
+        if self.claim:  # until then nobody else begins
+            self.claim.release()
         with contextlib.suppress(OSError):
             self.path.rmdir()
             self.out.rmdir()
@@ -210,7 +213,7 @@ def _claimed(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
     try:
         work.path.mkdir(parents=True, exist_ok=True)
         work.scratch.mkdir(mode=0o700, exist_ok=True)
-        claim = None if shared else Claims(work.path).wait_for("claim", lambda: _in_use(work.out))
+        claim = None if shared else Claims(work.path, work.pulse).wait_for("claim", lambda: _in_use(work.out))
     except OSError as error:
         raise SettingsError(f"cannot write the dataset {work.out}: {error.strerror}") from None
     try:

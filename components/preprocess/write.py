@@ -150,7 +150,7 @@ def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report
         copies.kept_in(work.copies),
         ImageReader(plan.places, work.spool, plan.surveyed) as images,
         Marks(work) as marks,
-        Delivery(marks, is_far=work.is_far) as delivery,
+        Delivery(marks, work) as delivery,
     ):
         writer = ShardWriter(plan, work, images, report)
         items, ahead = tee(items)
@@ -171,9 +171,10 @@ class Delivery:
     Where that is far, they are on their way while the next ones are written.
     """
 
-    def __init__(self, marks: Marks, *, is_far: bool) -> None:
+    def __init__(self, marks: Marks, work: WorkDirectory) -> None:
         self._marks = marks
-        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if is_far else None
+        self._pulse = work.pulse
+        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_far else None
         self._pending: deque[Future[None]] = deque()
 
     def __enter__(self) -> Self:
@@ -201,7 +202,7 @@ class Delivery:
 
     def _bring(self, temporary: Path, path: Path, mark: Mark, hashes: bytes) -> None:
         try:
-            storage.upload(temporary, path)
+            storage.upload(temporary, path, before=self._pulse.wait)
             self._marks.add(mark, hashes)
         finally:
             temporary.unlink(missing_ok=True)

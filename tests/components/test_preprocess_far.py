@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -10,7 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess import ahead
+from shardline.components.preprocess.claims import Claims
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -142,6 +146,7 @@ KILLED = """
 import sys
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.run import preprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 preprocess(PreprocessSettings(source=sys.argv[1], shards=40, processes=2), Path(sys.argv[2]))
 """
@@ -190,3 +195,89 @@ def test_a_bucket_that_never_answers_is_one_line(
         pytest.raises(SourceError, match="however often it is tried: Input/output error"),
     ):
         run(f"images:{bucket.path / 'photos'}", tmp_path / "out", on_bad_record="skip")
+
+
+WRITES = """
+import json, socket, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+socket.gethostname = lambda: sys.argv[1]
+from shardline.components.preprocess import claims
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.errors import ShardlineError
+claims.BEAT, claims.SILENCE, claims._POLL = 0.2, 2.0, 0.1
+try:
+    preprocess(PreprocessSettings(**json.loads(sys.argv[3])), Path(sys.argv[2]))
+except ShardlineError as error:
+    sys.exit(str(error))
+"""
+
+
+@contextlib.contextmanager
+def writer(machine: str, out: Path, photos: Path, **settings: Any) -> Iterator[subprocess.Popen[str]]:
+    """A run on a machine of this name, where one that is silent for two seconds is dead."""
+    settings = {"source": f"images:{photos}", "shards": 40, "processes": 2} | settings
+    command = [sys.executable, "-c", WRITES, machine, str(out), json.dumps(settings)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(there: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_second_writer_is_refused_while_the_first_one_lives(
+    photos: Path, near: Path, tmp_path: Path
+) -> None:
+    with (
+        mounted(tmp_path, LAT_PUT="0.3", STAT_TTL="0.1", FAULTS="0") as bucket,
+        mounted(tmp_path, STAT_TTL="0.1", FAULTS="0") as another,
+        writer("one", bucket.path / "out", photos) as first,
+    ):
+        wait_for((tmp_path / "out" / ".shardline" / "claim.1").exists)
+        with writer("two", another.path / "out", photos, seed=1) as second:
+            assert "another run is writing" in second.communicate()[1]
+            assert second.returncode == 1
+        assert first.communicate()[1] == ""
+    assert same(tmp_path / "out", near)
+
+
+def test_a_writer_that_was_taken_over_changes_nothing_when_it_wakes(
+    photos: Path, near: Path, tmp_path: Path
+) -> None:
+    """It would write other bytes into the shards of the one that took over, and its own manifest."""
+    out = tmp_path / "out"
+    with (
+        mounted(tmp_path, LAT_PUT="0.1", STAT_TTL="0.1", FAULTS="0") as bucket,
+        mounted(tmp_path, LAT_PUT="0.1", STAT_TTL="0.1", FAULTS="0") as another,
+        writer("one", bucket.path / "out", photos, seed=1) as paused,
+    ):
+        wait_for(lambda: list(out.glob("train-*")))
+        os.killpg(paused.pid, signal.SIGSTOP)
+        with writer("two", another.path / "out", photos) as heir:
+            wait_for((out / ".shardline" / "claim.2").exists)
+            wait_for(lambda: len(list(out.glob("train-*"))) > 12)
+            os.killpg(paused.pid, signal.SIGCONT)
+            assert "another run took over the writing" in paused.communicate()[1]
+            assert paused.returncode == 1
+            assert heir.communicate()[1] == ""
+    assert same(out, near)
+    assert not (out / ".shardline").exists()
+
+
+def test_one_of_many_gets_a_claim_that_is_free(tmp_path: Path) -> None:
+    """Each asks through a mount of its own, and knows of the others what has got to the bucket."""
+    with mounted(tmp_path, LAT_PUT="0.2", FAULTS="0") as bucket, mounted(tmp_path, FAULTS="0") as another:
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda mount: Claims(mount.path).take("claim"), (bucket, another)))
+        assert [claim is None for claim in found].count(False) == 1

@@ -85,6 +85,17 @@ def test_another_machine_that_is_silent_is_dead(tmp_path: Path, monkeypatch: pyt
     assert next(clock) >= claims.SILENCE
 
 
+def test_whoever_takes_over_leaves_the_file_of_the_one_before(tmp_path: Path) -> None:
+    claim = Claims(tmp_path).take("claim")
+    assert claim
+    claim.check()
+    by_another_machine(tmp_path / "claim.2", 1)
+    with pytest.raises(RunError, match="another run took over"):
+        claim.check()
+    claim.release()
+    assert (tmp_path / "claim.2").exists()
+
+
 def test_a_claim_that_was_taken_over_is_noticed_and_left_alone(tmp_path: Path) -> None:
     claim = Claims(tmp_path).take("claim")
     assert claim
