@@ -38,9 +38,10 @@ class Pulse:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def beat(self) -> None:
-        """Notes that the claim was held just now."""
+    def beat(self, at: float) -> None:
+        """Notes that the claim was held at a time, in seconds since the epoch."""
         self._path.touch()
+        os.utime(self._path, (at, at))
 
     def wait(self) -> None:
         """Returns while the claim is surely held: at once, but after a stop of the machine or of the bucket.
@@ -91,9 +92,10 @@ class Claim:
                 if error.errno not in (errno.EEXIST, errno.ESTALE):
                     raise
 
+        started = time.time()
         persistently(write, self.path)
         if held := self._is_held():
-            self._beat()
+            self._beat(started)
         return held
 
     def holds(self) -> bool:
@@ -127,22 +129,23 @@ class Claim:
     def _live(self) -> None:
         while not self._ended.wait(BEAT):
             self._beats += 1
+            started = time.time()  # a stop may come between any two of these lines
             try:
                 if not self.holds():
                     return
                 # Not made anew, where it has gone in the meantime.
                 with open(os.open(self.path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC), "wb") as file:
                     file.write(self._text())
-                self._beat()
+                self._beat(started)
             except OSError:
                 continue  # the next one may get through
 
     def _text(self) -> bytes:
         return json.dumps({"holder": self._holder, "beats": self._beats}).encode()
 
-    def _beat(self) -> None:
+    def _beat(self, at: float) -> None:
         if self._pulse:
-            self._pulse.beat()
+            self._pulse.beat(at)
 
     def _is_held(self) -> bool:
         name, _, number = self.path.name.rpartition(".")
@@ -159,7 +162,7 @@ class Claims:
         self._living: set[Path] = set()
 
     def take(self, *names: str) -> Claim | None:
-        """Returns the first of these claims that nobody holds, or None: whoever has one lives, or may live."""
+        """Returns the first of these claims that nobody holds, or None: all who have one live, or may."""
         last = _last(self._directory)
         for name in names:
             number = last.get(name, 0)

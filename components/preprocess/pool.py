@@ -129,6 +129,7 @@ class Processes:
             if groups:
                 found |= job(given, _handed(self._numbers, groups), report_own)
             while selector.get_map():
+                report(0, 0)  # who is told may have found a reason to end
                 listen(_INTERVAL_SECONDS)
         return found
 

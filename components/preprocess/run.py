@@ -131,7 +131,11 @@ def _working(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
         try:
             with copies.kept_in(work.copies):
                 yield work
-        except OSError as error:
+        except (OSError, RunError) as error:
+            with contextlib.suppress(OSError):  # why it cannot be asked has been said
+                _check_claim(work)
+            if isinstance(error, RunError):
+                raise
             raise RunError(
                 f"cannot write the dataset {out}: {error.strerror or error}; make room and run again, it "
                 "will go on from there"
@@ -265,7 +269,11 @@ def _finish(work: WorkDirectory) -> Manifest:
         _check_claim(work)
         manifests.save(manifest, work.out)
 
-    persistently(publish, [shard.file for shard in plan.shards])
+    shards = [shard.file for shard in plan.shards]
+    if work.is_far:
+        persistently(publish, shards)
+    else:
+        publish(shards)
     work.remove()
     _report(manifest)
     return manifest

@@ -103,15 +103,6 @@ def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None
     persistently(write, source)
 
 
-def move(source: Path, target: Path) -> None:
-    """Moves a file to where it belongs, perhaps on another disk."""
-    if files.is_mounted(target.parent):
-        upload(source, target)
-        source.unlink()
-    else:
-        source.replace(target)
-
-
 def read_whole(path: str) -> bytes:
     """Returns the content of a file, far or near, in one request."""
     if is_remote(path):

@@ -243,11 +243,21 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     for shard in shards if work.shards != work.out else ():
         if work.shard(shard).exists():
             work.shard(shard).replace(work.out / shard)
-    if work.rejected.exists() and work.rejected.stat().st_size:
-        storage.move(work.rejected, work.out / REJECTED_FILE)
-    if work.identities.exists():  # not of a source without keys
-        storage.move(work.identities, work.out / KEYS_FILE)
+    for path in (work.rejected, work.identities):  # a source without keys has no identities
+        if path.exists() and path.stat().st_size:
+            _bring(path, work)
     files.sync(work.out)
+
+
+def _bring(path: Path, work: WorkDirectory) -> None:
+    """Brings a file from scratch to `out`, where it is the only one or, if that is far, a copy.
+
+    Of what fails in a bucket all is tried again, and then it must still be there.
+    """
+    if work.is_far:
+        storage.upload(path, work.out / path.name)
+    else:
+        path.replace(work.out / path.name)
 
 
 def is_published(work: WorkDirectory) -> bool:

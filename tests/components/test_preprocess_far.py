@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from shardline.components.preprocess.run import finish, plan_dataset, write_shar
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SourceError
 from tests.helpers.mounted import Mount, mounted
 from tests.helpers.preprocessing import run, write_images
@@ -185,6 +187,22 @@ def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
     assert int(repeated.split()[0]) > 10
 
 
+def test_a_manifest_that_gets_through_at_the_second_try_has_all_that_it_names(
+    bucket: Mount, photos: Path, near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, failures = manifests.save, [OSError(errno.EIO, "injected")]
+
+    def save_later(manifest: Manifest, out: Path) -> None:
+        if failures:
+            raise failures.pop()
+        save(manifest, out)
+
+    monkeypatch.setattr(manifests, "save", save_later)
+    run(f"images:{photos}", bucket.path / "out", shards=40)
+    assert not failures
+    assert same(bucket.behind / "out", near)
+
+
 def test_a_bucket_that_never_answers_is_one_line(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +235,7 @@ except ShardlineError as error:
 @contextlib.contextmanager
 def writer(machine: str, out: Path, photos: Path, **settings: Any) -> Iterator[subprocess.Popen[str]]:
     """A run on a machine of this name, where one that is silent for two seconds is dead."""
-    settings = {"source": f"images:{photos}", "shards": 40, "processes": 2} | settings
+    settings = {"source": f"images:{photos}", "shards": 40, "processes": 1} | settings
     command = [sys.executable, "-c", WRITES, machine, str(out), json.dumps(settings)]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardline.components.preprocess import claims
-from shardline.components.preprocess.claims import Claim, Claims
+from shardline.components.preprocess.claims import Claim, Claims, Pulse
 from shardline.trainer.errors import RunError
 
 HOLDS = """
@@ -116,6 +117,25 @@ def test_a_holder_gives_signs_of_life_until_it_is_lost(
         while not claim.path.read_text() or claim.path.read_text() == before:
             os.sched_yield()
     assert not claim.path.exists()
+
+
+def test_nothing_is_written_after_a_stop_until_the_claim_is_seen_to_be_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulse, waits = Pulse(tmp_path / "pulse"), [1, 2, 3]
+    pulse.wait()  # nobody else may write here
+    pulse.beat(time.time())
+    pulse.wait()
+    os.utime(tmp_path / "pulse", (0, 0))
+    monkeypatch.setattr(claims.time, "sleep", lambda seconds: waits.pop() == 1 and pulse.beat(time.time()))
+    pulse.wait()
+    assert not waits
+    os.utime(tmp_path / "pulse", (0, 0))
+    clock = iter(range(0, 10_000, 50))
+    monkeypatch.setattr(claims.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(claims.time, "monotonic", lambda: next(clock))
+    with pytest.raises(RunError, match="gave no sign of life for 225 s"):
+        pulse.wait()
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"holder": 3}', "\0", "x" * 10_000])
