@@ -32,7 +32,10 @@ _AGAIN = {
     errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
     errno.EPIPE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EREMOTEIO,
 }  # fmt: skip
-_TOO_MANY_REQUESTS, _TIMED_OUT, _SERVER_ERROR = 429, 408, 500
+# 401: a token that has just expired. Of a photo none of these says that it is bad.
+_PASSING, _SERVER_ERROR = (401, 408, 429), 500
+# Errors of connections, and of whoever renews a token.
+_CLIENTS = ("aiohttp", "requests", "google")
 
 
 class Tally:
@@ -91,19 +94,22 @@ def is_transient(error: BaseException) -> bool:
     """Returns whether the same request may succeed a moment later."""
     status = getattr(error, "status", None) or getattr(error, "code", None)
     if isinstance(status, int):
-        return status in (_TOO_MANY_REQUESTS, _TIMED_OUT) or status >= _SERVER_ERROR
+        return status in _PASSING or status >= _SERVER_ERROR
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _AGAIN
-    return isinstance(error, TimeoutError | ConnectionError) or type(error).__module__.startswith("aiohttp")
+    return isinstance(error, TimeoutError | ConnectionError) or type(error).__module__.startswith(_CLIENTS)
 
 
 def persistently(request: Callable[[Item], Result], item: Item) -> Result:
-    """Returns what a request gives, sent again after errors that may pass, each time after a longer pause."""
+    """Returns what a request gives, sent again after errors that may pass, each time after a longer pause.
+
+    An error whose attribute `was_repeated` is true is what somebody else's attempts have ended with.
+    """
     for attempt in range(_ATTEMPTS - 1):
         try:
             return request(item)
         except Exception as error:
-            if not is_transient(error):
+            if not is_transient(error) or getattr(error, "was_repeated", False):
                 raise
         REPEATED.add(1)
         # Not all at the same moment: that is what the bucket complains about.

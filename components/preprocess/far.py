@@ -14,18 +14,34 @@ from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Exam
 from shardline.trainer.errors import BadRecordError, SourceError
 
 
-def read_far(path: str, key: str, surveyed: int) -> bytes:
+def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int = 0) -> bytes:
     """Returns the content of an image file that is far, in as few requests as there can be.
+
+    Args:
+        path: The file.
+        key: What messages call it.
+        surveyed: A file of a mount that has changed since then is refused, in nanoseconds since the epoch.
+        size: What a listing said, in bytes; 0 where it said nothing.
+        generation: The same of an object's generation.
 
     Raises:
         BadRecordError: It cannot be read.
         SourceError: It has changed since it was surveyed, or the bucket does not answer.
     """
+
+    def read(path: str) -> tuple[bytes, int]:
+        if not storage.is_remote(path):
+            return _read_mounted(path)
+        data = storage.read_whole(path, generation)
+        if len(data) < size:
+            raise TruncatedError(path, len(data), size)
+        return data, 0
+
     try:
-        if storage.is_remote(path):
-            return persistently(storage.read_whole, path)
-        data, changed_at = persistently(_read_mounted, path)
+        data, changed_at = persistently(read, path)
     except FileNotFoundError:
+        if generation:
+            raise changed(key, "was replaced or removed") from None
         raise BadRecordError(key, "there is no such file (any more)") from None
     except Exception as error:
         if is_transient(error):
@@ -34,7 +50,7 @@ def read_far(path: str, key: str, surveyed: int) -> bytes:
                 "will go on from there"
             ) from None
         raise BadRecordError(key, f"cannot be read ({storage.reason(error)})") from None
-    if changed_at > surveyed:
+    if changed_at > surveyed or (size and len(data) != size):
         raise changed(key, "changed")
     return data
 
@@ -79,7 +95,8 @@ def _bring(example: Example | BadExample) -> Example | BadExample:
     if not path or not isinstance(example, Example):
         return example
     try:
-        return example._replace(image=read_far(path, example.key, sys.maxsize))
+        size, generation = _listed(example.image)
+        return example._replace(image=read_far(path, example.key, sys.maxsize, size, generation))
     except BadRecordError as error:
         return BadExample(error.name, error.reason)
 
@@ -89,10 +106,15 @@ def _size(example: Example | BadExample) -> int:
     return len(image) if isinstance(image, bytes) else 0
 
 
+def _listed(image: object) -> tuple[int, int]:
+    """Returns size and generation of a whole file, 0 where they are not known."""
+    return (~image.length, image.offset) if isinstance(image, Span) else (0, 0)
+
+
 def _far_path(example: Example | BadExample) -> str:
     """Returns the path of an example's image if it is a file that is far."""
     image = example.image if isinstance(example, Example) else None
-    path = image.file if isinstance(image, Span) and image.length == WHOLE_FILE else image
+    path = image.file if isinstance(image, Span) and image.length <= WHOLE_FILE else image
     text = str(path) if isinstance(path, str | Path) else ""
     return text if text and storage.is_far(os.path.dirname(text)) else ""
 

@@ -125,13 +125,16 @@ def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, t
 
 
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
-    """Returns whether the image files of a shard, which must be there, are those that were read."""
+    """Returns whether the image files of a shard, which must be there, are those that were read.
+
+    Objects whose generation is known are: it is part of the plan, and the shard is as the plan wants it.
+    """
     prefixes = [os.fsencode(place.path) for place in plan.places]
     paths = (
         prefixes[place] + (path or key)
         for block in rows.read(work.rows(shard.file))
-        for key, path, _, _, place, _, length in block.fields()
-        if place != NOWHERE and length == WHOLE_FILE
+        for key, path, _, _, place, generation, length in block.fields()
+        if place != NOWHERE and length <= WHOLE_FILE and not generation
     )
     first = next(paths, None)
     if first is None:

@@ -42,7 +42,7 @@ class Place:
             image is a span of this file; "spool": the same, of a file on scratch; "none".
         path: The beginning of the images' paths, or the file.
         size: Size of the file when it was surveyed, in bytes.
-        changed: Time of its last change, in nanoseconds since the epoch.
+        changed: Time of its last change, in nanoseconds since the epoch; its generation if it is behind gs://.
     """
 
     kind: str
@@ -94,7 +94,7 @@ class ImageReader:
 
     def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
         """Returns the encoded image of a row; BadRecordError if its file cannot be read."""
-        if length == WHOLE_FILE:
+        if length <= WHOLE_FILE:
             prefix = self._prefixes.get(place)
             if prefix is None:
                 prefix = self._prefixes[place] = os.fsencode(self._places[place].path)
@@ -144,14 +144,15 @@ class ImageReader:
         """Returns whether images are far: one of the directories is, or that of the first row's image."""
         key, path, _, _, place, _, length = row
         found = [each.path for each in self._places if each.kind == "directory" and each.path]
-        if length == WHOLE_FILE:
+        if length <= WHOLE_FILE:
             found.append(os.path.dirname(self._places[place].path + key_text(path or key)))
         return any(map(storage.is_far, found))
 
     def _read_row(self, row: Fields) -> bytes:
         key, path, _, _, place, offset, length = row
-        if length == WHOLE_FILE:
-            return read_far(self._places[place].path + key_text(path or key), key_text(key), self._surveyed)
+        if length <= WHOLE_FILE:
+            file = self._places[place].path + key_text(path or key)
+            return read_far(file, key_text(key), self._surveyed, ~length, offset)
         with self._lock:  # files are closed when there are too many
             return self._read_span(place, offset, length, key)
 
@@ -174,7 +175,8 @@ class ImageReader:
         place = self._places[number]
         copy = ""
         if place.kind == "file" and storage.is_far(place.path):
-            copy = copies.find(place.path, storage.fetch)
+            with storage.one_line(place.path):
+                copy = copies.find(place.path, storage.fetch)
         try:
             path = copy or (self._spool if place.kind == "spool" else place.path)
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -182,11 +184,9 @@ class ImageReader:
             raise changed(place.path, f"cannot be read any more ({error.strerror})") from None
         self._files[number] = file
         status = os.fstat(file)
-        if (
-            place.kind == "file"
-            and not copy
-            and (status.st_size, status.st_mtime_ns) != (place.size, place.changed)
-        ):
+        # Of a file that is far, what there is now that the copy is here: it is no later.
+        found = storage.stamp(place.path) if copy else (status.st_size, status.st_mtime_ns)
+        if place.kind == "file" and (found[0] or 0, found[1]) != (place.size, place.changed):
             raise changed(place.path, "changed")
         return file
 
@@ -245,8 +245,8 @@ class ImageLocator:
         kind = type(image)
         if kind is Span:
             file, offset, length = image
-            if length == WHOLE_FILE:
-                return self._whole_file(file, name)
+            if length <= WHOLE_FILE:
+                return self._whole_file(file, name, offset, length)
             if file != self._file:
                 self._file, self._file_place = file, self._number("file", file)
             return self._file_place, offset, length, b"", 0
@@ -276,18 +276,18 @@ class ImageLocator:
     def size(self, length: int, path: bytes, place: int) -> int:
         """Returns the size of an image in bytes, or 0 if it cannot be found."""
         if length != WHOLE_FILE:
-            return length
+            return length if length >= 0 else ~length
         try:
             return os.stat(os.fsencode(self.places[place].path) + path).st_size
         except (OSError, ValueError):
             return 0
 
-    def _whole_file(self, path: str, name: str) -> Location:
+    def _whole_file(self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE) -> Location:
         # Nearly always a path is a directory and the key, and the directory that of the example before.
         prefix, rest = (path[: -len(name)], b"") if path.endswith(name) else ("", os.fsencode(path))
         if prefix != self._prefix or self._prefix_place < 0:
             self._prefix, self._prefix_place = prefix, self._number("directory", prefix)
-        return self._prefix_place, 0, WHOLE_FILE, rest, 0
+        return self._prefix_place, generation, length, rest, 0
 
     def _keep(self, data: bytes) -> Location:
         if self._spool is None:
@@ -302,14 +302,8 @@ class ImageLocator:
         """Returns the number of a place: places are numbered in the order in which they come."""
         known = self._numbers.setdefault((kind, path), len(self.places))
         if known == len(self.places):
-            size = changed = 0
-            if kind == "file" and "://" not in path:
-                try:
-                    status = os.stat(path)
-                except OSError as error:
-                    raise SourceError(f"cannot read {path!r}: {error.strerror}") from None
-                size, changed = status.st_size, status.st_mtime_ns
-            self.places.append(Place(kind, path, size, changed))
+            size, changed = storage.stamp(path) if kind == "file" else (0, 0)
+            self.places.append(Place(kind, path, size or 0, changed))
         return known
 
 

@@ -7,6 +7,7 @@ in ranges that are fetched ahead.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from shardline.components.preprocess import copies
-from shardline.components.preprocess.ahead import TruncatedError, in_order, persistently
+from shardline.components.preprocess.ahead import REPEATED, TruncatedError, in_order, persistently
 from shardline.trainer import files
 from shardline.trainer.errors import ShardlineError, SourceError
 
@@ -103,11 +104,11 @@ def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None
     persistently(write, source)
 
 
-def read_whole(path: str) -> bytes:
-    """Returns the content of a file, far or near, in one request."""
+def read_whole(path: str, generation: int = 0) -> bytes:
+    """Returns the content of a file, far or near, in one request; of an object, perhaps of one generation."""
     if is_remote(path):
         file_system, inner = remote(path)
-        return cast(bytes, file_system.cat_file(inner))
+        return _content(file_system, inner, **_pinned(generation))
     with _open_local(path) as file:
         return file.read()
 
@@ -126,9 +127,9 @@ class Ranges(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        size, self._whole = _size(path), None
+        (size, self._changed), self._whole = stamp(path), None
         if size is None:  # a server that does not say
-            self._whole = read_whole(path)
+            self._whole = persistently(read_whole, path)
             size = len(self._whole)
         self.size = size
         self._blocks: Iterator[bytes | Exception] = iter(())
@@ -143,6 +144,8 @@ class Ranges(io.RawIOBase):
                 yield self._range(offset, min(offset + _RANGE, end))
             return
         with _open_local(self._path) as file:
+            if _stamp_of(file) != (self.size, self._changed):
+                raise self._replaced()
             file.seek(start)
             while start < end:
                 block = file.read(min(_RANGE, end - start))
@@ -150,6 +153,11 @@ class Ranges(io.RawIOBase):
                     raise TruncatedError(self._path, start, end)
                 yield block
                 start += len(block)
+
+    def _replaced(self) -> SourceError:
+        return SourceError(
+            f"{self._path!r} was replaced while it was read; run again when nothing writes to the source"
+        )
 
     def readinto(self, buffer: Any) -> int:
         """Reads what the next block has, into a buffer."""
@@ -196,20 +204,73 @@ class Ranges(io.RawIOBase):
             return self._whole[start:end]
         if is_remote(self._path):
             file_system, inner = remote(self._path)
-            data = cast(bytes, file_system.cat_file(inner, start=start, end=end))
+            try:
+                data = _content(file_system, inner, start=start, end=end, **_pinned(self._changed))
+            except FileNotFoundError:
+                raise self._replaced() from None
             if len(data) != end - start:
                 raise TruncatedError(self._path, len(data), end - start)
             return data
         return b"".join(self.parts(start, end))
 
 
-def _size(path: str) -> int | None:
+def stamp(path: str) -> tuple[int | None, int]:
+    """Returns the size of a file in bytes, None where nobody says it, and what another content has not.
+
+    That is the generation of an object, the time of the last change of a file here or in a mounted bucket, in
+    nanoseconds since the epoch, and of what is behind other URLs 0.
+    """
+    with one_line(path):
+        return persistently(_stamp, path)
+
+
+def _stamp(path: str) -> tuple[int | None, int]:
     if not is_remote(path):
         with _open_local(path) as file:
-            return os.fstat(file.fileno()).st_size
+            return _stamp_of(file)
     file_system, inner = remote(path)
-    size: int | None = file_system.size(inner)
-    return size
+    found = _asked(file_system, file_system.info, inner)
+    return found.get("size"), int(found.get("generation") or 0)
+
+
+def _stamp_of(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _content(file_system: Any, inner: str, **how: Any) -> bytes:
+    return cast(bytes, _asked(file_system, file_system.cat_file, inner, **how))
+
+
+def _asked(file_system: Any, request: Callable[..., Any], *given: Any, **how: Any) -> Any:
+    """Returns what a file system of fsspec answers; what gcsfs has tried for half a minute is marked."""
+    try:
+        return request(*given, **how)
+    except Exception as error:
+        if "gs" in file_system.protocol and not isinstance(error, TimeoutError):
+            error.was_repeated = True  # type: ignore[attr-defined]
+        raise
+
+
+class _Repeats(logging.Filter):
+    """Counts what gcsfs sends again, which it says in its log alone, and keeps that from being shown.
+
+    It logs what it then raises, too, with tracebacks.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Takes a line of the log."""
+        if "retrying after" in str(record.msg):
+            REPEATED.add(1)
+        return False
+
+
+_REPEATS = _Repeats()
+
+
+def _pinned(generation: int) -> dict[str, str]:
+    """Returns the argument of gcsfs that reads one generation of an object, and no other."""
+    return {"generation": str(generation)} if generation else {}
 
 
 def open_text(path: str) -> TextIO:
@@ -238,14 +299,25 @@ def reason(error: BaseException) -> str:
     return str(words).strip().partition("\n")[0]
 
 
+@functools.cache
+def _gs(host: str | None) -> Any:
+    """Returns the file system of Cloud Storage for all threads; fsspec makes one for each, which signs in."""
+    import fsspec
+
+    return fsspec.filesystem("gs")
+
+
 def remote(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL and the path inside it."""
-    # It logs what it then raises, with tracebacks, and every attempt before.
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    logging.getLogger("gcsfs").setLevel(logging.DEBUG)
+    logging.getLogger("gcsfs").addFilter(_REPEATS)
     try:
         import fsspec
 
-        file_system, inner = fsspec.core.url_to_fs(url)
+        if url.startswith("gs://"):
+            file_system, inner = _gs(os.environ.get("STORAGE_EMULATOR_HOST")), url.removeprefix("gs://")
+        else:
+            file_system, inner = fsspec.core.url_to_fs(url)
     except ImportError as missing:
         hint = "; pip install 'shardline[gcs]'" if url.startswith("gs://") else ""
         raise SourceError(f"cannot read {url!r}: {missing}{hint}") from None

@@ -244,7 +244,9 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
     assert [source.class_names[example.label] for example in examples] == [
         name.partition("/")[0] for name in NAMES
     ]
-    assert {example.image for example in examples} == {(f"{bucket.root}/{name}", 0, -1) for name in NAMES}
+    assert {example.image for example in examples} == {
+        (f"{bucket.root}/{name}", 1, ~len(name.encode())) for name in NAMES
+    }
     assert sorted(told) == [f"{bucket.root}/{name}" for name in source.class_names]
     assert len(bucket.requests) == 1 + 5  # the top, and once for each folder
 

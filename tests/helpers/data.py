@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.sources import Span
+from shardline.components.preprocess.sources import WHOLE_FILE, Span
 
 
 def real_data() -> Path:
@@ -24,6 +24,8 @@ def payload(image: Any) -> bytes:
     """Returns the bytes of an image, wherever they are."""
     if isinstance(image, Span):
         with storage.open_read(image.file) as file:
+            if image.length <= WHOLE_FILE:
+                return file.read()
             file.seek(image.offset)
-            return file.read(image.length)  # all of it where the length is WHOLE_FILE
+            return file.read(image.length)
     return image.read_bytes() if isinstance(image, Path) else image

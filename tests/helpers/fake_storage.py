@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from bisect import bisect_left
@@ -13,10 +14,17 @@ from itertools import islice
 from urllib.parse import parse_qs, unquote, urlsplit
 
 #: What becomes of the n-th request: "" serves it, "before" refuses it, "after" refuses it when it is done,
-#: "lost" does it and answers as a service that has failed.
+#: "lost" does it and answers as a service that has failed, "429" or "503" is the answer; "reset" ends the
+#: connection; of what is read, "cut" sends a half and then ends it, and "short" says that the half is all.
 Fate = Callable[[int], str]
 
-_WORDS = {403: "refused by the test", 404: "Not Found", 412: "conditionNotMet", 503: "not available"}
+_WORDS = {
+    403: "refused by the test",
+    404: "Not Found",
+    412: "conditionNotMet",
+    429: "too many",
+    503: "not available",
+}
 
 
 class Objects:
@@ -93,6 +101,10 @@ def fake_storage(
                 self._fate = fate(stored.requests)
                 if self._fate == "before":
                     self._error(403)
+                elif self._fate in ("429", "503"):
+                    self._error(int(self._fate))
+                elif self._fate == "reset":
+                    self._hang_up()
                 elif not found:
                     self._error(404)
                 else:
@@ -104,7 +116,7 @@ def fake_storage(
             elif not name:
                 self._json(listing(bucket, stored, query))
             elif query.get("alt") == "media" or "/download/" in self.path:
-                self._send(name)
+                self._send(name, query)
             else:
                 self._json(stored.described(bucket, name))
 
@@ -126,11 +138,28 @@ def fake_storage(
             else:
                 self._answer(204, b"")
 
-        def _send(self, name: str) -> None:
+        def _hang_up(self) -> None:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+        def _send(self, name: str, query: dict[str, str]) -> None:
             data, wanted = objects[name], self.headers.get("Range")
             if wanted:
                 first, _, last = wanted.removeprefix("bytes=").partition("-")
                 data = data[int(first) : int(last) + 1 if last else None]
+            if (query.get("generation") or str(stored.generation(name))) != str(stored.generation(name)):
+                self._error(404)
+                return
+            if self._fate in ("cut", "short"):
+                length, data = len(data), data[: len(data) // 2]
+                self.send_response(206 if wanted else 200)
+                self.send_header("Content-Length", str(length if self._fate == "cut" else len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+                self.wfile.flush()
+                if self._fate == "cut":
+                    self._hang_up()
+                return
             kind = "application/octet-stream"
             self._answer(206 if wanted else 200, data, kind, {"X-Goog-Generation": stored.generation(name)})
 
@@ -148,7 +177,7 @@ def fake_storage(
             kind: str = "application/json",
             headers: dict[str, int] | None = None,
         ) -> None:
-            if self._fate:
+            if self._fate in ("after", "lost"):
                 self._error(503 if self._fate == "lost" else 403)
                 return
             with contextlib.suppress(ConnectionError):  # a client may have had enough

@@ -46,7 +46,9 @@ LARGEST_LABEL = 99_999
 class Span(NamedTuple):
     """Bytes inside a local file, which a writer reads for itself when their turn comes.
 
-    With the length `WHOLE_FILE`, it is the same as the file's path, and faster than a Path is made.
+    With the length `WHOLE_FILE`, or a lower one, it is the same as the file's path, and faster than a Path is
+    made. Then the length is ~size, where a listing gave the size, and the offset the generation of an object,
+    0 where there is none: what is read must be that.
     """
 
     file: str

@@ -87,7 +87,8 @@ class ListedImages:
                     f"{file.path!r} came while the source was read; run again when nothing writes to it"
                 )
             seen[label] = 1
-            yield Example(file.name, label, Span(file.path, 0, WHOLE_FILE))
+            generation = int(file.version) if file.is_generation else 0
+            yield Example(file.name, label, Span(file.path, generation, ~max(file.size, 0)))
         for folder in itertools.compress(self.class_names, map(operator.not_, seen)):
             raise _empty(self._root, folder)
 

@@ -1,0 +1,140 @@
+"""Preprocessing of a source in a bucket that is not mounted, by gcsfs, against a server on this machine."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+import tensorflow as tf
+
+from shardline.components.preprocess import ahead
+from shardline.components.preprocess.example import serialize
+from shardline.components.preprocess.run import plan_dataset, write_shards
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.vertex.objects import storage_client
+from shardline.trainer import progress
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import SourceError
+from tests.helpers.fake_storage import fake_storage
+from tests.helpers.preprocessing import run, write_images, write_part
+
+EACH = 100
+PHOTOS = "images:gs://bucket/photos"
+
+
+class Bucket(dict[str, bytes]):
+    """Objects of the bucket, and what becomes of the coming requests."""
+
+    fate: Callable[[int], str] = staticmethod(lambda number: "")
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes an object anew."""
+        storage_client().bucket("bucket").blob(name).upload_from_string(data)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("gs") / "photos", each=EACH)
+
+
+@pytest.fixture
+def bucket(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    async def no_pause(seconds: float) -> None: ...
+
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setattr("gcsfs.retry.asyncio", SimpleNamespace(sleep=no_pause))
+    monkeypatch.setattr(ahead.time, "sleep", lambda seconds: None)
+    objects = Bucket(
+        (f"photos/{path.relative_to(photos)}", path.read_bytes()) for path in photos.rglob("*.png")
+    )
+    with fake_storage("bucket", objects, lambda number: objects.fate(number)) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield objects
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+def same(out: Path, near: Path) -> bool:
+    return manifests.load(out).fingerprint == manifests.load(near).fingerprint
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"key": "content"}, {"on_bad_record": "skip"}, {"shards": 0}], ids=repr
+)
+def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
+    bucket: Bucket, photos: Path, tmp_path: Path, events: list[progress.Event], settings: dict[str, Any]
+) -> None:
+    run(f"images:{photos}", tmp_path / "near", **settings)
+    dice, lock = random.Random(0), threading.Lock()
+
+    def fate(number: int) -> str:
+        with lock:  # not of the listing, whose client has retries of its own
+            faults = ("429", "503", "reset", "cut", "short")
+            return dice.choice(faults) if number > 10 and dice.random() < 0.1 else ""
+
+    bucket.fate = fate
+    manifest = run(PHOTOS, tmp_path / "out", **settings)
+    assert same(tmp_path / "out", tmp_path / "near")
+    assert not manifest.rejected
+    repeated = next(event.text for event in events if "sent again" in event.text)
+    assert int(repeated.split()[0]) >= 10
+
+
+@pytest.mark.parametrize("fault", ["429", "503", "reset", "cut"])
+def test_a_bucket_that_stops_to_answer_is_one_line(bucket: Bucket, tmp_path: Path, fault: str) -> None:
+    """No photo is left out for that."""
+    bucket.fate = lambda number: fault if number > 10 else ""
+    with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*', however often it is tried"):
+        run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
+
+
+def test_less_than_was_listed_is_never_stored(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.fate = lambda number: "short" if number > 10 else ""
+    with pytest.raises(SourceError, match=r"however often it is tried: \d+ of \d+ bytes were read"):
+        run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
+
+
+def test_a_photo_that_changes_while_it_is_read_is_refused_by_name(bucket: Bucket, tmp_path: Path) -> None:
+    plan_dataset(PreprocessSettings(source=PHOTOS), tmp_path / "out")
+    bucket.write("photos/cat/001.png", bucket["photos/dog/001.png"])
+    with pytest.raises(SourceError, match=r"'cat/001\.png' was replaced or removed while it was read"):
+        write_shards(tmp_path / "out", 0, 1)
+
+
+def test_what_is_done_stays_unless_its_photos_changed(
+    bucket: Bucket, tmp_path: Path, events: list[progress.Event]
+) -> None:
+    plan_dataset(PreprocessSettings(source=PHOTOS), tmp_path / "out")
+    done = write_part(tmp_path / "out")
+    bucket.write("photos/cat/001.png", bucket["photos/dog/001.png"])
+    run(PHOTOS, tmp_path / "out")
+    run(PHOTOS, tmp_path / "fresh")
+    assert same(tmp_path / "out", tmp_path / "fresh")
+    before = next(event.text for event in events if "already done" in event.text)
+    assert int(before.split()[0]) in (done - 1, done)
+
+
+def test_records_that_change_between_two_machines_are_refused_by_name(bucket: Bucket, tmp_path: Path) -> None:
+    """Each machine copies them for itself; in this file every photo is where another one was."""
+    photos = [data for name, data in sorted(bucket.items())]
+    size = min(map(len, photos))
+
+    def records(order: int) -> bytes:
+        with tf.io.TFRecordWriter(str(tmp_path / "records")) as writer:
+            for index, data in enumerate(photos[::order]):
+                writer.write(serialize({"image": data[:size], "label": index % 2, "key": str(index)}))
+        return (tmp_path / "records").read_bytes()
+
+    bucket["records"] = records(1)
+    settings = PreprocessSettings(
+        source="tfrecord:gs://bucket/records*", features={"key": "key"}, check_images="header"
+    )
+    plan_dataset(settings, tmp_path / "out")
+    bucket.write("records", records(-1))
+    with pytest.raises(SourceError, match=r"'gs://bucket/records' changed while it was read"):
+        write_shards(tmp_path / "out", 0, 1)
