@@ -323,4 +323,4 @@ def remote(url: str) -> tuple[Any, str]:
         raise SourceError(f"cannot read {url!r}: {missing}{hint}") from None
     except Exception as error:  # of credentials, settings, unknown protocols
         raise SourceError(f"cannot read {url!r}: {reason(error)}") from None
-    return file_system, cast(str, inner)
+    return file_system, inner

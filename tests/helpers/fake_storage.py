@@ -44,7 +44,7 @@ class Objects:
 
     def generation(self, name: str) -> int:
         """Returns the generation of an object; 0 where there is none."""
-        return self._generations.get(name, 0) if name in self.content else 0
+        return self._generations.get(name, 1) if name in self.content else 0
 
     def put(self, name: str, data: bytes) -> None:
         """Writes an object in a new generation."""
