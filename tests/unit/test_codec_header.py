@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,40 @@ def test_tensorflow_s_own_operations_find_and_apply_it(orientation: int, order: 
     pixels = np.asarray(opened(data))
     upright = turn_upright(tf.constant(pixels), tf.constant(expected)).numpy()
     assert np.array_equal(upright, np.asarray(ImageOps.exif_transpose(opened(data))))
+
+
+def _segment(marker: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def _exif(orientation: int, order: bytes = b"MM\0*") -> bytes:
+    return b"Exif\0\0" + order + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+
+
+def _chunk(content: bytes) -> bytes:
+    return struct.pack(">I4s", len(content), b"eXIf") + content + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param(_segment(0xFE, b"a comment") + _segment(0xE1, _exif(6)), 6, id="behind a comment"),
+        pytest.param(_segment(0xDB, bytes(65)) + _segment(0xE1, _exif(6)), 6, id="behind a table"),
+        pytest.param(b"\xff\xff" + _segment(0xE1, _exif(6)), 6, id="behind fill bytes"),
+        pytest.param(_segment(0xE1, _exif(6)) + _segment(0xE1, _exif(8)), 6, id="two: the first counts"),
+        pytest.param(_segment(0xE1, _exif(6, b"XX\0*")), 1, id="no byte order"),
+        pytest.param(_segment(0xE1, _exif(6, b"IX*\0")), 1, id="half a byte order"),
+        pytest.param(_chunk(_exif(6)), 6, id="named again in a PNG"),
+        pytest.param(_chunk(_exif(6)[6:]) + _chunk(_exif(8)[6:]), 6, id="two in a PNG"),
+    ],
+)
+def test_training_and_serving_find_the_same_orientation_in_odd_places(before: bytes, expected: int) -> None:
+    form, end = ("PNG", 33) if before.startswith(b"\0") else ("JPEG", 2)
+    plain = encoded(scene(), form)
+    data = plain[:end] + before + plain[end:]
+    header = read_header(data)
+    assert header is not None
+    assert (header.orientation, int(read_orientation(data))) == (expected, expected)
 
 
 def test_no_broken_file_is_too_broken() -> None:

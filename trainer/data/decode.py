@@ -16,6 +16,8 @@ from shardline.trainer.data.manifest import Feature
 
 _EXIF = b"Exif\0\0"
 _TAG = 0x0112
+# Markers of a JPEG's frames, and of a scan.
+_PIXELS_FOLLOW = sorted({*range(0xC0, 0xD0), 0xDA} - {0xC4, 0xC8, 0xCC})
 
 # A BMP with a palette: the table of colours, blue first, follows the header, which says how long it is.
 _BMP_HEADER, _BMP_SHORTEST, _PALETTE_BITS = 14, 40, 8
@@ -75,7 +77,8 @@ def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
         lambda: _find_segment(file),
         lambda: tf.cond(in_chunks, lambda: _find_chunk(file, is_png), lambda: file.size),
     )
-    return tf.cond(tiff < file.size, lambda: read_first_directory(tiff), lambda: tf.constant(1))
+    is_tiff = file.has(tiff, b"II*\0") | file.has(tiff, b"MM\0*")
+    return tf.cond(is_tiff, lambda: read_first_directory(tiff), lambda: tf.constant(1))
 
 
 def _find_segment(file: _Bytes) -> tf.Tensor:
@@ -85,11 +88,12 @@ def _find_segment(file: _Bytes) -> tf.Tensor:
         return (file.at(position + 1) == 0xE1) & file.has(position + 4, _EXIF)
 
     def more(position: tf.Tensor) -> tf.Tensor:
-        application_data = (file.at(position) == 0xFF) & (file.at(position + 1) // 16 == 0xE)
-        return application_data & ~is_exif(position)
+        is_segment = (file.at(position) == 0xFF) & ~tf.reduce_any(file.at(position + 1) == _PIXELS_FOLLOW)
+        return is_segment & ~is_exif(position)
 
     def following(position: tf.Tensor) -> tuple[tf.Tensor]:
-        return (position + 2 + file.number(position + 2, 2, tf.constant(False)),)
+        length = 2 + file.number(position + 2, 2, tf.constant(False))
+        return (position + tf.where(file.at(position + 1) == 0xFF, 1, length),)  # a fill byte
 
     (segment,) = tf.while_loop(more, following, (tf.constant(2),))
     return tf.where(is_exif(segment), segment + 10, file.size)

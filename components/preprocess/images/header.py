@@ -28,6 +28,7 @@ PNG_HEAD = slice(33)
 PNG_SECOND = 37
 
 _JPEG_END = b"\xff\xd9"
+_EXIF = b"Exif\0\0"
 
 #: The last chunk of a PNG, with its checksum, which is always the same.
 PNG_END = b"IEND\xae\x42\x60\x82"
@@ -87,7 +88,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def _read_jpeg(data: bytes) -> Header:
-    position, orientation = 2, 1
+    position, orientation = 2, 0
     while True:
         marker = data[position + 1]
         if data[position] != 0xFF or marker == _SCAN_MARKER:
@@ -97,8 +98,8 @@ def _read_jpeg(data: bytes) -> Header:
         if marker == 0xFF:  # a fill byte
             position += 1
             continue
-        if marker == _EXIF_MARKER and data.startswith(b"Exif\0\0", position + 4):
-            orientation = read_orientation(data[position + 10 : position + 0x10001])
+        if marker == _EXIF_MARKER and data.startswith(_EXIF, position + 4):
+            orientation = orientation or read_orientation(data[position + 4 : position + 0x10001])
         position += 2 + (data[position + 2] << 8 | data[position + 3])
     precision, height, width, components = _FRAME.unpack_from(data, position + 4)
     standard = marker <= _PROGRESSIVE and precision == 8 and components in (1, 3, 4)
@@ -107,30 +108,34 @@ def _read_jpeg(data: bytes) -> Header:
     # Bytes after the end are harmless, and a preview inside the EXIF data has an end of its own.
     whole = data.rfind(_JPEG_END, position) > 0
     channels = 1 if components == 1 else 3
-    return Header("jpeg", height, width, channels, orientation, standard, plain, whole, kinds)
+    return Header("jpeg", height, width, channels, orientation or 1, standard, plain, whole, kinds)
 
 
 def _read_png(data: bytes) -> Header:
     length, name, width, height, depth, colour = _PNG_HEADER.unpack_from(data)
     if name != b"IHDR" or length != 13:
         raise IndexError("no IHDR")
-    orientation, position = 1, _FIRST_CHUNK
+    orientation, position = 0, _FIRST_CHUNK
     kinds = [*(["16 bit"] if depth == 16 else []), *(["alpha"] if colour in _PNG_ALPHA else [])]
     length, name = _PNG_CHUNK.unpack_from(data, position)
     while name != b"IDAT" and name != b"IEND":
         if name == b"eXIf":
-            orientation = read_orientation(data[position + 8 : position + 8 + length])
+            orientation = orientation or read_orientation(data[position + 8 : position + 8 + length])
         elif name in _PNG_KINDS:
             kinds.append(_PNG_KINDS[name])
         position += _CHUNK_FRAME + length
         length, name = _PNG_CHUNK.unpack_from(data, position)
     whole = name == b"IDAT" and data.rfind(PNG_END) > 0
     channels = 1 if colour in (_PNG_GREY, _GREY_ALPHA) else 3
-    return Header("png", height, width, channels, orientation, True, False, whole, tuple(kinds))
+    return Header("png", height, width, channels, orientation or 1, True, False, whole, tuple(kinds))
 
 
-def read_orientation(tiff: bytes) -> int:
-    """Returns the orientation that a TIFF structure states in its first directory, 1 if none."""
+def read_orientation(exif: bytes) -> int:
+    """Returns the orientation that EXIF data, with their name or without, state in the first directory; or 1.
+
+    Of several EXIF data the first count, as `trainer.data.decode` has it too.
+    """
+    tiff = exif.removeprefix(_EXIF)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None:
         return 1

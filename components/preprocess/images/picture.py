@@ -156,7 +156,7 @@ class Picture:
         """Returns what the EXIF data says; `getexif` of Pillow would believe XMP data as well."""
         stated = self._tags.get(_ORIENTATION)
         if stated is None:
-            return read_orientation((self._opened.info.get("exif") or b"").removeprefix(b"Exif\0\0"))
+            return read_orientation(self._opened.info.get("exif") or b"")
         return int(stated) if stated in range(1, 9) else 1
 
     def _to_8_bits(self) -> Image.Image:
