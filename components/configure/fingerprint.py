@@ -71,7 +71,7 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
     Files are known by name, size and time of change, or in a bucket by the object's generation: neither by
     where their directory is. A plug-in is known by the text that its method `fingerprint()` returns, and not
     at all without one. The digits, and datasets of TFDS without data_dir, change with their package only;
-    tables of BigQuery are known by their time of change, rows and bytes.
+    tables of BigQuery are known by their time of change, rows and bytes, where these tell all.
     Raises SourceError when the source cannot be read.
     """
     form, _, rest = settings.source.partition(":")
@@ -82,7 +82,9 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
     if form in ("images", "tfds", "tfrecord", "table") and rest:
         return _of_files(_files(form, rest, settings, deep), deep)
     if form == "bigquery":
-        content, text = bigquery.version(settings.source)
+        content, text = bigquery.version(settings.source, settings.features)
+        if not content:
+            return _unknown(text)
         return Fingerprint(known_by=VERSION, digest=hashlib.sha256(content.encode()).hexdigest(), text=text)
     return _of_plugin(settings)
 

@@ -193,8 +193,8 @@ def test_an_interrupted_run_keeps_its_moment(fake: FakeBigQuery, tmp_path: Path)
     assert manifest.records == 12
 
 
-def known(source: str) -> Any:
-    return fingerprint(PreprocessSettings(source=source), deep=False)
+def known(source: str, **features: str) -> Any:
+    return fingerprint(PreprocessSettings(source=source, features=features), deep=False)
 
 
 @pytest.mark.parametrize("source", ["bigquery:acme-vision.shop.orders@{}", "bigquery:SELECT '{}' FROM t"])
@@ -210,6 +210,34 @@ def test_a_table_is_known_by_its_last_change(fake: FakeBigQuery, source: str) ->
     assert before.digest != first.digest
     fake.tables[TABLE].versions.append((at("15:30"), rows(12)))
     assert known(source.format(times[1])).digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("source", "tables", "doubt"),
+    [
+        (
+            "SELECT * FROM t WHERE day = CURRENT_DATE()",
+            [TABLE],
+            "CURRENT_DATE gives something else each time",
+        ),
+        ("SELECT * FROM t tablesample system (1 percent)", [TABLE], "tablesample gives something else each"),
+        (f"{MOMENT} WHERE day > current_date", [], "current_date gives something else each time"),
+        ("SELECT * FROM EXTERNAL_QUERY('eu.shop', 'SELECT 1')", [], "BigQuery names 0 tables that it reads"),
+        ("SELECT * FROM t", [TABLE] * 50, "BigQuery names 50 tables that it reads, and never more than 50"),
+        ("SELECT * FROM sheet", ["acme-vision.shop.sheet"], "acme-vision.shop.sheet is of type EXTERNAL"),
+        ("SELECT id AS image, * FROM t", [TABLE], "images at URLs in column 'image'"),
+    ],
+)
+def test_what_may_change_unseen_is_never_called_unchanged(
+    fake: FakeBigQuery, source: str, tables: list[str], doubt: str
+) -> None:
+    image = rows(7).append_column("image", [["gs://bucket/a.jpg"] * 7])
+    fake.answer = lambda query: (image if "AS image" in query else rows(7), tables)
+    fake.tables["acme-vision.shop.sheet"] = FakeTable([(at("10:00"), rows(3))], kind="EXTERNAL")
+    found = known(f"bigquery:{source}")
+    assert found.known_by == ""
+    assert doubt in found.text
+    assert known(SOURCE, image="id").text.startswith("images at URLs in column 'id'")
 
 
 def test_a_dry_run_says_what_is_billed_and_reads_nothing(fake: FakeBigQuery, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -32,6 +33,12 @@ _TYPES = {
 }  # fmt: skip
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PRICES = "cloud.google.com/bigquery/pricing"
+
+# Types of tables that have rows of their own, and are known by their last change.
+_OWN_ROWS = ("TABLE", "SNAPSHOT")
+# What gives other rows each time that it runs, and the most tables of a query that are named.
+_CHANGING = re.compile(r"\b(CURRENT_[A-Z]+|RAND|GENERATE_UUID|TABLESAMPLE|SESSION_USER)\b", re.IGNORECASE)
+_MOST_NAMED = 50
 
 # Streams that are read at the same time: one gives more than one process can store.
 _STREAMS = 4
@@ -102,7 +109,7 @@ class Service:
         """Returns what is known of a table; refuses what is none (views, external data)."""
         with self.calling():
             table = self.rest.get_table(name)
-        if table.table_type not in ("TABLE", "SNAPSHOT"):
+        if table.table_type not in _OWN_ROWS:
             raise SourceError(
                 f"{self.name} is of type {table.table_type}, which is not read as of a moment; read it "
                 f"by a query: bigquery:SELECT ... FROM `{name}`"
@@ -304,22 +311,45 @@ def open_columns(source: str) -> TypedColumns:
     return _Columns(parse(source))
 
 
-def version(source: str) -> tuple[str, str]:
+def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:
     """Returns what tells the content of a source from another one, and the same for a person.
 
     That is the time of the last change of each table that is read, with its rows and bytes, or, of one that
-    was changed after the moment that is read, that moment.
+    was changed after the moment that is read, that moment. Where the content may change while these stay, the
+    first is "", and the second says why. `features` are names of columns by ours.
     """
     reference = parse(source)
     service = Service(reference)
-    names = [reference.table] if reference.table else service.dry_run(reference.query).referenced_tables
+    job = service.dry_run(reference.query) if reference.query else None
     with service.calling():
-        tables = [service.rest.get_table(name) for name in names]
+        tables = [
+            service.rest.get_table(name) for name in (job.referenced_tables if job else [reference.table])
+        ]
+    schema = job.schema if job else tables[0].schema
+    if doubt := _doubt(reference, tables, schema or (), features):
+        return "", doubt
     found = sorted(repr(_state(table, reference.moment)) for table in tables)
     count = sum(table.num_rows or 0 for table in tables)
     last = max((str(table.modified)[:19] for table in tables), default="never")
     text = f"{count:,} rows, {size_text(sum(table.num_bytes or 0 for table in tables))}, changed {last}"
     return "\n".join(found), text
+
+
+def _doubt(
+    reference: Reference, tables: Sequence[Any], schema: Sequence[Any], features: Mapping[str, str]
+) -> str:
+    """Returns why what is read may change while the tables stay as they are; "" if it cannot."""
+    if match := _CHANGING.search(reference.query or reference.row_filter):
+        return f"{match[0]} gives something else each time"
+    if not 0 < len(tables) < _MOST_NAMED:
+        return f"BigQuery names {len(tables)} tables that it reads, and never more than {_MOST_NAMED}"
+    for table in tables:
+        if table.table_type not in _OWN_ROWS:
+            return f"{table.reference} is of type {table.table_type}, which may change unseen"
+    image = features.get("image", "image")
+    if any(field.name == image and _word(field) == "string" for field in schema):
+        return f"images at URLs in column {image!r} may change unseen"
+    return ""
 
 
 def _state(table: Any, moment: datetime | None) -> tuple[object, ...]:
@@ -330,5 +360,5 @@ def _state(table: Any, moment: datetime | None) -> tuple[object, ...]:
     waiting = table.streaming_buffer
     return (
         *(*place, str(table.modified), table.num_rows, table.num_bytes),
-        waiting.estimated_rows if waiting else None,
+        (waiting.estimated_rows, waiting.estimated_bytes, waiting.oldest_entry_time) if waiting else None,
     )
