@@ -1,15 +1,22 @@
 """Kills preprocessing at random moments, runs it again each time, and compares the bytes at the end.
 
-python benchmarks/soak_preprocess.py --kills 30 --processes 2
+python -m benchmarks.soak_preprocess --kills 30 --processes 2 [--mounted [--faults 0.02]]
 
 A moment is drawn over the time that an undisturbed run takes. The whole process group gets SIGKILL, as from
 a machine that takes a task away. When a run gets to its end before it is killed, the dataset is compared
-with that of the undisturbed run, removed, and the next one begun, until there were so many kills.
+with that of the undisturbed run, removed, and the next one begun, until there were so many kills. After each
+kill nothing that is half-written may look finished: where there is a manifest all is as in the undisturbed
+run, and each shard that has a mark is whole.
+
+With --mounted source and dataset are in a simulated bucket (SHARDLINE_GCSFUSE_SIM names its program), of
+whose requests --faults is the share that fails: with an error, or a read that brings less than there is.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import random
 import shutil
@@ -18,14 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
+
+from tests.helpers.mounted import mounted
 
 _PROGRAM = """
 import sys
 from pathlib import Path
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-preprocess(PreprocessSettings(source=sys.argv[1], processes=int(sys.argv[3]), shards=16), Path(sys.argv[2]))
+preprocess(PreprocessSettings(source=sys.argv[1], processes=int(sys.argv[3]), shards=64), Path(sys.argv[2]))
 """
 # A small PNG, to which any number of bytes may be added as a text chunk.
 _PNG = bytes.fromhex(
@@ -42,24 +52,34 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mounted", action="store_true")
+    parser.add_argument("--faults", default="0", help="a share, 0..1")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        ended = soak(Path(directory), options)
+        behind = Path(directory)
+        mount = (
+            mounted(behind, FAULTS=options.faults, LAT_PUT="0.7") if options.mounted else nullcontext(None)
+        )
+        with mount as bucket:
+            ended = soak(behind, bucket.path if bucket else behind, options)
     sys.exit(0 if ended else 1)
 
 
-def soak(directory: Path, options: argparse.Namespace) -> bool:
-    """Returns whether every dataset had the bytes of the undisturbed one."""
+def soak(behind: Path, seen: Path, options: argparse.Namespace) -> bool:
+    """Returns whether every dataset had the bytes of the undisturbed one.
+
+    Runs read and write below `seen`, what they have done is looked at below `behind`.
+    """
     moments = random.Random(options.seed)
-    images, fresh, out = directory / "images", directory / "fresh", directory / "out"
-    write_images(images, options.files, moments)
+    fresh, out = behind / "fresh", behind / "out"
+    write_images(behind / "images", options.files, moments)
     started = time.monotonic()
-    if _start(images, fresh, 1).wait():
+    if _start(seen / "images", seen / "fresh", options.processes).wait():
         raise SystemExit("the undisturbed run failed")
     whole = time.monotonic() - started
     kills = complete = equal = resumed = 0
     while kills < options.kills or out.exists():
-        process = _start(images, out, options.processes)
+        process = _start(seen / "images", seen / "out", options.processes)
         try:
             failed = process.wait(moments.uniform(0.0, whole) if kills < options.kills else None)
             if failed:
@@ -68,18 +88,36 @@ def soak(directory: Path, options: argparse.Namespace) -> bool:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             kills += 1
-            resumed += any((out / ".shardline" / "done").glob("*.mark"))
+            resumed += _refuse_half_written(out, fresh)
             if not (out / "manifest.json").exists():
                 continue
         complete += 1
-        shutil.rmtree(out / ".shardline", ignore_errors=True)
+        # Through the mount, which would not know that it has gone.
+        shutil.rmtree(seen / "out" / ".shardline", ignore_errors=True)
         equal += _contents(out) == _contents(fresh)
-        shutil.rmtree(out)
+        shutil.rmtree(seen / "out")
     print(
         f"{kills} kills over {whole:.2f} s, {resumed} of them with shards already done; "
         f"{complete} datasets, {equal} of them with the bytes of an undisturbed run"
     )
     return complete == equal > 0
+
+
+def _refuse_half_written(out: Path, fresh: Path) -> bool:
+    """Looks at what a kill has left, and returns whether shards are done; exits where one is not whole."""
+    manifest, whole = out / "manifest.json", _contents(fresh)
+    if manifest.exists() and any(_contents(out).get(name) != data for name, data in whole.items()):
+        raise SystemExit("there is a manifest, and the dataset is not the one of the undisturbed run")
+    marked = list[str]()
+    for mark in (out / ".shardline").rglob("*.mark"):
+        with contextlib.suppress(ValueError):  # a mark that was cut off says nothing
+            line = mark.read_bytes().partition(b"\n")[0]
+            marked += [each["shard"]["file"] for each in json.loads(line)]
+    for name in marked:
+        found = [path.read_bytes() for path in (out / ".shardline" / name, out / name) if path.exists()]
+        if whole[name] not in found:
+            raise SystemExit(f"{name} has a mark and is not whole")
+    return bool(marked)
 
 
 def write_images(root: Path, files: int, numbers: random.Random) -> None:
@@ -98,11 +136,12 @@ def _start(images: Path, out: Path, processes: int) -> subprocess.Popen[bytes]:
         cwd=Path(__file__).parents[1],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
     )
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Claim:
         self.path = path
         self.is_lost = False
         self._pulse = pulse
-        self._holder = f"{_here()} {secrets.token_hex(8)}"
+        self._holder = f"{here()} {secrets.token_hex(8)}"
         self._beats = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True, name="claim")
@@ -179,7 +179,7 @@ class Claims:
         while (claim := self.take(name)) is None:
             path = self._directory / f"{name}.{_last(self._directory).get(name, 0)}"
             host = _host(_read(path))
-            if host == _host(_here()) or path in self._living:
+            if host == _host(here()) or path in self._living:
                 raise in_use()
             if not said:
                 said = True
@@ -195,7 +195,7 @@ class Claims:
         text, now = _read(path), time.monotonic()
         if not text:  # given back in the meantime, or not written yet
             text = "?"
-        if _host(text) == _host(_here()):
+        if _host(text) == _host(here()):
             return not _runs(text)
         seen, since = self._seen.setdefault(path, (text, now))
         if seen != text:
@@ -224,15 +224,16 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _here() -> str:
+def here() -> str:
     """Returns what tells this process from all others: machine, its start, number, and when it began."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # Containers may have the machine's name, each with numbers of processes of its own.
     numbers = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()}/{boot}/{numbers} {os.getpid()} {_began(os.getpid())}"
+    return f"{socket.gethostname()}/{boot}/{numbers} {os.getpid()} {began(os.getpid())}"
 
 
-def _began(pid: int) -> str:
+def began(pid: int) -> str:
+    """Returns when a process of this machine began, "" where there is none with this number."""
     try:
         state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state == "Z" else others[18]
@@ -253,4 +254,4 @@ def _host(text: str) -> str:
 def _runs(text: str) -> bool:
     """Returns whether the process of this machine that holds a claim runs."""
     parts = _parts(text)
-    return len(parts) > 2 and parts[1].isdecimal() and _began(int(parts[1])) == parts[2]
+    return len(parts) > 2 and parts[1].isdecimal() and began(int(parts[1])) == parts[2]

@@ -101,8 +101,11 @@ def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:
     """Returns the marks of the shards that are done exactly as the plan wants them, by file."""
     work.bring_marks()
     known = marks.load(work)
-    # In a bucket to ask for each one is a request, and what has a mark was there whole.
-    there = set(os.listdir(work.shards)) if work.is_far else set()
+    # To ask a bucket for each one would be a request; a listing brings the sizes.
+    there = {}
+    if work.is_far:
+        with os.scandir(work.shards) as entries:
+            there = {entry.name: entry.stat().st_size for entry in entries}
     done = {}
     for shard in plan.shards:
         for found in known.get(shard.file, ()):
@@ -111,13 +114,16 @@ def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:
     return done
 
 
-def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
+def _is_done(
+    shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: Mapping[str, int]
+) -> bool:
     if mark.identity != plan.identity(shard) or sum(mark.class_counts) != shard.records:
         return False
     if len(mark.class_counts) != len(plan.class_names):
         return False
     try:
-        if shard.file not in there and work.find_shard(shard.file).stat().st_size != mark.shard.bytes:
+        size = there.get(shard.file)
+        if (work.find_shard(shard.file).stat().st_size if size is None else size) != mark.shard.bytes:
             return False
         return mark.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, mark.surveyed)
     except OSError:

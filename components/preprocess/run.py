@@ -257,7 +257,7 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
             work.claim.check(ask=False)
         meter.advance(written, size)
 
-    processes.do(write_planned, {"out": str(work.out)}, [shard.file for shard in left], report)
+    processes.do(write_planned, work.given, [shard.file for shard in left], report)
 
 
 def _finish(work: WorkDirectory) -> Manifest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def without_bad(
     found.buckets.flush()
     paths = [found.buckets.path(bucket) for bucket in range(rows.BUCKETS)]
     meter = Meter("checked", sum(found.codes), rejected=found.bad)
-    processes.do(check_buckets, {"out": str(work.out)}, [path.name for path in paths], meter.advance)
+    processes.do(check_buckets, work.given, [path.name for path in paths], meter.advance)
     codes = list(found.codes)
     for path in paths:
         for line in path.with_suffix(".bad").read_text().splitlines():
@@ -54,7 +53,7 @@ def check_buckets(given: Mapping[str, Any], items: Iterable[str], report: Report
     `given` has `out`, the dataset directory, whose plan is known as far as settings and places. Beside each
     bucket file, NAME.bad names what was taken out and why, and its split code.
     """
-    work = WorkDirectory(Path(given["out"]))
+    work = WorkDirectory.of(given)
     plan = Plan.load(work.plan)
     codec = plan.make_codec()
     with ImageReader(plan.places, work.spool, plan.surveyed) as images:

@@ -18,8 +18,8 @@ Everything in it can be read by another process or a later run:
     publishing          the fingerprint of the dataset whose shards are being moved to OUT
 
 On a mounted bucket each change of a file is an upload of the whole, and a rename a copy. There all this is on
-scratch, a directory of this machine's disk; in the bucket are claims, marks, and the shards, which get their
-own names at once where no dataset is in the way: without a manifest they are none.
+scratch, a directory of this run on this machine's disk; in the bucket are claims, marks, and shards, which
+get their own names at once where no dataset is in the way: without a manifest they are none.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import xxhash
 
-from shardline.components.preprocess import storage
+from shardline.components.preprocess import claims, storage
+from shardline.components.preprocess.ahead import persistently
 from shardline.components.preprocess.claims import Claim, Claims, Pulse
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
@@ -60,14 +61,14 @@ class WorkDirectory:
     Attributes:
         is_far: Whether `out` is on a mounted bucket, or on another file system behind a network.
         path: The directory in `out`.
-        scratch: The same one, or where that is far, one of this machine's.
+        scratch: The same one, or where that is far, one on this machine's disk that is given.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, scratch: Path | None = None) -> None:
         self.out = out
         self.path = out / NAME
         self.is_far = files.is_mounted(out)
-        self.scratch = _scratch_of(out) if self.is_far else self.path
+        self.scratch = scratch or self.path
         self.plan = self.scratch / "plan.json"
         self.spool = self.scratch / "spool"
         self.copies = self.scratch / "copies"
@@ -79,6 +80,16 @@ class WorkDirectory:
         self.publishing = self.path / "publishing"
         self.claim: Claim | None = None
         self.pulse = Pulse(self.scratch / "pulse")
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> WorkDirectory:
+        """Returns the one that another process of a run has `given`."""
+        return cls(Path(given["out"]), Path(given["scratch"]))
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What another process of the run finds it by."""
+        return {"out": str(self.out), "scratch": str(self.scratch)}
 
     @functools.cached_property
     def shards(self) -> Path:
@@ -148,10 +159,20 @@ class WorkDirectory:
             self.out.rmdir()
 
 
-def _scratch_of(out: Path) -> Path:
-    """Returns the directory on this machine's disk for what is written to `out`, the same one every time."""
-    name = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(out)))
-    return Path(tempfile.gettempdir(), f"shardline-{os.getuid()}-{name}")
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Makes a directory on this machine's disk for a run, and removes it, and those of runs that were killed.
+
+    Nothing is taken over from these: what another machine has done since is in the bucket.
+    """
+    host, pid, began = claims.here().split()
+    prefix = f"shardline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(host.encode())}-"
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        number, _, rest = path.name.removeprefix(prefix).partition("-")
+        if number.isdecimal() and claims.began(int(number)) != rest.partition("-")[0]:
+            shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{pid}-{began}-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def check(out: Path, *, overwrite: bool) -> None:
@@ -183,8 +204,10 @@ def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     """
     work = WorkDirectory(out)
     if work.is_far:
-        with _claimed(work, shared=shared):
-            yield work
+        with _scratch() as scratch:
+            work = WorkDirectory(out, scratch)
+            with _claimed(work, shared=shared):
+                yield work
         return
     # The run that was there before may remove the directory, or the lock while we wait for it.
     for attempt in range(_ATTEMPTS):
@@ -206,22 +229,18 @@ def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
 
 @contextlib.contextmanager
 def _claimed(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
-    """Makes the work directory in a bucket and scratch, and holds a claim instead of a lock.
+    """Makes the work directory in a bucket, and holds a claim instead of a lock.
 
     Those that write shards of the same plan claim parts of it.
     """
     try:
-        work.path.mkdir(parents=True, exist_ok=True)
-        work.scratch.mkdir(mode=0o700, exist_ok=True)
+        persistently(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
         claim = None if shared else Claims(work.path, work.pulse).wait_for("claim", lambda: _in_use(work.out))
     except OSError as error:
         raise SettingsError(f"cannot write the dataset {work.out}: {error.strerror}") from None
-    try:
-        with claim or contextlib.nullcontext():
-            work.claim = claim
-            yield
-    finally:
-        shutil.rmtree(work.scratch, ignore_errors=True)
+    with claim or contextlib.nullcontext():
+        work.claim = claim
+        yield
 
 
 def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:

@@ -142,7 +142,7 @@ class ShardWriter:
 
 def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Writes planned shards, a job of the process pool; `given` has `out`, the dataset directory."""
-    work = WorkDirectory(Path(given["out"]))
+    work = WorkDirectory.of(given)
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
     collects = gc.isenabled()

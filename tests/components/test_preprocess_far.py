@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import SourceError
+from shardline.trainer.errors import RunError, SourceError
 from tests.helpers.mounted import Mount, mounted
 from tests.helpers.preprocessing import run, write_images
 
@@ -121,8 +122,9 @@ def test_a_missing_photo_is_one_line(bucket: Mount, tmp_path: Path) -> None:
     assert manifest.rejected == {"there is no such file (any more)": 1}
 
 
+@pytest.mark.parametrize("machines", [1, 2])
 def test_tasks_on_several_machines_write_a_dataset_together(
-    bucket: Mount, photos: Path, near: Path, events: list[progress.Event]
+    bucket: Mount, photos: Path, near: Path, machines: int
 ) -> None:
     """Each machine has a mount of its own, which learns late what the others have written."""
     written = {}
@@ -130,7 +132,7 @@ def test_tasks_on_several_machines_write_a_dataset_together(
     def write(mount: Mount, task: int) -> None:
         written[task] = write_shards(mount.path / "out", task, 2)
 
-    with mounted(bucket.behind) as second:
+    with mounted(bucket.behind) if machines == 2 else contextlib.nullcontext(bucket) as second:
         plan = plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), bucket.path / "out")
         tasks = [threading.Thread(target=write, args=pair) for pair in ((bucket, 0), (second, 1))]
         for task in tasks:
@@ -144,6 +146,14 @@ def test_tasks_on_several_machines_write_a_dataset_together(
     assert sum(written.values()) >= plan.records
 
 
+def test_a_shard_that_was_cut_off_is_not_done_whatever_its_mark_says(bucket: Mount, photos: Path) -> None:
+    plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), bucket.path / "out")
+    write_shards(bucket.path / "out", 0, 1)
+    (bucket.behind / "out" / "train-00002-of-00040.tfrecord").write_bytes(b"cut")
+    with pytest.raises(RunError, match=r"1 of 48 shards of .* are not written, train-00002-of-00040"):
+        finish(bucket.path / "out")
+
+
 KILLED = """
 import sys
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -152,6 +162,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 preprocess(PreprocessSettings(source=sys.argv[1], shards=40, processes=2), Path(sys.argv[2]))
 """
+
+
+def test_scratch_of_a_run_that_was_killed_is_removed_by_the_next_one(
+    bucket: Mount, photos: Path, near: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    command = [sys.executable, "-c", KILLED, f"images:{photos}", str(bucket.path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as killed:
+        wait_for(lambda: list(tmp_path.glob("shardline-*/plan.json")))
+        os.killpg(killed.pid, signal.SIGKILL)
+    assert list(tmp_path.glob("shardline-*"))
+    run(f"images:{photos}", bucket.path / "out", shards=40)
+    assert same(bucket.behind / "out", near)
+    assert not list(tmp_path.glob("shardline-*"))
 
 
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
@@ -224,7 +249,7 @@ from shardline.components.preprocess import claims
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.errors import ShardlineError
-claims.BEAT, claims.SILENCE, claims._POLL = 0.2, 2.0, 0.1
+claims.BEAT, claims.SILENCE, claims._POLL = 0.2, 4.0, 0.1
 try:
     preprocess(PreprocessSettings(**json.loads(sys.argv[3])), Path(sys.argv[2]))
 except ShardlineError as error:
@@ -234,7 +259,7 @@ except ShardlineError as error:
 
 @contextlib.contextmanager
 def writer(machine: str, out: Path, photos: Path, **settings: Any) -> Iterator[subprocess.Popen[str]]:
-    """A run on a machine of this name, where one that is silent for two seconds is dead."""
+    """A run on a machine of this name, where one that is silent for four seconds is dead."""
     settings = {"source": f"images:{photos}", "shards": 40, "processes": 1} | settings
     command = [sys.executable, "-c", WRITES, machine, str(out), json.dumps(settings)]
     with subprocess.Popen(

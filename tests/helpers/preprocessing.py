@@ -43,9 +43,10 @@ class Source:
 
 def write_part(out: Path, every: int = 2) -> int:
     """Writes the first of every so many shards of a plan, as a task does that is lost then."""
-    plan = Plan.load(WorkDirectory(out).plan)
+    work = WorkDirectory(out)
+    plan = Plan.load(work.plan)
     part = [shard.file for shard in plan.shards[::every]]
-    write_planned({"out": str(out)}, part, lambda records, size: None)
+    write_planned(work.given, part, lambda records, size: None)
     return len(part)
 
 
