@@ -107,8 +107,8 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
     if "image" in settings.features:
         return True
     path = storage.resolve(table)
-    if path.lower().endswith(".parquet"):
-        return "image" in Columns(path).types
+    if not path.lower().endswith(".csv"):
+        return "image" in Columns(path).types  # of JSON lines, any may be the first that names one
     with storage.one_line(path), storage.open_text(path) as lines:
         return "image" in lines.readline()
 

@@ -197,6 +197,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         if settings.on_bad_record == "skip":
             found = without_bad(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
+            rejected.sort()
         plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
         _check_claim(work)
         work.bring_marks()

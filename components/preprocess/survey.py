@@ -64,6 +64,12 @@ class Rejected:
         with self._path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(json.dumps({"file": error.name, "reason": error.reason}) + "\n")
 
+    def sort(self) -> None:
+        """Puts the names in order: streams of rows come in another one each time."""
+        if self.reasons:
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            self._path.write_bytes(b"".join(sorted(lines)))
+
     def check(self, records_in: int, largest_fraction: float) -> None:
         """Ends the run if too many were left out, with the most frequent reason and an example of it."""
         total = self.reasons.total()

@@ -251,6 +251,15 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
     assert len(bucket.requests) == 1 + 5  # the top, and once for each folder
 
 
+def test_images_that_only_later_rows_of_a_table_name_are_seen_to_change(tmp_path: Path) -> None:
+    table, photo = tmp_path / "rows.jsonl", tmp_path / "a.jpg"
+    table.write_text('{"label": 0}\n{"label": 1, "image": "a.jpg"}\n')
+    photo.write_bytes(b"photo")
+    first = known(f"table:{table}")
+    photo.write_bytes(b"another photo")
+    assert known(f"table:{table}").digest != first.digest
+
+
 def test_a_mount_lists_as_many_names_as_it_remembers(
     bucket: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

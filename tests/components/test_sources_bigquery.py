@@ -120,6 +120,17 @@ def test_the_same_bytes_from_any_number_of_streams(
     assert first.source == SOURCE
 
 
+def test_what_is_left_out_is_named_in_the_same_order_each_time(fake: FakeBigQuery, tmp_path: Path) -> None:
+    holes = pa.array([None if number % 7 == 0 else 1.5 for number in range(80)])
+    fake.tables[TABLE].versions = [(at("10:00"), rows(80, weight=holes))]
+    options: Any = {"features": {"key": "id"}, "on_bad_record": "skip", "max_bad_fraction": 0.5}
+    for streams in (1, 4):
+        fake.streams = streams
+        assert run(SOURCE, tmp_path / str(streams), **options).records == 68
+    assert contents(tmp_path / "1") == contents(tmp_path / "4")
+    assert (tmp_path / "1" / "rejected.jsonl").read_text().startswith('{"file": "bigquery:')
+
+
 def test_a_stream_goes_on_where_it_broke_off(fake: FakeBigQuery) -> None:
     fake.streams = 1
     whole = read(opened(SOURCE, key="id"))
