@@ -34,6 +34,8 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _MASK_64 = (1 << 64) - 1
 
+_FITTING = {"int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
+
 # Bytes of a list of one number; of a list of millions no Python numbers are made.
 _LONGEST_NUMBER = 64
 
@@ -111,10 +113,19 @@ class FeatureEntries:
         values = {}
         for feature, (dtype, types) in self._types.items():
             value = features[feature]
-            if not isinstance(value, types) or isinstance(value, bool):
+            if not isinstance(value, types) or isinstance(value, bool) or not _fits(value, dtype):
                 raise BadRecordError(name, f"feature {feature!r} is {value!r}, not {dtype}")
             values[feature] = float(value) if dtype == "float32" else value
         return entries(values)
+
+
+def _fits(value: Scalar, dtype: str) -> bool:
+    """Returns whether a number has no more bits than its type, and a text no half of a character."""
+    try:
+        value.encode("utf-8", "surrogateescape") if isinstance(value, str) else _FITTING[dtype].pack(value)
+    except (OverflowError, struct.error, UnicodeEncodeError):
+        return False
+    return True
 
 
 def serialize(features: Mapping[str, bytes | int | float | str]) -> bytes:

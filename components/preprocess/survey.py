@@ -249,7 +249,10 @@ class _Examples:
     def _one(self, found: Any) -> tuple[Any, ...]:
         name, label, image, split, values = _checked(found, self._classes)
         self.existing.add(split)
-        key = name.encode("utf-8", "surrogateescape")
+        try:
+            key = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise SourceError(f"key {name!r} of an example is no text that UTF-8 can hold") from None
         where = self._images.locate(image, name)
         extra = self._entries.of(values, name) if self._features or values else b""
         identity = self._images.content(where, key) + extra if self._by_content else b""

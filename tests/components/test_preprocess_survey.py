@@ -33,6 +33,11 @@ from tests.helpers.preprocessing import SOURCE, run
         pytest.param(
             "yield example(60, image='a.png')", "image '60' is a str; expected bytes", id="image is text"
         ),
+        pytest.param(
+            r"yield example(60, key='\ud800')",
+            r"key '\\ud800' of an example is no text",
+            id="half a character",
+        ),
         pytest.param("yield BadExample('60', 'is torn')", "'60': is torn", id="bad example"),
         pytest.param(
             "yield example(60, image=IMAGE * 1.0)", "'60': not a uint8 array of shape", id="float pixels"

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import random
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from shardline.components.preprocess.example import Layouts, locate, only_span, only_value, parse, serialize
+from shardline.components.preprocess.example import (
+    FeatureEntries,
+    Layouts,
+    entries,
+    locate,
+    only_span,
+    only_value,
+    parse,
+    serialize,
+)
+from shardline.components.preprocess.tfrecord import NO_IMAGE
+from shardline.components.preprocess.write import _opened
+from shardline.trainer.data.manifest import Feature
+from shardline.trainer.errors import BadRecordError
 
 EXAMPLES: list[dict[str, bytes | int | float | str]] = [
     {"image": b"", "key": b"empty", "label": 0},
@@ -73,6 +90,56 @@ def test_random_examples_are_read_as_tensorflow_reads_them() -> None:
             features[name] = [value(kind) for _ in range(rng.choice([0, 1, 1, 1, 2, 9, 200]))]
         message = theirs(features)
         assert parse(message.SerializeToString()) == content(message)
+
+
+TAILS = st.fixed_dictionaries(
+    {
+        "key": st.binary(max_size=300),
+        "number": st.integers(-(2**63), 2**63 - 1),
+        "real": st.floats(width=32, allow_nan=False),
+        "text": st.text(max_size=200),
+    }
+)
+SHARDS = st.lists(st.tuples(st.none() | st.integers(0, 40_000), TAILS), max_size=20)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(SHARDS, st.sampled_from(["none", "gzip"]))
+def test_random_shards_are_what_tensorflow_writes(
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int | None, dict[str, Any]]], packed: str
+) -> None:
+    path = tmp_path_factory.mktemp("shards") / "shard"
+    images = [None if size is None else bytes([size % 256]) * size for size, _ in records]
+    with _opened(path, packed) as output:
+        if records:
+            output.add(
+                [image or b"" for image in images],
+                [NO_IMAGE if image is None else len(image) for image in images],
+                [entries(tail) for _, tail in records],
+            )
+    pairs = zip(images, records, strict=True)
+    examples = [tail if image is None else {"image": image, **tail} for image, (_, tail) in pairs]
+    plain = Path(f"{path}.plain")
+    with tf.io.TFRecordWriter(str(plain)) as writer:
+        for example in examples:
+            writer.write(theirs(example).SerializeToString(deterministic=True))
+    if packed == "none":
+        assert path.read_bytes() == plain.read_bytes()
+    else:
+        assert gzip.decompress(path.read_bytes()) == plain.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        *(("int64", value) for value in (2**63, -(2**63) - 1, 2**64 + 5)),
+        *(("float32", value) for value in (1e39, -(10**400))),
+        ("string", "\ud800"),
+    ],
+)
+def test_a_value_that_its_type_cannot_hold_is_refused(dtype: str, value: int | float | str) -> None:
+    with pytest.raises(BadRecordError, match=rf"'x': feature 'a' is .*, not {dtype}"):
+        FeatureEntries([Feature("a", dtype)]).of({"a": value}, "x")
 
 
 def field(number: int, wire_type: int, payload: bytes) -> bytes:
