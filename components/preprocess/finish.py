@@ -101,11 +101,8 @@ def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:
     """Returns the marks of the shards that are done exactly as the plan wants them, by file."""
     work.bring_marks()
     known = marks.load(work)
-    # To ask a bucket for each one would be a request; a listing brings the sizes.
-    there = {}
-    if work.is_far:
-        with os.scandir(work.shards) as entries:
-            there = {entry.name: entry.stat().st_size for entry in entries}
+    # To ask a bucket for each one would be a request; its mount knows the sizes of what it has listed.
+    there = set(os.listdir(work.shards)) if work.is_far else set()
     done = {}
     for shard in plan.shards:
         for found in known.get(shard.file, ()):
@@ -114,16 +111,14 @@ def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:
     return done
 
 
-def _is_done(
-    shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: Mapping[str, int]
-) -> bool:
+def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
     if mark.identity != plan.identity(shard) or sum(mark.class_counts) != shard.records:
         return False
     if len(mark.class_counts) != len(plan.class_names):
         return False
     try:
-        size = there.get(shard.file)
-        if (work.find_shard(shard.file).stat().st_size if size is None else size) != mark.shard.bytes:
+        path = work.shard(shard.file) if shard.file in there else work.find_shard(shard.file)
+        if path.stat().st_size != mark.shard.bytes:
             return False
         return mark.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, mark.surveyed)
     except OSError:

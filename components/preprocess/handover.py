@@ -27,6 +27,7 @@ def put(plan: Plan, work: WorkDirectory) -> None:
     """Brings a plan to where others find it; the plan itself last."""
     if not work.is_far:
         return
+    (work.path / work.plan.name).unlink(missing_ok=True)  # one that these rows are not of
     lengths = {shard.file: work.rows(shard.file).stat().st_size for shard in plan.shards}
     pack = _pack(work.scratch)
     with pack.open("wb") as file:
@@ -65,7 +66,10 @@ def get_rows(work: WorkDirectory, shards: Collection[str]) -> None:
         for name, length in files.parse_json(line, str(pack), RunError).items():
             if name in missing:
                 source.seek(offset)
-                work.rows(Path(name).name).write_bytes(source.read(length))
+                data = source.read(length)
+                if len(data) < length:
+                    raise RunError(f"{pack} was cut off; plan the dataset again")
+                work.rows(Path(name).name).write_bytes(data)
             offset += length
 
 

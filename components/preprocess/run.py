@@ -17,7 +17,7 @@ from pathlib import Path
 from shardline.components.preprocess import copies, handover, marks, storage, work_directory
 from shardline.components.preprocess import finish as finishing
 from shardline.components.preprocess.ahead import REPEATED, persistently
-from shardline.components.preprocess.claims import Claims
+from shardline.components.preprocess.claims import Claim, Claims
 from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
@@ -61,7 +61,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
         complete = _complete_before(settings, work, overwrite=overwrite)
         if complete is None:
             plan = _make_plan(settings, work, processes)
-            _write(plan, plan.shards, work, processes)
+            _write(plan, plan.shards, work, processes, work.claim)
             complete = _finish(work)
         return complete
 
@@ -74,6 +74,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
         work.publishing.unlink(missing_ok=True)
         plan = _make_plan(settings, work, processes)
         handover.put(plan, work)
+        _report_repeated()
         return plan
 
 
@@ -225,27 +226,38 @@ def _write_claimed(
 ) -> int:
     """Writes chunk after chunk that nobody else writes, until all are done, by whomever."""
     known, written, wait = Claims(work.path, work.pulse), 0, _FIRST_WAIT_SECONDS
+    by_claim = {f"chunk-{chunk[0].file}": chunk for chunk in chunks}
     while True:
         done = finishing.find_done(plan, work)
-        left = [chunk for chunk in chunks if any(shard.file not in done for shard in chunk)]
+        left = [name for name, chunk in by_claim.items() if any(shard.file not in done for shard in chunk)]
         if not left:
+            _report_repeated()
             return written
         if wait == _FIRST_WAIT_SECONDS or wait >= 1:
             progress.say(_TOPIC, f"{len(done)} of {len(plan.shards)} shards done by all tasks")
-        for chunk in left:
-            if claim := known.take(f"chunk-{chunk[0].file}"):
-                with claim:
-                    handover.get_rows(work, [shard.file for shard in chunk])
-                    _write(plan, chunk, work, processes)
-                    claim.check()
-                written += sum(shard.records for shard in chunk)
-                break
+        if claim := known.take(*left):
+            chunk = by_claim[claim.path.name.rpartition(".")[0]]
+            with claim:
+                handover.get_rows(work, [shard.file for shard in chunk])
+                _write(plan, chunk, work, processes, claim)
+            written += sum(shard.records for shard in chunk)
+            if missing := {shard.file for shard in chunk} - finishing.find_done(plan, work).keys():
+                raise RunError(
+                    f"{min(missing)} of {work.out} was written, and is not as the plan wants it; does "
+                    "something else write there? Plan the dataset again"
+                )
         else:
             time.sleep(wait)
             wait = min(2 * wait, _WAIT_SECONDS)
 
 
-def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> None:
+def _write(
+    plan: Plan,
+    shards: Sequence[PlannedShard],
+    work: WorkDirectory,
+    processes: Processes,
+    claim: Claim | None,
+) -> None:
     done = finishing.find_done(plan, work)
     left = [shard for shard in shards if shard.file not in done]
     if len(left) < len(shards):
@@ -254,8 +266,8 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
     meter = Meter("written", sum(shard.records for shard in left), rejected=sum(plan.rejected.values()))
 
     def report(written: int, size: int) -> None:
-        if work.claim:
-            work.claim.check(ask=False)
+        if claim:
+            claim.check(ask=False)
         meter.advance(written, size)
 
     processes.do(write_planned, work.given, [shard.file for shard in left], report)
@@ -280,6 +292,11 @@ def _finish(work: WorkDirectory) -> Manifest:
     return manifest
 
 
+def _report_repeated() -> None:
+    if repeated := REPEATED.take():
+        progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error of the bucket")
+
+
 def _report(manifest: Manifest) -> None:
     splits = manifest.splits
     total = manifest.records
@@ -293,8 +310,7 @@ def _report(manifest: Manifest) -> None:
     if manifest.converted:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.converted.items())
         progress.say(_TOPIC, f"images of which something is converted or left out: {kinds}")
-    if repeated := REPEATED.take():
-        progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error of the bucket")
+    _report_repeated()
     if manifest.duplicates.straddling:
         progress.say(
             _TOPIC,

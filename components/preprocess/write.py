@@ -96,10 +96,7 @@ class ShardWriter:
             raise
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise RunError(
-                f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on "
-                "from there"
-            ) from None
+            raise _unwritable(path, error) from None
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -204,8 +201,16 @@ class Delivery:
         try:
             storage.upload(temporary, path, before=self._pulse.wait)
             self._marks.add(mark, hashes)
+        except OSError as error:
+            raise _unwritable(path, error) from None
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on from there"
+    )
 
 
 class _Output:

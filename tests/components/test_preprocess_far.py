@@ -23,6 +23,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess import ahead
+from shardline.components.preprocess import run as run_module
 from shardline.components.preprocess.claims import Claims
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
@@ -122,6 +123,20 @@ def test_a_missing_photo_is_one_line(bucket: Mount, tmp_path: Path) -> None:
     assert manifest.rejected == {"there is no such file (any more)": 1}
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bucket_that_takes_nothing_is_one_line_of_whichever_process(
+    bucket: Mount, photos: Path, processes: int
+) -> None:
+    out = bucket.path / "out"
+    plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40, processes=processes), out)
+    for name in ("train", "validation", "test"):  # where a shard should be is something else
+        for number in range(40):
+            for count in (40, 4):
+                (bucket.behind / "out" / f"{name}-{number:05d}-of-{count:05d}.tfrecord").mkdir()
+    with pytest.raises(RunError, match=r"cannot write .*\.tfrecord: Is a directory; make room and run again"):
+        write_shards(out, 0, 1)
+
+
 @pytest.mark.parametrize("machines", [1, 2])
 def test_tasks_on_several_machines_write_a_dataset_together(
     bucket: Mount, photos: Path, near: Path, machines: int
@@ -144,6 +159,51 @@ def test_tasks_on_several_machines_write_a_dataset_together(
     assert sorted(written) == [0, 1]
     assert all(written.values())
     assert sum(written.values()) >= plan.records
+
+
+TASK = """
+import sys
+from pathlib import Path
+from shardline.components.preprocess.run import write_shards
+write_shards(Path(sys.argv[1]), int(sys.argv[2]), 2)
+"""
+
+
+def test_the_chunk_of_a_task_that_was_killed_is_written_by_another(
+    bucket: Mount, photos: Path, near: Path, events: list[progress.Event]
+) -> None:
+    out = bucket.path / "out"
+    plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40, processes=1), out)
+    with mounted(bucket.behind, LAT_PUT="5") as slow:
+        command = [sys.executable, "-c", TASK, str(slow.path / "out"), "0"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as killed:
+            wait_for(lambda: list((bucket.behind / "out" / ".shardline").glob("chunk-*")))
+            os.killpg(killed.pid, signal.SIGKILL)
+    write_shards(out, 1, 2)
+    assert any("shards done by all tasks" in event.text for event in events)
+    finish(out)
+    assert same(bucket.behind / "out", near)
+
+
+def test_a_chunk_that_always_fails_ends_each_task_with_its_own_message(
+    bucket: Mount, photos: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(photos, tmp_path / "bad")
+    (tmp_path / "bad" / "cat" / "007.png").write_bytes(b"no image")
+    plan_dataset(PreprocessSettings(source=f"images:{tmp_path / 'bad'}", shards=40), bucket.path / "out")
+    for task in (0, 1):  # the first one gives its claim back
+        with pytest.raises(SourceError, match=r"cat/007\.png"):
+            write_shards(bucket.path / "out", task, 2)
+    assert not list((bucket.behind / "out" / ".shardline").glob("chunk-*"))
+
+
+def test_a_chunk_that_is_written_and_never_done_ends_the_task(
+    bucket: Mount, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), bucket.path / "out")
+    monkeypatch.setattr(run_module, "_write", lambda *given: None)
+    with pytest.raises(RunError, match="was written, and is not as the plan wants it"):
+        write_shards(bucket.path / "out", 0, 1)
 
 
 def test_a_shard_that_was_cut_off_is_not_done_whatever_its_mark_says(bucket: Mount, photos: Path) -> None:
