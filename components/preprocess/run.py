@@ -294,7 +294,7 @@ def _finish(work: WorkDirectory) -> Manifest:
 
 def _report_repeated() -> None:
     if repeated := REPEATED.take():
-        progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error of the bucket")
+        progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
 
 
 def _report(manifest: Manifest) -> None:

@@ -23,7 +23,9 @@ _ROLES = {
     "secretmanager.": "roles/secretmanager.secretAccessor",
 }
 
-_PERMISSION = re.compile(r"[Pp]ermission ['\"]?([a-zA-Z]+(?:\.[a-zA-Z]+)+)")
+_PERMISSION = re.compile(
+    r"(?:[Pp]ermission ['\"]?|['\"](?=\S+['\"] permission\b))([a-zA-Z]+(?:\.[a-zA-Z]+)+)"
+)
 _RESOURCE = re.compile(r"(?:on|for) resource:? ['\"]?(?://[\w.-]+/)?([^\s'\"(][^\s'\"]*)")
 _ACT_AS = re.compile(r"act as (?:the )?service[_ ]account:? ['\"]?([\w.-]+@[\w.-]+\w)")
 _DISABLED = re.compile(r"has not been used in project|is disabled|it is not enabled")

@@ -305,12 +305,15 @@ def refused(status: grpc.StatusCode, said: str) -> RefusalError:
 
 
 def test_refusals_of_the_platform(fake: FakeBigQuery) -> None:
-    said = f"Permission 'bigquery.readsessions.create' denied on resource '//{TABLE}' (or it may not exist)."
-    fake.failures["CreateReadSession"] = [refused(grpc.StatusCode.PERMISSION_DENIED, said)]
-    with pytest.raises(
-        PlatformError, match=r"bigquery.readsessions.create is missing.*bigquery.readSessionUser"
+    for said in (
+        f"Permission 'bigquery.readsessions.create' denied on resource '//{TABLE}' (or it may not exist).",
+        "the user does not have 'bigquery.readsessions.create' permission for 'projects/acme-vision'",
     ):
-        list(opened(SOURCE))
+        fake.failures["CreateReadSession"] = [refused(grpc.StatusCode.PERMISSION_DENIED, said)]
+        with pytest.raises(
+            PlatformError, match=r"bigquery.readsessions.create is missing.*bigquery.readSessionUser"
+        ):
+            list(opened(SOURCE))
     said = f"Access Denied: Table {TABLE}: Permission bigquery.tables.get denied on table {TABLE}"
     fake.failures["GetTable"] = [refused(grpc.StatusCode.PERMISSION_DENIED, said)]
     with pytest.raises(
