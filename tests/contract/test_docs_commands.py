@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, PipelineJob, PipelineTaskDetail
@@ -17,6 +18,7 @@ from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
 from tests.helpers.exports import golden_answers, write_golden
+from tests.helpers.fake_bigquery import FakeBigQuery, FakeTable, at, fake_bigquery
 from tests.helpers.markdown import Command, commands, shown_files
 
 pytestmark = pytest.mark.timeout(240)
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.timeout(240)
 MARKED = [command for command in commands() if command.marked]
 #: Docker is not there: these show what they would do.
 DRY = ("image",)
+#: The page whose commands read tables of BigQuery, and nothing else of Google Cloud.
+ON_BIGQUERY = "own-dataset.md"
 
 
 def train(job: PipelineJob) -> PipelineOutcome:
@@ -45,6 +49,23 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVer
         enter(fake.environment, monkeypatch)
         _set_up(tmp_path, monkeypatch)
         _serve(fake.services, tmp_path)
+        yield fake
+
+
+@pytest.fixture
+def orders(project: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBigQuery]:
+    """The table of which a page speaks, where clients look for BigQuery."""
+    labels = ["kept", "returned"] * 100
+    table = pa.table(
+        {
+            "id": [f"order-{number}" for number in range(200)],
+            "label": labels,
+            "price": [number / 4 for number in range(200)],
+        }
+    )
+    with fake_bigquery(tmp_path) as (fake, environment):
+        enter(environment, monkeypatch)
+        fake.tables["acme.shop.orders"] = FakeTable([(at("10:00"), table)])
         yield fake
 
 
@@ -91,13 +112,20 @@ def shardline(*words: str, codes: tuple[int, ...] = (0,)) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("page", sorted({command.page.name for command in MARKED}))
+@pytest.mark.parametrize("page", sorted({command.page.name for command in MARKED} - {ON_BIGQUERY}))
 def test_the_commands_of_a_page_do_what_it_says(project: FakeVertex, page: str) -> None:
     if page == "new-project.md":
         _begin_project()
     for command in MARKED:
         if command.page.name == page:
             _type(project, command)
+
+
+def test_the_commands_for_bigquery_do_what_the_page_says(project: FakeVertex, orders: FakeBigQuery) -> None:
+    for command in MARKED:
+        if command.page.name == ON_BIGQUERY:
+            _type(project, command)
+    assert orders.called("ReadRows")
 
 
 def _type(project: FakeVertex, command: Command) -> None:
