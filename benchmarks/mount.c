@@ -1,4 +1,4 @@
-/* A directory mounted as a bucket would be: each request takes a while, and all of them share one line.
+/* A directory mounted as a bucket would be: each request takes a while, and all of them share a line each way.
  *
  *   cc -O2 -o mount benchmarks/mount.c $(pkg-config --cflags --libs fuse3)
  *   LATENCY=0.03 BANDWIDTH=125e6 COUNTS=FILE ./mount DIRECTORY MOUNTPOINT -f -o max_threads=400,max_idle_threads=400
@@ -6,7 +6,7 @@
  * The simulator that the tests use follows Cloud Storage FUSE more closely, but serves some hundred files a second, being
  * Python. This one has only what decides speed: a read is a request when it is the first of an open file, or begins
  * elsewhere than the last ended; what was listed is known, anything else is asked for; a file that was written is one
- * request when it is closed; a listing is one for 5,000 names. BANDWIDTH is in bytes a second, 0 for no limit.
+ * request when it is closed; a listing is one for 5,000 names. BANDWIDTH is in bytes a second and direction, 0 for no limit.
  */
 #define FUSE_USE_VERSION 314
 #define _GNU_SOURCE
@@ -28,7 +28,7 @@ enum kind { STAT, LIST, GET, PUT, DELETE, COPY, KINDS };
 static const char *names[KINDS] = {"stat", "list", "get", "put", "delete", "copy"};
 static long requests[KINDS], moved[KINDS];
 static char *root;
-static double latency, bandwidth, line_free_at;
+static double latency, bandwidth, line_free_at[2];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static double now(void) {
@@ -48,9 +48,10 @@ static void request(enum kind kind, long size, int is_new) {
     requests[kind] += is_new;
     moved[kind] += size;
     if (bandwidth > 0 && size > 0) {
-        if (line_free_at < then) line_free_at = then;
-        line_free_at += size / bandwidth;
-        if (line_free_at > then) then = line_free_at;
+        double *free_at = &line_free_at[kind == PUT];
+        if (*free_at < then) *free_at = then;
+        *free_at += size / bandwidth;
+        if (*free_at > then) then = *free_at;
     }
     pthread_mutex_unlock(&lock);
     if (is_new) then += latency;
