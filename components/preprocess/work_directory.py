@@ -156,7 +156,8 @@ class WorkDirectory:
             self.claim.release()
         with contextlib.suppress(OSError):
             self.path.rmdir()
-            self.out.rmdir()
+            if not (self.out / MANIFEST_FILE).exists():
+                self.out.rmdir()
 
 
 @contextlib.contextmanager
@@ -251,7 +252,7 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     """
     if work.claim:
         work.claim.check()
-    files.write_text(work.publishing, fingerprint)
+    _announce(work, fingerprint)
     (work.out / MANIFEST_FILE).unlink(missing_ok=True)
     for name in (REJECTED_FILE, KEYS_FILE):
         (work.out / name).unlink(missing_ok=True)
@@ -266,6 +267,15 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
         if path.exists() and path.stat().st_size:
             _bring(path, work)
     files.sync(work.out)
+
+
+def _announce(work: WorkDirectory, fingerprint: str) -> None:
+    """Writes `publishing`; a half-written one names no dataset that there is."""
+    if work.is_far:
+        (work.scratch / work.publishing.name).write_text(fingerprint)
+        storage.upload(work.scratch / work.publishing.name, work.publishing)
+    else:
+        files.write_text(work.publishing, fingerprint)
 
 
 def _bring(path: Path, work: WorkDirectory) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import xxhash
 
 from shardline.components.preprocess import listing, storage
+from shardline.components.preprocess.ahead import in_order
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Seen, Source, Span
 from shardline.trainer.errors import SourceError, printable
 
@@ -47,10 +48,17 @@ class Images:
         for folder in folders:
             if not folder.is_dir():
                 raise _stray(root, folder.name)
-            if next(_files_below(folder.path, folder.name, self._far), None) is None:
+        firsts = in_order(self._first, folders, size=bool) if self._far else map(self._first, folders)
+        for folder, first in zip(folders, firsts, strict=True):
+            if isinstance(first, Exception):
+                raise first
+            if first is None:
                 raise _empty(root, folder.name)
         self._folders = [folder.name for folder in folders]
         self.class_names = tuple(sorted(self._folders))
+
+    def _first(self, folder: os.DirEntry[str]) -> tuple[str, str | BadExample] | None:
+        return next(_files_below(folder.path, folder.name, self._far), None)
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
