@@ -83,7 +83,8 @@ def fetch(path: str, target: str) -> None:
                 at += os.pwrite(file.fileno(), block, at)
             return at - start
 
-        for copied in in_order(copy, range(0, source.size, _PART), size=int, in_flight=_RANGES, room=_PART):
+        parts = range(0, source.size, _PART)
+        for copied in in_order(copy, parts, size=int, in_flight=_RANGES, room=_RANGES * _PART):
             if isinstance(copied, Exception):
                 raise copied
 
