@@ -9,6 +9,7 @@ or two, the marks of a few seconds share one.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -145,18 +146,24 @@ class Marks:
 
 
 def load(work: WorkDirectory) -> Mapping[str, Sequence[Found]]:
-    """Returns all marks that can be read, by the file of their shard."""
+    """Returns all marks that can be read, by the file of their shard.
+
+    Those that were brought from a bucket and cannot are forgotten, so that they are brought again.
+    """
     found: dict[str, list[Found]] = {}
-    for path in sorted(work.done.glob("*.mark")):
-        for each in _read(path):
+    for path in work.marks():
+        in_file = _read(path)
+        for each in in_file:
             found.setdefault(each.mark.shard.file, []).append(each)
+        if not in_file and work.is_far:
+            path.unlink(missing_ok=True)
     return found
 
 
 def forget_others(plan: Plan, work: WorkDirectory) -> None:
     """Removes the marks of shards that another plan wanted, before they are written anew."""
     identities = {shard.file: plan.identity(shard) for shard in plan.shards}
-    for path in work.done.glob("*.mark"):
+    for path in work.marks():
         found = _read(path)
         wanted = [each for each in found if each.mark.identity == identities.get(each.mark.shard.file)]
         if len(wanted) < len(found) or not found:
@@ -181,7 +188,7 @@ def blocks(path: Path, offset: int = 0, length: int = sys.maxsize) -> Iterator[b
 def _read(path: Path) -> list[Found]:
     try:
         with path.open("rb") as file:
-            line = file.readline(files.MAX_TEXT_BYTES)
+            line, size = file.readline(files.MAX_TEXT_BYTES), os.fstat(file.fileno()).st_size
         facts = files.parse_json(line, str(path), RunError)
         marks = [records.restore(Mark, each, str(path), RunError) for each in facts]
     except (OSError, RunError, TypeError, ValueError):
@@ -190,4 +197,4 @@ def _read(path: Path) -> list[Found]:
     for mark in marks:
         found.append(Found(mark, path, offset))
         offset += HASH_BYTES * mark.shard.records
-    return found if path.stat().st_size == offset else []
+    return found if size == offset else []

@@ -43,7 +43,7 @@ from shardline.components.preprocess.claims import Claim, Claims, Pulse
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
-from shardline.trainer.errors import DatasetError, RunError, SettingsError
+from shardline.trainer.errors import DatasetError, RunError, SettingsError, SourceError
 from shardline.trainer.files import TEMPORARY
 
 NAME = ".shardline"
@@ -51,6 +51,8 @@ REJECTED_FILE = "rejected.jsonl"
 
 _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
 _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
+# Marks have the names of shards; one that is being written has a temporary name that ends as they do.
+_MARKS = "[!.]*.mark"
 _ATTEMPTS = 10
 _NO_LOCKS = {errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
@@ -126,12 +128,20 @@ class WorkDirectory:
                 path.unlink()
 
     def bring_marks(self) -> None:
-        """Copies marks that are in the bucket to scratch: of a machine that was lost, or of other tasks."""
+        """Copies marks that are in the bucket to scratch: of a machine that was lost, or of other tasks.
+
+        What cannot be read is left half-way: another task may be writing it at this moment (`marks.load`).
+        """
         self.done.mkdir(exist_ok=True)
         if self.is_far:
-            for path in self.path.glob("*.mark"):
+            for path in self.path.glob(_MARKS):
                 if not (self.done / path.name).exists():
-                    storage.fetch(str(path), str(self.done / path.name))
+                    with contextlib.suppress(OSError, SourceError):
+                        storage.fetch(str(path), str(self.done / path.name))
+
+    def marks(self) -> list[Path]:
+        """Returns the files of the marks that are on this machine, in order."""
+        return sorted(self.done.glob(_MARKS))
 
     def left_over(self) -> list[Path]:
         """Returns the unfinished files of processes that were killed; only where nobody else is at work."""
@@ -140,7 +150,7 @@ class WorkDirectory:
 
     def has_marks(self) -> bool:
         """Returns whether a shard is done."""
-        return any(self.done.glob("*.mark"))
+        return bool(self.marks())
 
     def remove(self) -> None:
         """Removes the work directory, and `out` too if nothing else is in it; not if it is another run's."""

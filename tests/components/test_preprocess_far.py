@@ -26,8 +26,10 @@ from shardline.components.preprocess import ahead
 from shardline.components.preprocess import run as run_module
 from shardline.components.preprocess.claims import Claims
 from shardline.components.preprocess.example import serialize
+from shardline.components.preprocess.finish import find_done
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
@@ -212,6 +214,22 @@ def test_a_shard_that_was_cut_off_is_not_done_whatever_its_mark_says(bucket: Mou
     (bucket.behind / "out" / "train-00002-of-00040.tfrecord").write_bytes(b"cut")
     with pytest.raises(RunError, match=r"1 of 48 shards of .* are not written, train-00002-of-00040"):
         finish(bucket.path / "out")
+
+
+def test_a_mark_that_another_task_is_writing_is_read_when_it_is_whole(
+    bucket: Mount, photos: Path, tmp_path: Path
+) -> None:
+    plan = plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), bucket.path / "out")
+    write_shards(bucket.path / "out", 0, 1)
+    work = WorkDirectory(bucket.path / "out", tmp_path / "scratch")
+    work.scratch.mkdir()
+    mark = min(work.path.glob("*.mark"))
+    whole = mark.read_bytes()
+    for half in (b"", whole[: len(whole) // 2]):
+        mark.write_bytes(half)
+        assert len(find_done(plan, work)) < len(plan.shards)
+    mark.write_bytes(whole)
+    assert len(find_done(plan, work)) == len(plan.shards)
 
 
 KILLED = """

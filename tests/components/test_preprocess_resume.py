@@ -17,9 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shardline.components.preprocess import marks
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer import progress
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.trainer import files, progress
 from shardline.trainer.errors import RunError, SourceError
 from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images, write_part
 
@@ -37,6 +39,16 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path, events: list[p
     assert f"{done} of {len(shards)} shards already done" in _lines(events)
     run(f"images:{images}", tmp_path / "fresh")
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_a_mark_that_another_task_is_writing_is_not_read(tmp_path: Path) -> None:
+    plan_dataset(PreprocessSettings(source="digits"), tmp_path / "out")
+    write_shards(tmp_path / "out", 0, 1)
+    work = WorkDirectory(tmp_path / "out")
+    assert marks.load(work)
+    for mark in work.marks():
+        mark.rename(files.temporary_name(mark))
+    assert not marks.load(work)
 
 
 def test_other_settings_start_anew(tmp_path: Path, events: list[progress.Event]) -> None:
