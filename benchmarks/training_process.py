@@ -99,13 +99,16 @@ def _variant(
 
 
 def _model(request: dict[str, Any]) -> Any:
-    from shardline.trainer.data.manifest import DatasetInfo, Feature
+    from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
+    from shardline.trainer.data.manifest import DatasetInfo
     from shardline.trainer.models.build import build
 
     shape = (request["side"], request["side"], 3 if request["model"] == "resnet50" else 1)
     image = Feature("image", "uint8", shape, "raw")
     names = tuple(str(label) for label in range(10))
-    info = DatasetInfo(shape, 10, names, {"image": image}, {"train": 1000}, {"image": image})
+    info = DatasetInfo(
+        shape, {LABEL: Label(LABEL, CLASS, names)}, {"image": image}, {"train": 1000}, {"image": image}
+    )
     return build(request["model"], info, {})
 
 

@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.data.manifest import DatasetInfo, Feature
+from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
+from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.models.build import build
 from shardline.trainer.step import Loop
 
@@ -37,7 +38,9 @@ def make_loop(name: str, jit_compile: bool) -> Loop:
     else:
         inputs = {f"c{number}": Feature(f"c{number}", "float32") for number in range(20)}
         x = {column: random.normal(size=batch).astype(np.float32) for column in inputs}
-    info = DatasetInfo(shape, 10, tuple("0123456789"), inputs, {"train": batch}, inputs)
+    info = DatasetInfo(
+        shape, {LABEL: Label(LABEL, CLASS, tuple("0123456789"))}, inputs, {"train": batch}, inputs
+    )
     data = (x, random.integers(0, 10, batch))
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     with strategy.scope():

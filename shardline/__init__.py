@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from shardline.components.validate.validation import validate
     from shardline.pipelines.compile import compile_pipeline
     from shardline.pipelines.local.run import run_pipeline
-    from shardline.trainer.data.manifest import DatasetInfo, Feature, Manifest
+    from shardline.trainer.data.features import Feature
+    from shardline.trainer.data.manifest import DatasetInfo, Manifest
     from shardline.trainer.errors import ShardlineError
     from shardline.trainer.settings import TrainSettings
     from shardline.trainer.train import train
@@ -35,7 +36,7 @@ _MODULES = {
     "BadExample": "shardline.components.preprocess.sources",
     "DatasetInfo": "shardline.trainer.data.manifest",
     "Example": "shardline.components.preprocess.sources",
-    "Feature": "shardline.trainer.data.manifest",
+    "Feature": "shardline.trainer.data.features",
     "Gate": "shardline.components.validate.gate",
     "Manifest": "shardline.trainer.data.manifest",
     "PreprocessSettings": "shardline.components.preprocess.settings",

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, NoReturn, TypeVar
 
-from shardline.trainer.data.manifest import Feature, Scalar
+from shardline.trainer.data.features import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
 
 Kind = Literal["bytes", "float", "int64"]

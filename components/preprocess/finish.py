@@ -21,7 +21,8 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
-from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
+from shardline.trainer.data.features import Feature, Label, Tally
+from shardline.trainer.data.manifest import Manifest, Shard, Split
 from shardline.trainer.errors import RunError, SourceError
 
 
@@ -40,7 +41,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
     resize = plan.settings.resize_mode if plan.settings.image_size else ""
     features = (
         *([images.feature(resize)] if images.channels else []),
-        Feature("label", "int64"),
+        *(label.feature for label in plan.labels),
         Feature("key", "string"),
         *plan.features,
     )
@@ -50,16 +51,19 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
     splits = {
         name: Split(
             shards=tuple(mark.shard for mark in of_split),
-            class_counts=tuple(map(sum, zip(*(mark.class_counts for mark in of_split), strict=True))),
+            labels={
+                label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in of_split])
+                for label in plan.labels
+            },
         )
         for name, of_split in written.items()
     }
     compression = "" if plan.settings.compression == "none" else plan.settings.compression
     return Manifest(
-        fingerprint=_fingerprint(plan.class_names, features, splits, compression),
+        fingerprint=_fingerprint(plan.labels, features, splits, compression),
         source=plan.settings.source,
         settings=recorded_settings(plan.settings),
-        class_names=plan.class_names,
+        labels=plan.labels,
         features=features,
         splits=splits,
         compression=compression,
@@ -112,9 +116,9 @@ def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:
 
 
 def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
-    if mark.identity != plan.identity(shard) or sum(mark.class_counts) != shard.records:
+    if mark.identity != plan.identity(shard) or mark.shard.records != shard.records:
         return False
-    if len(mark.class_counts) != len(plan.class_names):
+    if mark.labels.keys() != {label.name for label in plan.labels}:
         return False
     try:
         path = work.shard(shard.file) if shard.file in there else work.find_shard(shard.file)
@@ -147,7 +151,7 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
 
 
 def _fingerprint(
-    class_names: Sequence[str], features: Sequence[Feature], splits: Mapping[str, Split], compression: str
+    labels: Sequence[Label], features: Sequence[Feature], splits: Mapping[str, Split], compression: str
 ) -> str:
     """Returns the identity of a dataset: its bytes and what they mean.
 
@@ -155,7 +159,7 @@ def _fingerprint(
     are not. Checksum, size and number of records stand for the bytes of a shard.
     """
     content = {
-        "class_names": class_names,
+        "labels": [asdict(label) for label in labels],
         "features": [asdict(feature) for feature in features],
         "shards": [asdict(shard) for split in splits.values() for shard in split.shards],
         "compression": compression,

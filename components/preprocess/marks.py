@@ -25,7 +25,8 @@ from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.plan import Plan
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files, records
-from shardline.trainer.data.manifest import Feature, Shard
+from shardline.trainer.data.features import Feature, Tally
+from shardline.trainer.data.manifest import Shard
 from shardline.trainer.errors import RunError
 
 #: Bytes of the hash of one record's content.
@@ -91,7 +92,7 @@ class Mark:
     identity: str
     surveyed: int
     shard: Shard
-    class_counts: tuple[int, ...]
+    labels: Mapping[str, Tally]
     images: Images
 
 

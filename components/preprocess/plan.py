@@ -26,7 +26,8 @@ from shardline.components.preprocess.places import Place
 from shardline.components.preprocess.rows import Numbers
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import files, records
-from shardline.trainer.data.manifest import SPLITS, Feature
+from shardline.trainer.data.features import Feature, Label
+from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import RunError, SourceError
 
 #: Codes below this are indices into `SPLITS`; from here on, the example was in the source's "train".
@@ -176,14 +177,15 @@ class Plan:
     """Everything that a writer needs beside the rows.
 
     Attributes:
-        features: Further features of every example, beside image, label and key.
+        labels: What is to be predicted of every example.
+        features: Further features of every example, beside image, labels and key.
         surveyed: Start of the survey, in nanoseconds since the epoch.
         records_in: Number of examples of the source.
         rejected: Number of examples left out, by reason.
     """
 
     settings: PreprocessSettings
-    class_names: tuple[str, ...]
+    labels: tuple[Label, ...]
     features: tuple[Feature, ...]
     places: tuple[Place, ...]
     surveyed: int
@@ -219,7 +221,7 @@ class Plan:
             shard.file,
             shard.rows,
             *(getattr(self.settings, name) for name in names),
-            len(self.class_names),
+            [asdict(label) for label in self.labels],
             self._places_hash,
         ]
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())

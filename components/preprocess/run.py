@@ -29,6 +29,7 @@ from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import write_planned
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import CLASS, LABEL, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.progress import Meter
@@ -187,7 +188,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         found = survey(open_source(settings), settings, work, rejected)
         plan = Plan(
             settings=settings,
-            class_names=found.class_names,
+            labels=(Label(LABEL, CLASS, found.class_names),),
             features=found.features,
             places=tuple(found.places),
             surveyed=surveyed,

@@ -28,7 +28,8 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source, Span
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import plugins
-from shardline.trainer.data.manifest import SPLITS, Feature
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import BadRecordError, SourceError
 from shardline.trainer.progress import Meter
 

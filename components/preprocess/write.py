@@ -37,6 +37,7 @@ from shardline.components.preprocess.rows import Rows
 from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
+from shardline.trainer.data.features import LABEL, Tally
 from shardline.trainer.data.manifest import Shard
 from shardline.trainer.errors import BadRecordError, RunError
 
@@ -60,7 +61,7 @@ class ShardWriter:
         self._images = images
         self._report = report
         self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
-        self._labels = [entries({"label": label}) for label in range(len(plan.class_names))]
+        self._labels = [entries({"label": label}) for label in range(len(plan.labels[0].outputs))]
 
     def write(self, shard: PlannedShard, delivery: Delivery) -> None:
         """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark.
@@ -85,7 +86,7 @@ class ShardWriter:
                 identity,
                 surveyed,
                 written,
-                tuple(counts.tolist()),
+                {LABEL: Tally(tuple(counts.tolist()))},
                 Images.of({kind: count for kind, count in kinds.items() if kind}),
             )
             delivery.take(temporary, path, mark, b"".join(hashes))

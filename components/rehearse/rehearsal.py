@@ -20,6 +20,7 @@ from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.parameters import GateSettings, TrainingSettings, read
 from shardline.trainer import files, progress
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import LABEL, Tally
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.files import local_path
@@ -218,7 +219,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
         checksum = f"{google_crc32c.value(data):08x}"
         shard = manifests.Shard(path.name, len(examples), len(data), checksum)
         counts = tuple(labels.count(label) for label in range(len(manifest.class_names)))
-        splits[name] = Split((shard,), counts)
+        splits[name] = Split((shard,), {LABEL: Tally(counts)})
     sample = replace(manifest, splits=splits, compression="", keys=None)
     manifests.save(sample, out)
     return sample

@@ -29,7 +29,8 @@ from shardline.components.validate.evaluation import (
 from shardline.components.validate.model_card import MOST_COLUMNS, TrainingRecord, describe_tensors, set_rows
 from shardline.components.validate.verdict import Blessing, Verdict
 from shardline.trainer import files
-from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest
 
 # Of settings.json: shown with the dataset, or in a table of its own.
 _NOT_SETTINGS = ("class_names", "versions")

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, encode_stored, parse_batch
-from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.models.head import Head, to_probabilities
 
 #: What a client sends: encoded images, or the columns of a table by name.

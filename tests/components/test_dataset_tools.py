@@ -32,9 +32,11 @@ from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Duplicates, Feature, Manifest, Split
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Duplicates, Manifest, Split
 from shardline.trainer.errors import DatasetError, SettingsError
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_shard
+from tests.helpers.labels import class_label, counted
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD, OTHER = "train-00001-of-00004.tfrecord", "train-00002-of-00004.tfrecord"
@@ -329,13 +331,13 @@ def write_other_kind(directory: Path, *, compression: str = "", raw: bool = Fals
         fingerprint="sha256:0",
         source="mine",
         settings={},
-        class_names=("dark", "bright"),
+        labels=(class_label(("dark", "bright")),),
         features=(
             Feature("image", "uint8", (6, 4, 3), "raw" if raw else "png"),
             Feature("label", "int64"),
             Feature("key", "string"),
         ),
-        splits={"train": Split((shard,), (15, 15))},
+        splits={"train": Split((shard,), counted((15, 15)))},
         compression=compression,
         records_in=30,
     )
@@ -617,7 +619,13 @@ def test_the_card_of_a_table(tmp_path: Path) -> None:
     records = [serialize({"label": i % 2, "key": f"row {i}".encode(), "width": i / 4}) for i in range(20)]
     shard = write_shard(tmp_path / "train-00000-of-00001.tfrecord", records)
     manifest = Manifest(
-        "sha256:0", "table:x", {}, ("a", "b"), features, {"train": Split((shard,), (10, 10))}, records_in=20
+        "sha256:0",
+        "table:x",
+        {},
+        (class_label("ab"),),
+        features,
+        {"train": Split((shard,), counted((10, 10)))},
+        records_in=20,
     )
     save(tmp_path, manifest)
     assert found(tmp_path, deep=True) == []

@@ -22,7 +22,7 @@ from shardline.components.validate.rules import parse_rules
 from shardline.components.validate.verdict import Absence, judge
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import DatasetError, SettingsError
 from shardline.trainer.records import load
 from tests.helpers.data import real_data

@@ -46,6 +46,7 @@ from tests.helpers.datasets import (
     write_dataset,
     write_shard,
 )
+from tests.helpers.labels import counted
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
@@ -421,7 +422,7 @@ def with_test_examples(dataset, directory, records):
     copy = copied(dataset, directory)
     manifest = manifests.load(copy)
     shard = write_shard(copy / "test-00000-of-00001.tfrecord", records)
-    split = manifests.Split((shard,), (len(records), 0, 0))
+    split = manifests.Split((shard,), counted((len(records), 0, 0)))
     manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "test": split}), copy)
     return copy
 

@@ -8,7 +8,9 @@ import pytest
 from shardline.components.model_store import Export
 from shardline.components.validate.evaluation import ClassScore, Evaluation
 from shardline.components.validate.model_card import TrainingRecord, make_card
-from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest, Shard, Split
+from tests.helpers.labels import class_label, counted
 
 OUTPUTS = {
     "probabilities": {"dtype": "float32", "shape": [None, 2]},
@@ -35,8 +37,18 @@ IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"),)
 
 
 def a_manifest(names=("healthy", "sick"), features=IMAGE):
-    split = Split((Shard("test-00000-of-00001.tfrecord", 9, 1, "0"),), (9,) + (0,) * (len(names) - 1))
-    return Manifest("sha256:1", "images:leaves", {}, names, features, {"test": split}, rejected={"broken": 2})
+    split = Split(
+        (Shard("test-00000-of-00001.tfrecord", 9, 1, "0"),), counted((9,) + (0,) * (len(names) - 1))
+    )
+    return Manifest(
+        "sha256:1",
+        "images:leaves",
+        {},
+        (class_label(names),),
+        features,
+        {"test": split},
+        rejected={"broken": 2},
+    )
 
 
 def an_evaluation(names=("healthy", "sick"), **values):

@@ -20,7 +20,8 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import SPLITS, Feature
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import DatasetError
 from tests.helpers.data import real_data
 from tests.helpers.preprocessing import REPOSITORY, contents, read, read_all, run, write_images
@@ -177,7 +178,7 @@ def test_a_users_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 FEATURES = """
 from shardline.components.preprocess.sources import Example
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 
 class Source:
     class_names = ("no", "yes")

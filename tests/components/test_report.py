@@ -15,7 +15,7 @@ from shardline.components.validate.evaluation import Curve, Mistake, Slice
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.report import Origin
 from shardline.components.validate.verdict import Blessing, JudgedRule
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from tests.helpers.reports import (
     EXPORT,
     RULES,

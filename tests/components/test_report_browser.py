@@ -14,7 +14,7 @@ from shardline.components.model_store import Export
 from shardline.components.validate.evaluation import Mistake
 from shardline.components.validate.model_card import make_card
 from shardline.components.validate.report import Origin
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from tests.helpers.reports import EXPORT, TRAINING, make_evaluation, make_manifest, make_report, with_champion
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

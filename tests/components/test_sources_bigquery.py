@@ -23,7 +23,7 @@ from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span, open_source
 from shardline.pipelines.cli.main import main
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import PlatformError, SourceError
 from tests.helpers.fake_bigquery import FakeBigQuery, FakeTable, RefusalError, at, fake_bigquery
 from tests.helpers.preprocessing import contents, run, write_part

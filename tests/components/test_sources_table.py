@@ -15,7 +15,7 @@ import pytest
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Source, Span, open_source
 from shardline.components.preprocess.sources import table as columns
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import SourceError
 
 FORMATS = ("csv", "jsonl", "parquet")

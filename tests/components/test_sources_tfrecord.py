@@ -18,7 +18,7 @@ from shardline.components.preprocess import rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
 from shardline.components.preprocess.tfrecord import mask, read_records
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import SourceError
 from tests.helpers.data import payload, real_data
 from tests.helpers.preprocessing import read_all, run, write_images

@@ -14,8 +14,10 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import DatasetInfo, Feature, Manifest, Shard, Split
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import DatasetInfo, Manifest, Shard, Split
 from shardline.trainer.models.head import probe_inputs
+from tests.helpers.labels import class_label, counted
 
 #: A class is the third of the image that is bright.
 CLASS_NAMES = ("top", "middle", "bottom")
@@ -61,7 +63,7 @@ def write_dataset(
         fingerprint="sha256:" + hashlib.sha256("".join(checksums).encode()).hexdigest(),
         source="bands",
         settings={"seed": seed, "image_size": shape[0]},
-        class_names=CLASS_NAMES[:classes],
+        labels=(class_label(CLASS_NAMES[:classes]),),
         features=(
             Feature("image", "uint8", shape, encoding),
             Feature("label", "int64"),
@@ -102,13 +104,13 @@ def write_table(
             for p, label in enumerate(labels)
         ]
         counts = tuple(labels.count(label) for label in range(len(CLASS_NAMES)))
-        splits[name] = Split(_write_shards(directory, name, rows, shards), counts)
+        splits[name] = Split(_write_shards(directory, name, rows, shards), counted(counts))
     columns = (Feature("year", "int64"), Feature("income", "float32"), Feature("city", "string"))
     manifest = Manifest(
         fingerprint="sha256:" + hashlib.sha256(str(splits).encode()).hexdigest(),
         source="table:rows.csv",
         settings={"seed": seed},
-        class_names=CLASS_NAMES,
+        labels=(class_label(CLASS_NAMES),),
         features=(Feature("label", "int64"), Feature("key", "string"), *columns),
         splits=splits,
     )
@@ -205,5 +207,5 @@ def _write_split(
     ]
     return Split(
         shards=_write_shards(directory, name, examples, shards, compression),
-        class_counts=tuple(labels.count(label) for label in range(classes)),
+        labels=counted([labels.count(label) for label in range(classes)]),
     )

@@ -153,7 +153,7 @@ def stored(data: bytes, size: int = 0) -> StoredImage | str:
 def served(data: bytes, shape: tuple[int, int, int]) -> Any:
     """Returns the pixels that the exported model sees, uint8 of the shape; raises TensorFlow's error."""
     from shardline.trainer.data.decode import decode_image
-    from shardline.trainer.data.manifest import Feature
+    from shardline.trainer.data.features import Feature
 
     return decode_image(data, Feature("image", "uint8", shape, "png", "crop")).numpy()
 

@@ -13,7 +13,9 @@ from shardline.components.validate.evaluation import Bin, ClassScore, Curve, Eva
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.report import render_report
 from shardline.components.validate.verdict import Blessing, JudgedRule
-from shardline.trainer.data.manifest import Feature, Manifest, Shard, Split
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest, Shard, Split
+from tests.helpers.labels import class_label, counted
 
 IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))
 
@@ -97,8 +99,8 @@ def with_champion(evaluation: Evaluation) -> Evaluation:
 
 def make_manifest(names: Sequence[str], features: tuple[Feature, ...] = IMAGE) -> Manifest:
     """Returns the manifest of a dataset that is nowhere."""
-    split = Split((Shard("test-00000-of-00001.tfrecord", 100, 1, "00000000"),), (100,))
-    return Manifest("sha256:0", "bands", {"seed": 0}, tuple(names), features, {"test": split})
+    split = Split((Shard("test-00000-of-00001.tfrecord", 100, 1, "00000000"),), counted((100,)))
+    return Manifest("sha256:0", "bands", {"seed": 0}, (class_label(names),), features, {"test": split})
 
 
 def make_report(evaluation: Evaluation, **changes: Any) -> str:

@@ -19,6 +19,7 @@ from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
+from tests.helpers.labels import counted
 
 IMAGE = encode_png(band_image(0, (12, 12, 3), np.random.default_rng(0)))
 JPEG = tf.io.encode_jpeg(np.zeros((12, 12, 3), np.uint8)).numpy()
@@ -31,7 +32,7 @@ def write_one_bad(directory: Path, bad: tf.train.Example | bytes) -> Manifest:
     records = [make_example(f"train/{p}", IMAGE, p % 3) for p in range(8)]
     records[5] = bad if isinstance(bad, bytes) else bad.SerializeToString()
     shard = write_shard(directory / manifest.splits["train"].shards[0].file, records)
-    splits = {**manifest.splits, "train": Split((shard,), (3, 3, 2))}
+    splits = {**manifest.splits, "train": Split((shard,), counted((3, 3, 2)))}
     manifest = dataclasses.replace(manifest, splits=splits)
     manifests.save(manifest, directory)
     return manifest

@@ -8,12 +8,14 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.data.decode import decode_batch
-from shardline.trainer.data.manifest import Feature, Split
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Split
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
 from shardline.trainer.errors import DatasetError, SettingsError
 from tests.helpers.datasets import write_dataset
+from tests.helpers.labels import counted
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +293,7 @@ def test_balanced_classes_weigh_the_same(dataset):
         [97 / 3] * 3
     )
 
-    train = Split(manifest.splits["train"].shards, (90, 7, 0))
+    train = Split(manifest.splits["train"].shards, counted((90, 7, 0)))
     skewed = dataclasses.replace(manifest, splits={"train": train})
     assert class_weights("balanced", skewed) == pytest.approx((97 / 270, 97 / 21, 0))
     assert class_weights("", manifest) == ()

@@ -8,11 +8,13 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.data.manifest import DatasetInfo, Feature
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import form_labels
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models.head import read_head, to_probabilities
 from shardline.trainer.models.interface import choose_form
+from tests.helpers.labels import class_label
 
 losses, metrics = keras.losses, keras.metrics
 
@@ -106,7 +108,7 @@ def test_labels_in_each_form():
 @pytest.fixture
 def two_classes():
     image = {"image": Feature("image", "uint8", (4, 4, 1))}
-    return DatasetInfo((4, 4, 1), 2, ("no", "yes"), image, {}, image)
+    return DatasetInfo((4, 4, 1), {"label": class_label(("no", "yes"))}, image, {}, image)
 
 
 def own_of_logits(y_true, y_pred):

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.trainer.data.decode import decode_image, decode_stored
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import BadRecordError
 from tests.helpers.images import deep, encoded, opened, psnr, scene, turned, with_alpha, without
 

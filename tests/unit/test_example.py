@@ -26,7 +26,7 @@ from shardline.components.preprocess.example import (
 )
 from shardline.components.preprocess.tfrecord import NO_IMAGE
 from shardline.components.preprocess.write import _opened
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import BadRecordError
 
 EXAMPLES: list[dict[str, bytes | int | float | str]] = [

@@ -20,8 +20,10 @@ from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Duplicates, Feature, Manifest, Shard, Split
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Duplicates, Manifest, Shard, Split
 from shardline.trainer.errors import DatasetError, ShardlineError
+from tests.helpers.labels import class_label, counted
 from tests.helpers.mutations import damaged
 
 SHARD = Shard("train-00000-of-00001.tfrecord", 10, 100, "0000abcd")
@@ -29,25 +31,25 @@ MANIFEST = Manifest(
     fingerprint="sha256:0",
     source="images:photos",
     settings={"seed": 0, "split": {"train": 1.0}},
-    class_names=("a", "b"),
+    labels=(class_label("ab"),),
     features=(
         Feature("image", "uint8", (8, None, 3), "png", "crop"),
         Feature("label", "int64"),
         Feature("key", "string"),
         Feature("weight", "float32"),
     ),
-    splits={"train": Split((SHARD,), (4, 6))},
+    splits={"train": Split((SHARD,), counted((4, 6)))},
     records_in=11,
     rejected={"empty file": 1},
     converted={"alpha": 2},
     duplicates=Duplicates(1, 0, (("train: x", "train: y"),)),
 )
 CONTENT: dict[str, Any] = json.loads(
-    json.dumps({"format": "shardline.dataset", "format_version": 1, **dataclasses.asdict(MANIFEST)})
+    json.dumps({"format": "shardline.dataset", "format_version": 2, **dataclasses.asdict(MANIFEST)})
 )
 PLAN = Plan(
     settings=PreprocessSettings(source="images:photos"),
-    class_names=("a", "b"),
+    labels=(class_label("ab"),),
     features=(Feature("weight", "float32"),),
     places=(Place("none"), Place("directory", "photos/\udcff/")),
     surveyed=1,
@@ -55,7 +57,7 @@ PLAN = Plan(
     rejected={"empty file": 1},
     shards=(PlannedShard(SHARD.file, "train", 10, "hash"),),
 )
-MARK = Mark("identity", 1, SHARD, (4, 6), Images(8, 8, 3, ("png",), {"alpha": 2}))
+MARK = Mark("identity", 1, SHARD, counted((4, 6)), Images(8, 8, 3, ("png",), {"alpha": 2}))
 HASHES = bytes(range(marks.HASH_BYTES)) * SHARD.records
 
 tries = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -175,17 +177,17 @@ SPLIT = ("splits", "train")
         ("[" * 100_000, "is nested too deeply"),
         ('{"a": NaN}', "NaN is not a JSON number"),
         ({}, "is not a Shardline manifest"),
-        (change("format_version", to=2), "has format_version 2"),
+        (change("format_version", to=1), "has format_version 1"),
         (change("splits", to=[]), "splits must be a JSON object, got"),
         (change(*SPLIT, "shards", to={}), "splits.train.shards must be a JSON array"),
-        (change("class_names", to="ab"), "class_names must be a JSON array, got 'ab'"),
-        (change("class_names", to=[]), "it has no class, no split"),
+        (change("labels", to="ab"), "labels must be a JSON array, got 'ab'"),
+        (change("labels", to=[]), "it has no label, no split"),
         (change("records_in", to="11"), "records_in must be a whole number of 64 bits, got '11'"),
         (change("records_in", to=11.0), "records_in must be a whole number of 64 bits, got 11.0"),
         (change("records_in", to=10**40), "records_in must be a whole number of 64 bits, got 1000"),
         (change("records_in", to=-1), "it has a negative number, -1"),
         (change("rejected", to={"x": -5}), "it has a negative number, -5"),
-        (change(*SPLIT, "class_counts", to=[-4, 14]), "it has a negative number, -4"),
+        (change(*SPLIT, "labels", "label", "counts", to=[-4, 14]), "14 by class"),
         (change(*SPLIT, "shards", 0, "records", to=-10), "it has a negative number, -10"),
         (change(*SPLIT, "shards", 0, "records", to=True), "must be a whole number of 64 bits, got True"),
         (change(*SPLIT, "shards", 0, "file", to="../x"), "names a shard outside the directory: '../x'"),
@@ -197,7 +199,10 @@ SPLIT = ("splits", "train")
         (change("features", 0, "shape", to=[8, -8, 3]), "a feature cannot be as"),
         (change("features", 0, "dtype", to="complex"), "a feature cannot be as"),
         (change("features", 0, "encoding", to="gif"), "a feature cannot be as"),
-        (change("features", 1, "name", to="key"), "it has no feature 'label', or two of one name"),
+        (
+            change("features", 1, "name", to="key"),
+            "it has no feature for one of its labels, or two of one name",
+        ),
         (change("duplicates", to=None), "duplicates must be a JSON object, got None"),
     ],
 )

@@ -14,7 +14,7 @@ from PIL import Image
 
 from shardline.components.validate.served import Predictions, flips
 from shardline.trainer.data.decode import decode_image
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from tests.helpers import pictures
 from tests.helpers.images import deep, encoded, opened, scene
 

@@ -9,9 +9,11 @@ from shardline.components.validate.evaluation import Baseline, ClassScore, Conve
 from shardline.components.validate.gate import DEFAULTS, Gate, read_gate
 from shardline.components.validate.rules import parse_rule, parse_rules
 from shardline.components.validate.verdict import Absence, judge
-from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError
 from tests.helpers.datasets import CLASS_NAMES
+from tests.helpers.labels import class_label
 
 
 def evaluation(accuracy=0.95, *, champion=None, lead=None, **metrics):
@@ -249,7 +251,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 )
 def test_a_rule_about_what_is_not_there_is_refused(text, message):
     features = tuple(Feature(name, "string") for name in ("image", "label", "key", "camera"))
-    manifest = Manifest("sha256:0", "source", {}, CLASS_NAMES, features, {})
+    manifest = Manifest("sha256:0", "source", {}, (class_label(CLASS_NAMES),), features, {})
 
     with pytest.raises(SettingsError, match=message):
         Gate(parse_rules([text])).check(manifest, "")

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from shardline.trainer.data.features import Feature
 from shardline.trainer.data.geometry import place
-from shardline.trainer.data.manifest import Feature
 
 _EXIF = b"Exif\0\0"
 _TAG = 0x0112

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardline.trainer import files, records
-from shardline.trainer.errors import DatasetError
+from shardline.trainer.data.features import CLASS, Feature, Label, Tally
+from shardline.trainer.errors import DatasetError, ModelError
 
 MANIFEST_FILE = "manifest.json"
 KEYS_FILE = "examples.keys"
 FORMAT = "shardline.dataset"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "validation", "test")
 
 #: Bytes for each example in the file of keys.
@@ -28,39 +29,6 @@ KEY_BYTES = 8
 
 #: Compressions of whole shards.
 COMPRESSIONS = ("", "gzip")
-
-# Types of features that there are, with their encodings and ways of resizing.
-_FEATURES = {(dtype, "", "") for dtype in ("uint8", "int64", "float32", "string")} | {
-    ("uint8", encoding, resize)
-    for encoding in ("png", "jpeg", "image", "raw")
-    for resize in ("", "crop", "pad", "stretch")
-}
-
-#: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
-Scalar = int | float | str
-
-
-@dataclass(frozen=True)
-class Feature:
-    """One feature of every tf.train.Example.
-
-    Attributes:
-        name: Key in the Example: "image", "label", "key".
-        dtype: Type of the value after decoding: "uint8", "int64", "string".
-        shape: Shape of the value after decoding; (height, width, channels) for an image, () for a scalar. A
-            height or width of None differs from example to example.
-        encoding: How the bytes are stored: "png" or "jpeg" (both for a mixture: "image"), "raw" (the uint8
-            values themselves, row by row), "" for what is no image.
-        resize: How the stored image came to its shape, and serving must repeat, always with antialiasing:
-            "crop" (shorter side fitted, then centre-cropped), "pad" (longer side fitted, then padded with
-            black on both sides), "stretch" (both sides fitted), or "" (stored as the source had it).
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...] = ()
-    encoding: str = ""
-    resize: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,11 +47,11 @@ class Split:
 
     Attributes:
         shards: Shards in order. They differ by at most one record, the longer ones first.
-        class_counts: Examples per class, in the order of `Manifest.class_names`.
+        labels: What each label is in its examples, by the label's name.
     """
 
     shards: tuple[Shard, ...]
-    class_counts: tuple[int, ...]
+    labels: Mapping[str, Tally]
 
     @property
     def records(self) -> int:
@@ -94,6 +62,12 @@ class Split:
     def bytes(self) -> int:
         """Size of the split's shards."""
         return sum(shard.bytes for shard in self.shards)
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """Examples of each class of the only label, in the order of `Manifest.class_names`; () for none."""
+        only = [*self.labels.values()]
+        return only[0].counts if len(only) == 1 else ()
 
 
 @dataclass(frozen=True)
@@ -118,15 +92,14 @@ class DatasetInfo:
     Attributes:
         input_shape: (height, width, channels) of the decoded uint8 image, values 0..255; () for a table.
         inputs: What the model takes, by name: the image alone, or the columns of a table.
-        num_classes: Number of classes; labels are int64 in 0..num_classes-1.
-        class_names: Name of each class.
+        labels: What a model is to predict, by the names of the labels. Of several the targets are a dict of
+            these names, and so are the model's outputs.
         features: All features of an example, by name.
         records: Number of examples by split.
     """
 
     input_shape: tuple[int, ...]
-    num_classes: int
-    class_names: tuple[str, ...]
+    labels: Mapping[str, Label]
     features: Mapping[str, Feature]
     records: Mapping[str, int]
     inputs: Mapping[str, Feature]
@@ -136,6 +109,21 @@ class DatasetInfo:
         """Whether a model takes a dict of columns, and not an image."""
         return not self.input_shape
 
+    @property
+    def label(self) -> Label:
+        """The only label; a ModelError says that there are several, for models of one output."""
+        return _only(self.labels.values())
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class of the only label; () for numbers."""
+        return self.label.class_names
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of the only label, whose indices are 0..num_classes-1; 0 for numbers."""
+        return len(self.class_names)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -144,7 +132,7 @@ class Manifest:
     Attributes:
         fingerprint: "sha256:..." over content and settings, and nothing else.
         settings: How the source became shards (seed, split, image size, ...).
-        class_names: Name of each class; a label is an index into it.
+        labels: What is to be predicted of each example, and how it is stored.
         splits: Splits that have examples, by name.
         compression: Compression of the shards as whole files: "" or "gzip".
         records_in: Examples that the source had: those in the splits and those rejected.
@@ -158,7 +146,7 @@ class Manifest:
     fingerprint: str
     source: str
     settings: Mapping[str, Any]
-    class_names: tuple[str, ...]
+    labels: tuple[Label, ...]
     features: tuple[Feature, ...]
     splits: Mapping[str, Split]
     compression: str = ""
@@ -184,6 +172,22 @@ class Manifest:
         return [*self.shards, *([self.keys] if self.keys else [])]
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class of the only label, and each index; () for numbers, and for several labels."""
+        return self.labels[0].class_names if len(self.labels) == 1 else ()
+
+    @property
+    def is_classes(self) -> bool:
+        """Whether there is one label, and it is one class of several."""
+        return [label.kind for label in self.labels] == [CLASS]
+
+    @property
+    def columns(self) -> tuple[Feature, ...]:
+        """The features beside the image, the labels and the key."""
+        others = {"image", "key", *(label.name for label in self.labels)}
+        return tuple(feature for feature in self.features if feature.name not in others)
+
+    @property
     def image(self) -> Feature:
         """The image feature; a DatasetError when the dataset has none."""
         for feature in self.features:
@@ -194,10 +198,12 @@ class Manifest:
     @property
     def inputs(self) -> Mapping[str, Feature]:
         """What a model takes, by name: the image alone, else every column; of neither a DatasetError."""
-        columns = {feature.name: feature for feature in self.features if feature.name not in ("label", "key")}
+        if any(feature.name == "image" for feature in self.features):
+            return {"image": self.image}
+        columns = {feature.name: feature for feature in self.columns}
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
-        return {"image": columns["image"]} if "image" in columns else columns
+        return columns
 
     def info(self) -> DatasetInfo:
         """Returns what a model function sees; a DatasetError when examples differ in size, or as `inputs`."""
@@ -214,11 +220,19 @@ class Manifest:
         return DatasetInfo(
             input_shape=shape,
             inputs=inputs,
-            num_classes=len(self.class_names),
-            class_names=self.class_names,
+            labels={label.name: label for label in self.labels},
             features={feature.name: feature for feature in self.features},
             records={name: split.records for name, split in self.splits.items()},
         )
+
+
+def _only(labels: Collection[Label]) -> Label:
+    if len(labels) != 1:
+        raise ModelError(
+            f"the dataset has {len(labels)} labels, {', '.join(one.name for one in labels)}, and this model "
+            "has one output; take a model with an output for each, such as mlp, or preprocess one label alone"
+        )
+    return next(iter(labels))
 
 
 def save(manifest: Manifest, directory: Path) -> None:
@@ -288,24 +302,25 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield f"it names a shard outside the directory: {shard.file!r}"
     numbers = [manifest.records_in, manifest.duplicates.examples, manifest.duplicates.straddling]
     numbers += [*manifest.rejected.values(), *manifest.converted.values()]
-    numbers += [count for split in manifest.splits.values() for count in split.class_counts]
     numbers += [number for shard in manifest.files for number in (shard.records, shard.bytes)]
     if min(numbers) < 0:
         yield f"it has a negative number, {min(numbers):,}"
-    if not manifest.class_names or not manifest.splits or not all(s.shards for s in manifest.splits.values()):
-        yield "it has no class, no split, or a split without a shard"
+    if not manifest.labels or not manifest.splits or not all(s.shards for s in manifest.splits.values()):
+        yield "it has no label, no split, or a split without a shard"
+    yield from filter(None, (label.fault for label in manifest.labels))
+    for name, split in manifest.splits.items():
+        if split.labels.keys() != {label.name for label in manifest.labels}:
+            yield f"its {name} split has other labels than the dataset"
+            continue
+        for label in manifest.labels:
+            yield from split.labels[label.name].faults(label, split.records)
     if manifest.keys and manifest.keys.bytes != KEY_BYTES * manifest.records:
         yield f"its file of keys has {manifest.keys.bytes:,} bytes for {manifest.records:,} examples"
     if manifest.compression not in COMPRESSIONS:
         yield f"it has an unknown compression {manifest.compression!r}"
     names = [feature.name for feature in manifest.features]
-    if len(set(names)) != len(names) or "label" not in names:
-        yield "it has no feature 'label', or two of one name"
+    if len(set(names)) != len(names) or not all(one.feature in manifest.features for one in manifest.labels):
+        yield "it has no feature for one of its labels, or two of one name"
     for feature in manifest.features:
-        is_image = len(feature.shape) == 3 and feature.shape[2] in (1, 3) and feature.dtype == "uint8"
-        if (
-            (feature.dtype, feature.encoding, feature.resize) not in _FEATURES
-            or any(side is not None and side < 1 for side in feature.shape)
-            or (feature.encoding and not is_image)
-        ):
+        if not feature.is_possible:
             yield f"a feature cannot be as {feature}"

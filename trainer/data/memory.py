@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.data.decode import Inputs, parse_batch
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 
 _BATCH = 256
 

@@ -15,7 +15,8 @@ from shardline.components.html import Picture, Rows, draw_picture, fact_rows, ma
 from shardline.components.preprocess.inspect import first_records
 from shardline.components.preprocess.inspect.stats import describe_feature, header
 from shardline.components.text import size
-from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SourceError
 
 _RECORDS = 2048

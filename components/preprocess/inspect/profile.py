@@ -18,7 +18,8 @@ import numpy as np
 from shardline.components.preprocess.inspect import KINDS, Values, first_records, opened_image
 from shardline.components.preprocess.inspect.stats import header
 from shardline.trainer import files
-from shardline.trainer.data.manifest import Feature, Manifest
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError, SourceError
 
 #: Examples that are looked at, and their bytes; the shards that they come from.

@@ -16,7 +16,8 @@ from shardline.components import text
 from shardline.components.preprocess.inspect import each_shard, opened_image, read_values
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Duplicates, Feature, Manifest
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Duplicates, Manifest
 from shardline.trainer.errors import DatasetError, SourceError, printable
 
 _MOST_CLASSES = 20

@@ -21,7 +21,8 @@ from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import MANIFEST_FILE, Feature, Manifest, Shard, Split
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Shard, Split
 from shardline.trainer.errors import RunError, SourceError, printable
 
 _BLOCK = 1 << 20

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from shardline.trainer import plugins
-from shardline.trainer.data.manifest import Scalar
+from shardline.trainer.data.features import Scalar
 from shardline.trainer.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources import LARGEST_LABEL, WHOLE_FILE, BadExample, Example, Span
 from shardline.components.preprocess.sources.images import is_outside
-from shardline.trainer.data.manifest import Feature
+from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import ShardlineError, SourceError, printable
 
 #: Values of one batch, a list by column; None where there is none.

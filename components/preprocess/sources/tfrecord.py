@@ -13,7 +13,7 @@ from shardline.components.preprocess.example import Layouts, Value, only_value, 
 from shardline.components.preprocess.listing import find_files
 from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example, Span
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
-from shardline.trainer.data.manifest import Feature, Scalar
+from shardline.trainer.data.features import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
 
 _ROLES = ("image", "label", "key")

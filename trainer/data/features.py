@@ -1,0 +1,155 @@
+"""Features and labels of an example: how each value is stored, and what is to be predicted of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+# Types of features that there are, with their encodings and ways of resizing.
+_FEATURES = {(dtype, "", "") for dtype in ("uint8", "int64", "float32", "string")} | {
+    ("uint8", encoding, resize)
+    for encoding in ("png", "jpeg", "image", "raw")
+    for resize in ("", "crop", "pad", "stretch")
+}
+
+#: Kinds of labels: one of some classes; any number of some classes, or none; one or several numbers.
+CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regression")
+
+#: Name of the feature, and of the label, where a dataset has only one.
+LABEL = "label"
+
+#: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
+Scalar = int | float | str
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature of every tf.train.Example.
+
+    Attributes:
+        name: Key in the Example: "image", "label", "key".
+        dtype: Type of the value after decoding: "uint8", "int64", "string".
+        shape: Shape of the value after decoding; (height, width, channels) for an image, () for a scalar. A
+            height or width of None differs from example to example.
+        encoding: How the bytes are stored: "png" or "jpeg" (both for a mixture: "image"), "raw" (the uint8
+            values themselves, row by row), "" for what is no image.
+        resize: How the stored image came to its shape, and serving must repeat, always with antialiasing:
+            "crop" (shorter side fitted, then centre-cropped), "pad" (longer side fitted, then padded with
+            black on both sides), "stretch" (both sides fitted), or "" (stored as the source had it).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    encoding: str = ""
+    resize: str = ""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are features of this type, shape, encoding and way of resizing."""
+        is_image = len(self.shape) == 3 and self.shape[2] in (1, 3) and self.dtype == "uint8"
+        return (
+            (self.dtype, self.encoding, self.resize) in _FEATURES
+            and all(side is None or side >= 1 for side in self.shape)
+            and (not self.encoding or is_image)
+        )
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is to be predicted of every example.
+
+    Attributes:
+        name: Name of the feature that holds it: "label" where it is the only one. Where there are several,
+            the model has an output of this name for each.
+        kind: "class", one of `outputs`, stored as its index, int64 (); "multilabel", any of `outputs`, stored
+            as 0 or 1 for each, int64 (outputs,); "regression", a number for each of `outputs`, stored as
+            float32 (), of several (outputs,).
+        outputs: Names of the classes, or of the numbers.
+        units: Unit of each number, "" where it is not known; () for classes.
+    """
+
+    name: str
+    kind: str
+    outputs: tuple[str, ...]
+    units: tuple[str, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; () for numbers."""
+        return () if self.kind == REGRESSION else self.outputs
+
+    @property
+    def feature(self) -> Feature:
+        """How it is stored."""
+        single = self.kind == CLASS or (self.kind == REGRESSION and len(self.outputs) == 1)
+        dtype = "float32" if self.kind == REGRESSION else "int64"
+        return Feature(self.name, dtype, () if single else (len(self.outputs),))
+
+    @property
+    def fault(self) -> str:
+        """What cannot be true of any label; "" if nothing is wrong."""
+        if self.kind not in LABEL_KINDS:
+            return f"label {self.name!r} is of the unknown kind {self.kind!r}"
+        if len(self.outputs) < (2 if self.kind == CLASS else 1) or len(set(self.outputs)) != len(
+            self.outputs
+        ):
+            return f"label {self.name!r} has too few classes or numbers, or two of one name"
+        if len(self.units) not in (0, len(self.outputs)) or (self.units and self.kind != REGRESSION):
+            return f"label {self.name!r} has {len(self.units)} units"
+        return ""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of a number over some examples: smallest, largest, mean, and standard deviation of all."""
+
+    least: float
+    largest: float
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a label is in the examples of a split.
+
+    Attributes:
+        counts: Examples of each class, or that have each of several labels; () for numbers.
+        spreads: Values of each number; () for classes.
+    """
+
+    counts: tuple[int, ...] = ()
+    spreads: tuple[Spread, ...] = ()
+
+    def faults(self, label: Label, records: int) -> Iterator[str]:
+        """Yields what cannot be true of a label in a split of so many examples."""
+        counted, measured = (len(label.class_names), len(label.outputs) - len(label.class_names))
+        if (len(self.counts), len(self.spreads)) != (counted, measured):
+            yield f"it counts {len(self.counts):,} classes of label {label.name!r}, which has {counted:,}"
+        if any(not 0 <= count <= records for count in self.counts) or (
+            label.kind == CLASS and sum(self.counts) != records
+        ):
+            yield f"it has {sum(self.counts):,} examples by class of {label.name!r}, and {records:,} in all"
+
+    @classmethod
+    def merge(cls, parts: Sequence[tuple[int, Tally]]) -> Tally:
+        """Returns what a label is in several parts of a dataset, each with its number of examples, from 1."""
+        numbers = zip(*(tally.spreads for _, tally in parts), strict=True)
+        records = [count for count, _ in parts]
+        return cls(
+            tuple(map(sum, zip(*(tally.counts for _, tally in parts), strict=True))),
+            tuple(_pooled(records, spreads) for spreads in numbers),
+        )
+
+
+def _pooled(records: Sequence[int], spreads: Sequence[Spread]) -> Spread:
+    total = sum(records)
+    mean = math.fsum(count * spread.mean for count, spread in zip(records, spreads, strict=True)) / total
+    squares = math.fsum(
+        count * (spread.deviation**2 + (spread.mean - mean) ** 2)
+        for count, spread in zip(records, spreads, strict=True)
+    )
+    least, largest = min(spread.least for spread in spreads), max(spread.largest for spread in spreads)
+    return Spread(least, largest, mean, math.sqrt(squares / total))
