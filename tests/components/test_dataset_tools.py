@@ -207,7 +207,7 @@ def test_a_folder_in_place_of_a_shard(dataset: Path) -> None:
             id="records of a shard",
         ),
         pytest.param(
-            lambda content: content["splits"]["train"].update(class_counts=[21, 19, 20]),
+            lambda content: content["splits"]["train"]["labels"]["label"].update(counts=[21, 19, 20]),
             "manifest.json: says class 'top' has 21 records in train, the shards hold 20",
             id="records of a class",
         ),
@@ -390,7 +390,9 @@ def test_info_says_what_the_manifest_says(dataset: Path) -> None:
     manifest = manifests.load(dataset)
     described = stats.describe(manifest)
     assert described["splits"]["train"]["records"] == 60
-    assert described["splits"]["test"]["class_counts"] == list(manifest.splits["test"].class_counts)
+    assert described["splits"]["test"]["labels"]["label"]["counts"] == list(
+        manifest.splits["test"].class_counts
+    )
     assert json.loads(json.dumps(described)) == described
     shown = stats.render_manifest(manifest)
     assert manifest.fingerprint in shown
@@ -399,7 +401,7 @@ def test_info_says_what_the_manifest_says(dataset: Path) -> None:
 
 
 def test_info_does_not_let_a_name_move_the_cursor(dataset: Path) -> None:
-    manifest = dataclasses.replace(manifests.load(dataset), class_names=("a\x1b[2J", "b\n", "猫"))
+    manifest = dataclasses.replace(manifests.load(dataset), labels=(class_label(("a\x1b[2J", "b\n", "猫")),))
     assert r"3: a\x1b[2J, b\n, 猫" in stats.render_manifest(manifest)
 
 
@@ -485,7 +487,7 @@ def test_the_shards_are_read_by_tensorflow_alone(made: Path) -> None:
         records = read_raw(made, manifest, split)
         examples = [tf.io.parse_single_example(record, specification) for record in records]
         labels = [int(example["label"]) for example in examples]
-        assert [labels.count(label) for label in range(10)] == said["class_counts"]
+        assert [labels.count(label) for label in range(10)] == said["labels"]["label"]["counts"]
         assert len({example["key"].numpy() for example in examples}) == len(examples) > 100
         for example in examples[:20]:
             shape = manifest["features"][0]["shape"]
@@ -524,7 +526,7 @@ def test_tensorflow_datasets_reads_the_examples(made: Path) -> None:
     manifest = json.loads((made / "manifest.json").read_text())
     kinds = {
         "image": image,
-        "label": lambda _: tfds.features.ClassLabel(names=manifest["class_names"]),
+        "label": lambda _: tfds.features.ClassLabel(names=manifest["labels"][0]["outputs"]),
         "key": lambda _: tfds.features.Text(),
     }
     features = tfds.features.FeaturesDict({f["name"]: kinds[f["name"]](f) for f in manifest["features"]})
@@ -592,7 +594,9 @@ def test_the_card_tells_of_rejections_conversions_and_leakage(dataset: Path) -> 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b', "猫", "a&amp;b"])
 def test_the_card_shows_names_as_they_are(dataset: Path, name: str) -> None:
-    manifest = dataclasses.replace(manifests.load(dataset), class_names=(name, "b", "c"), source=name)
+    manifest = dataclasses.replace(
+        manifests.load(dataset), labels=(class_label((name, "b", "c")),), source=name
+    )
     page = Page(render_card(dataset, manifest))
     assert "script" not in page.tags
     assert name in page.text
@@ -602,11 +606,11 @@ def test_the_card_shows_names_as_they_are(dataset: Path, name: str) -> None:
 def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
     manifest = manifests.load(dataset)
     splits = {
-        name: dataclasses.replace(split, class_counts=(*split.class_counts, *range(1, 998)))
+        name: dataclasses.replace(split, labels=counted((*split.class_counts, *range(1, 998))))
         for name, split in manifest.splits.items()
     }
     names = (*manifest.class_names, *(f"class {i}" for i in range(997)))
-    html = render_card(dataset, dataclasses.replace(manifest, splits=splits, class_names=names))
+    html = render_card(dataset, dataclasses.replace(manifest, splits=splits, labels=(class_label(names),)))
     page = Page(html)
     assert len(html) < 150_000
     assert "The 10 largest and the 10 smallest" in page.text

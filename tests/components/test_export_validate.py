@@ -46,7 +46,7 @@ from tests.helpers.datasets import (
     write_dataset,
     write_shard,
 )
-from tests.helpers.labels import counted
+from tests.helpers.labels import class_label, counted
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
@@ -468,7 +468,7 @@ def test_a_damaged_shard_is_refused(damage, message, exported, dataset, tmp_path
 
 
 def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
-    wider = dataclasses.replace(manifest, class_names=("a", "b", "c", "d", "e"))
+    wider = dataclasses.replace(manifest, labels=(class_label("abcde"),))
     export_model(band_model(classes=5), wider, tmp_path)
 
     with pytest.raises(ModelError, match="tells 5 classes apart, the dataset has 3"):

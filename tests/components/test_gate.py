@@ -28,6 +28,7 @@ from tests.helpers.costly import Large, Slow
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 from tests.helpers.fake_storage import fake_storage
+from tests.helpers.labels import counted
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
@@ -355,7 +356,7 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
     for path in dataset.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     manifest = manifests.load(copy)
-    train = dataclasses.replace(manifest.splits["train"], class_counts=(6, 6, 0))
+    train = dataclasses.replace(manifest.splits["train"], labels=counted((6, 6, 0)))
     manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "train": train}), copy)
 
     (tmp_path / "champions").mkdir()

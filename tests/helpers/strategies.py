@@ -225,7 +225,11 @@ def _read_manifest(path: Path) -> Any:
 
 _MANIFEST = {
     **{"format": "shardline.dataset", "format_version": 1, "fingerprint": "sha256:00", "source": "digits"},
-    **{"settings": {"seed": 0, "split": {"train": 1.0}}, "class_names": ["a", "b"], "compression": ""},
+    **{
+        "settings": {"seed": 0, "split": {"train": 1.0}},
+        "labels": [{"name": "label", "kind": "class", "outputs": ["a", "b"], "units": []}],
+        "compression": "",
+    },
     "features": [
         {"name": "image", "dtype": "uint8", "shape": [8, 8, 1], "encoding": "png", "resize": ""},
         {"name": "label", "dtype": "int64", "shape": [], "encoding": "", "resize": ""},
@@ -236,7 +240,7 @@ _MANIFEST = {
             "shards": [
                 {"file": "train-00000-of-00001.tfrecord", "records": 3, "bytes": 99, "crc32c": "00000000"}
             ],
-            "class_counts": [1, 2],
+            "labels": {"label": {"counts": [1, 2], "spreads": []}},
         }
     },
     **{"records_in": 4, "rejected": {"truncated": 1}, "converted": {"cmyk": 1}},

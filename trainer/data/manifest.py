@@ -313,7 +313,7 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield f"its {name} split has other labels than the dataset"
             continue
         for label in manifest.labels:
-            yield from split.labels[label.name].faults(label, split.records)
+            yield from split.labels[label.name].faults(label)
     if manifest.keys and manifest.keys.bytes != KEY_BYTES * manifest.records:
         yield f"its file of keys has {manifest.keys.bytes:,} bytes for {manifest.records:,} examples"
     if manifest.compression not in COMPRESSIONS:

@@ -24,7 +24,7 @@ _MOST_CLASSES = 20
 _MOST_SIZES = 10
 _MOST_NAMED = 10
 _SUMMARY = (
-    "source", "fingerprint", "features", "class_names", "splits", "compression", "records_in", "records",
+    "source", "fingerprint", "features", "labels", "splits", "compression", "records_in", "records",
     "rejected", "converted", "duplicates", "settings",
 )  # fmt: skip
 _VERIFY = "'shardline dataset verify' lists all damage"
@@ -193,13 +193,13 @@ def _class_table(found: Stats) -> str:
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Returns a summary of the manifest as a program reads it; the class names are its only long list."""
+    """Returns a summary of the manifest as a program reads it; class names are its only long list."""
     splits = {
         name: {
             "records": split.records,
             "shards": len(split.shards),
             "bytes": split.bytes,
-            "class_counts": split.class_counts,
+            "labels": {name: asdict(tally) for name, tally in split.labels.items()},
         }
         for name, split in manifest.splits.items()
     }
