@@ -54,7 +54,7 @@ def profile(examples: Examples) -> Profile:
     """Returns the profile of measured examples, with labels counted in them."""
     labels = Counter(str(example["label"]) for example in examples)
     features = [{k: v for k, v in example.items() if k != "label"} for example in examples]
-    return summarize(features, labels)
+    return summarize(features, {"label": labels})
 
 
 def share_moved(

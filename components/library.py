@@ -26,6 +26,7 @@ def preprocess(  # noqa: D417  # the fields are explained where they are defined
     data_dir: str = "",
     labels: str = "",
     features: dict = {},  # type: ignore[type-arg]  # noqa: B006  # KFP reads type and default
+    label: str = "",
     image_size: int = 0,
     resize_mode: str = "crop",
     encoding: str = "keep",
@@ -50,8 +51,8 @@ def preprocess(  # noqa: D417  # the fields are explained where they are defined
     `shardline.components.preprocess.settings.PreprocessSettings`, which explains them.
 
     Args:
-        dataset: Dataset directory; its metadata gets the fingerprint, the number of classes and the
-            records of each split.
+        dataset: Dataset directory; its metadata gets the fingerprint, the kinds of the labels and
+            the records of each split.
         metrics: Records of each split, rejected examples and duplicates.
         card: The dataset card, a page to look at.
         fingerprint: What the source's content is known by; not read. KFP's cache compares inputs, and the

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardline.components.validate.validation import validate
     from shardline.pipelines.compile import compile_pipeline
     from shardline.pipelines.local.run import run_pipeline
-    from shardline.trainer.data.features import Feature
+    from shardline.trainer.data.features import Feature, Label
     from shardline.trainer.data.manifest import DatasetInfo, Manifest
     from shardline.trainer.errors import ShardlineError
     from shardline.trainer.settings import TrainSettings
@@ -38,6 +38,7 @@ _MODULES = {
     "Example": "shardline.components.preprocess.sources",
     "Feature": "shardline.trainer.data.features",
     "Gate": "shardline.components.validate.gate",
+    "Label": "shardline.trainer.data.features",
     "Manifest": "shardline.trainer.data.manifest",
     "PreprocessSettings": "shardline.components.preprocess.settings",
     "ShardlineError": "shardline.trainer.errors",
@@ -57,6 +58,7 @@ __all__ = [
     "Example",
     "Feature",
     "Gate",
+    "Label",
     "Manifest",
     "PreprocessSettings",
     "ShardlineError",

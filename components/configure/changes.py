@@ -25,7 +25,7 @@ from shardline.components.configure.history import Run, State
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, table
+from shardline.components.preprocess.sources import bigquery, columns
 from shardline.components.preprocess.sources.snapshots import pinned
 from shardline.components.text import short
 from shardline.components.validate.formats import check_installed, refuse_table
@@ -183,10 +183,10 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
     check_installed(formats)
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
-        columns = (
-            table.Columns(storage.resolve(path)) if form == "table" else bigquery.open_columns(data.source)
+        found = (
+            columns.Columns(storage.resolve(path)) if form == "table" else bigquery.open_columns(data.source)
         )
-        if "image" not in columns.types:
+        if "image" not in found.types:
             refuse_table(formats)
 
 

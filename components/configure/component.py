@@ -16,6 +16,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     data_dir: str,
     labels: str,
     features: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+    label: str,
     image_size: int,
     resize_mode: str,
     encoding: str,

@@ -24,7 +24,7 @@ from shardline.components.preprocess.ahead import Room, TruncatedError, in_order
 from shardline.components.preprocess.listing import File, below, matching
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, bigquery, open_source
-from shardline.components.preprocess.sources.table import Columns
+from shardline.components.preprocess.sources.columns import Columns
 from shardline.components.text import size as size_text
 from shardline.trainer import plugins
 from shardline.trainer.errors import ShardlineError, SourceError

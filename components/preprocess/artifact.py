@@ -64,13 +64,19 @@ def _settings(data: Mapping[str, Any], processes: int) -> PreprocessSettings:
     return replace(read(PreprocessSettings, data, "data"), processes=processes)
 
 
+def _in_words(manifest: Manifest) -> str:
+    """Returns the labels in a few words, for a page that shows metadata."""
+    kinds = [f"{label.kind} of {len(label.outputs):,}" for label in manifest.labels]
+    return ", ".join(kinds)
+
+
 def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
     """Records what is in a dataset, in its metadata, in the metrics and on its card."""
     from shardline.components.html import page_path
     from shardline.components.preprocess.inspect.card import render_card
 
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
-    dataset.metadata.update(fingerprint=manifest.fingerprint, classes=len(manifest.class_names), **records)
+    dataset.metadata.update(fingerprint=manifest.fingerprint, labels=_in_words(manifest), **records)
     left_out = {"rejected": sum(manifest.rejected.values()), "duplicates": manifest.duplicates.examples}
     for name, value in {**records, **left_out}.items():
         metrics.log_metric(name, value)

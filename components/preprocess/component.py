@@ -18,8 +18,8 @@ def preprocess(
     """Turns a source of labelled examples into balanced TFRecord shards and a manifest.
 
     Args:
-        dataset: Dataset directory; its metadata gets the fingerprint, the number of classes and the
-            records of each split.
+        dataset: Dataset directory; its metadata gets the fingerprint, the kinds of the labels and
+            the records of each split.
         metrics: Records of each split, rejected examples and duplicates.
         card: The dataset card, a page to look at.
         data: What is read, and how it becomes shards: the fields of
@@ -78,8 +78,8 @@ def finish_dataset(
 
     Args:
         planned: What `plan_shards` gave.
-        dataset: The same directory, now a dataset; its metadata gets the fingerprint, the number of classes
-            and the records of each split.
+        dataset: The same directory, now a dataset; its metadata gets the fingerprint, the kinds of the
+            labels and the records of each split.
         metrics: Records of each split, rejected examples and duplicates.
         card: The dataset card, a page to look at.
     """

@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, NoReturn, TypeVar
 
-from shardline.trainer.data.features import Feature, Scalar
+from shardline.trainer.data.features import Feature, Label, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
 
 Kind = Literal["bytes", "float", "int64"]
 Value = bytes | float | int
+#: The value of a feature, or its numbers, all of them whole or all of them floats.
+Stored = bytes | int | float | str | list[int] | list[float]
 _Item = TypeVar("_Item")
 
 #: Tags of the first three length-delimited fields of a message, which are all that is needed here.
@@ -88,19 +90,23 @@ class Layouts:
         self._known[len(data)] = around, [data[start:end] for start, end in around], layout
 
 
-class FeatureEntries:
-    """Checks and serializes the features that a source declares beside image, label and key."""
+#: Names that a feature of a source's own cannot have.
+OWN_FEATURES = frozenset({"image", "label", "key"})
 
-    _OWN = frozenset({"image", "label", "key"})
+
+class FeatureEntries:
+    """Checks and serializes the features that a source declares beside image, labels and key."""
+
     _TYPES: Mapping[str, type | tuple[type, ...]] = {"int64": int, "float32": (float, int), "string": str}
 
-    def __init__(self, declared: Sequence[Feature]) -> None:
+    def __init__(self, declared: Sequence[Feature], labels: Sequence[Label]) -> None:
+        own = OWN_FEATURES | {label.name for label in labels}
         for feature in declared:
-            if feature.name in self._OWN or feature.dtype not in self._TYPES or feature.shape:
+            if feature.name in own or feature.dtype not in self._TYPES or feature.shape:
                 raise SourceError(
                     f"the source declares a feature {feature.name!r} of {feature.dtype} {feature.shape}; "
                     f"expected a scalar of {', '.join(self._TYPES)}, "
-                    f"and a name other than {', '.join(sorted(self._OWN))}"
+                    f"and a name other than {', '.join(sorted(own))}"
                 )
         self._types = {feature.name: (feature.dtype, self._TYPES[feature.dtype]) for feature in declared}
 
@@ -128,7 +134,7 @@ def _fits(value: Scalar, dtype: str) -> bool:
     return True
 
 
-def serialize(features: Mapping[str, bytes | int | float | str]) -> bytes:
+def serialize(features: Mapping[str, Stored]) -> bytes:
     """Returns a serialized tf.train.Example, the same bytes for the same features.
 
     Text is stored as UTF-8, undecodable bytes of a file name as they were, and floats in 32 bits.
@@ -136,7 +142,7 @@ def serialize(features: Mapping[str, bytes | int | float | str]) -> bytes:
     return _field(_TAG_1, entries(features))
 
 
-def entries(features: Mapping[str, bytes | int | float | str]) -> bytes:
+def entries(features: Mapping[str, Stored]) -> bytes:
     """Returns features as they stand inside a tf.train.Example, without its first tag and length."""
     return b"".join(
         _field(_TAG_1, _field(_TAG_1, name.encode()) + _field(_TAG_2, _feature(features[name])))
@@ -148,6 +154,11 @@ def entries(features: Mapping[str, bytes | int | float | str]) -> bytes:
 def key_head(length: int) -> bytes:
     """Returns what stands in an Example before a key of `length` bytes."""
     return entries({"key": bytes(length)})[:-length]
+
+
+def parse_entries(found: bytes) -> dict[str, tuple[Kind, list[Value]]]:
+    """Returns kind and values of features that stand inside a tf.train.Example, as `parse`."""
+    return parse(_field(_TAG_1, found))
 
 
 def varint(value: int) -> bytes:
@@ -305,7 +316,9 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
             raise ValueError("not a tf.train.Example: a number has more than 64 bits")
 
 
-def _feature(value: bytes | int | float | str) -> bytes:
+def _feature(value: Stored) -> bytes:
+    if isinstance(value, list):
+        return _list(value)
     if isinstance(value, str):
         value = value.encode("utf-8", "surrogateescape")
     if isinstance(value, bytes):
@@ -313,6 +326,12 @@ def _feature(value: bytes | int | float | str) -> bytes:
     if isinstance(value, float):
         return _field(_TAG_2, _field(_TAG_1, struct.pack("<f", value)))
     return _field(_TAG_3, _field(_TAG_1, varint(value & _MASK_64)))
+
+
+def _list(numbers: list[int] | list[float]) -> bytes:
+    if isinstance(numbers[0], float):
+        return _field(_TAG_2, _field(_TAG_1, struct.pack(f"<{len(numbers)}f", *numbers)))
+    return _field(_TAG_3, _field(_TAG_1, b"".join(varint(int(number) & _MASK_64) for number in numbers)))
 
 
 def _field(tag: int, payload: bytes) -> bytes:

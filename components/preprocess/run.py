@@ -25,11 +25,11 @@ from shardline.components.preprocess.screening import check_buckets, without_bad
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source, snapshots
 from shardline.components.preprocess.survey import Rejected, survey
+from shardline.components.preprocess.targets import describe
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import write_planned
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, LABEL, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.progress import Meter
@@ -188,7 +188,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         found = survey(open_source(settings), settings, work, rejected)
         plan = Plan(
             settings=settings,
-            labels=(Label(LABEL, CLASS, found.class_names),),
+            labels=found.labels,
             features=found.features,
             places=tuple(found.places),
             surveyed=surveyed,
@@ -303,7 +303,10 @@ def _report(manifest: Manifest) -> None:
     total = manifest.records
     first, *rest = (f"{name} {split.records:,} in {len(split.shards)}" for name, split in splits.items())
     shards = ", ".join([f"{first} shards", *rest])
-    progress.say(_TOPIC, f"{total:,} records of {len(manifest.class_names)} classes: {shards}")
+    progress.say(_TOPIC, f"{total:,} records: {shards}")
+    for label in manifest.labels:
+        tallies = [split.labels[label.name] for split in splits.values()]
+        progress.say(_TOPIC, f"label: {describe(label, tallies)}")
     rejected = sum(manifest.rejected.values())
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())

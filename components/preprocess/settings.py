@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardline.components.parameters import check_types
+from shardline.components.preprocess import labels
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SettingsError
 
@@ -42,6 +43,10 @@ class PreprocessSettings:
         labels: For images:DIR, a CSV file with the columns path and label; empty for a folder per class.
         features: For tfrecord, table and bigquery, names of the source's features by ours:
             {"image": "image/encoded"}.
+        label: For table and bigquery, what is to be predicted: KIND:COLUMN[,COLUMN] with the kinds class,
+            multilabel and regression, ; between several labels, and [UNIT] behind a number's column:
+            "regression:fare [USD]", "class:kind;regression:rating". A COLUMN alone has the kind that its
+            values show; empty for a column label, or the one that features name.
         image_size: Side of the stored square images in pixels, 4..4096; 0 keeps them as they are.
         resize_mode: crop, pad or stretch.
         encoding: How images are stored: keep, jpeg, png or raw. keep passes encoded bytes through; with
@@ -70,6 +75,7 @@ class PreprocessSettings:
     data_dir: str = ""
     labels: str = ""
     features: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
     image_size: int = 0
     resize_mode: str = "crop"
     encoding: str = "keep"
@@ -109,6 +115,7 @@ class PreprocessSettings:
         if not 0 <= self.max_bad_fraction <= 1:
             raise SettingsError(f"max_bad_fraction must be 0..1, not {self.max_bad_fraction}")
         _check_split(self.split)
+        labels.parse(self.label)
 
 
 def _check_whole(settings: PreprocessSettings, least: int, most: int, *names: str) -> None:

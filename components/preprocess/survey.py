@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from shardline.components.preprocess import rows
+from shardline.components.preprocess.checks import SPLIT_NAMES, check_classes, check_labels, checked
 from shardline.components.preprocess.example import FeatureEntries
 from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.places import ImageLocator, Place
@@ -26,10 +27,10 @@ from shardline.components.preprocess.plan import Digested, digests
 from shardline.components.preprocess.rows import HEAD, Rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source, Span
+from shardline.components.preprocess.targets import Targets
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import plugins
-from shardline.trainer.data.features import Feature
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.data.features import Feature, Label, is_class
 from shardline.trainer.errors import BadRecordError, SourceError
 from shardline.trainer.progress import Meter
 
@@ -41,8 +42,6 @@ _HELD_BYTES = 4 << 20
 
 # Kinds of images that are not in memory.
 _PLAIN = frozenset({Span, NoneType, type(Path())})
-
-_SPLITS = frozenset({None, *SPLITS})
 
 
 class Rejected:
@@ -90,6 +89,7 @@ class Survey:
     """Content of a source.
 
     Attributes:
+        labels: What is to be predicted of every example.
         buckets: A row for every usable example.
         codes: Number of rows by split code.
         sizes: Size of their images by split code, in bytes; counted only where the number of shards
@@ -99,7 +99,7 @@ class Survey:
         numbers_copies: Whether examples may have the same key, and then get a number with it.
     """
 
-    class_names: tuple[str, ...]
+    labels: tuple[Label, ...]
     features: tuple[Feature, ...]
     places: Sequence[Place]
     buckets: rows.Buckets
@@ -116,7 +116,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     A source without examples or with fewer than two classes, and an example that is not one (a key twice, a
     label out of range), is a SourceError.
     """
-    class_names, features, length = _described(source)
+    labels, features, length = _described(source)
     by_content = settings.key == "content"
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
@@ -125,15 +125,22 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
     ):
-        examples = _Examples(images, features, len(class_names), rejected, by_content=by_content)
-        taken = _Taken(settings, rows.Buckets(work.buckets), images, keys, len(class_names), named=named)
+        examples = _Examples(images, features, labels, rejected, by_content=by_content)
+        taken = _Taken(
+            settings, rows.Buckets(work.buckets), images, keys, len(labels[0].outputs), named=named
+        )
         meter = Meter("read", length)
         for columns in examples.columns(_examples(source, brings=brings)):
             taken.take(columns)
             meter.advance(len(columns.keys))
-    _check_content(taken.count, examples.bad, taken.seen, class_names)
+    if not taken.count + examples.bad:
+        raise SourceError("the source is empty: it has no example")
+    if examples.targets:
+        examples.targets.check(taken.count)
+    else:
+        check_classes(taken.count, taken.seen, labels[0].outputs)
     return Survey(
-        class_names=class_names,
+        labels=labels,
         features=features,
         places=images.places,
         buckets=taken.buckets,
@@ -175,6 +182,7 @@ class _Examples:
     images in memory take room, and may be in memory that the source uses again.
 
     Attributes:
+        targets: What the labels are, where they are not one class each, and are stored as features are.
         bad: Number of examples that cannot be used.
         existing: Splits that the source gives to any example, None among them where it gives none.
     """
@@ -183,15 +191,16 @@ class _Examples:
         self,
         images: ImageLocator,
         features: Sequence[Feature],
-        classes: int,
+        labels: Sequence[Label],
         rejected: Rejected,
         *,
         by_content: bool,
     ) -> None:
         self._images = images
         self._features = features
-        self._entries = FeatureEntries(features)
-        self._classes = classes
+        self._entries = FeatureEntries(features, labels)
+        self.targets = None if is_class(labels) else Targets(labels)
+        self._classes = len(labels[0].outputs) if is_class(labels) else None
         self._rejected = rejected
         self._by_content = by_content
         self.bad = 0
@@ -202,7 +211,7 @@ class _Examples:
         found: list[tuple[Any, ...]] = []
         together, held = 1, 0
         while batch := list(islice(examples, together)):
-            plain = None if self._features or self._by_content else self._plain(batch)
+            plain = None if self._features or self._by_content or self.targets else self._plain(batch)
             if plain:
                 together = _TICK
                 yield plain
@@ -230,9 +239,9 @@ class _Examples:
         kinds = set(map(type, images))
         if any(values) or not kinds <= _PLAIN or set(map(type, names)) != {str} or not all(names):
             return None
-        if set(map(type, labels)) != {int} or not 0 <= min(labels) <= max(labels) < self._classes:
+        if set(map(type, labels)) != {int} or not 0 <= min(labels) <= max(labels) < (self._classes or 0):
             return None
-        if not _SPLITS.issuperset(splits):
+        if not SPLIT_NAMES.issuperset(splits):
             return None
         self.existing.update(splits)
         try:
@@ -248,14 +257,15 @@ class _Examples:
         return _Columns(*(keys, labels, splits, *where, (), ()))
 
     def _one(self, found: Any) -> tuple[Any, ...]:
-        name, label, image, split, values = _checked(found, self._classes)
+        name, label, image, split, values = checked(found, self._classes)
+        label, targets = self.targets.of(label, name) if self.targets else (label, b"")
         self.existing.add(split)
         try:
             key = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise SourceError(f"key {name!r} of an example is no text that UTF-8 can hold") from None
         where = self._images.locate(image, name)
-        extra = self._entries.of(values, name) if self._features or values else b""
+        extra = targets + (self._entries.of(values, name) if self._features or values else b"")
         identity = self._images.content(where, key) + extra if self._by_content else b""
         return (key, label, split, *where, extra, identity)
 
@@ -315,25 +325,11 @@ class _Taken:
         return list(map(self._images.size, columns.lengths, paths, heads["place"].tolist()))
 
 
-def _checked(found: Any, classes: int) -> Example:
-    """Returns an example that is one, of one of the classes; raises SourceError or BadRecordError."""
-    if type(found) is not Example:
-        raise _bad_example(found)
-    example: Example = found
-    name, label, split = example.key, example.label, example.split
-    if type(name) is not str or not name or type(label) is not int or split not in _SPLITS:
-        label = _check(example)
-        example = example._replace(label=label)
-    if not 0 <= label < classes:
-        raise _out_of_range(label, classes, name)
-    return example
-
-
-def _described(source: Source) -> tuple[tuple[str, ...], tuple[Any, ...], int]:
-    """Returns what a source says of itself: its classes, its features, and how many examples it may have."""
+def _described(source: Source) -> tuple[tuple[Label, ...], tuple[Any, ...], int]:
+    """Returns what a source says of itself: its labels, its features, and how many examples it may have."""
     with plugins.calling("the source failed", SourceError):
-        class_names = _check_class_names(source.class_names)
-        return class_names, tuple(getattr(source, "features", ())), operator.length_hint(source, 0)
+        labels = check_labels(source)
+        return labels, tuple(getattr(source, "features", ())), operator.length_hint(source, 0)
 
 
 def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:
@@ -343,52 +339,3 @@ def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]
     """
     with plugins.calling("the source failed", SourceError):
         yield from brought(source) if brings else source
-
-
-def _bad_example(example: object) -> BadRecordError:
-    if isinstance(example, BadExample):
-        return BadRecordError(example.name, example.reason)
-    raise SourceError(
-        f"the source yields a {type(example).__name__}, not an Example "
-        "(shardline.components.preprocess.sources)"
-    )
-
-
-def _check(example: Example) -> int:
-    """Returns the label of an example, which may be an integer of another kind; refuses what it is not."""
-    name, label, _, split, _ = example
-    if type(name) is not str or not name:
-        raise SourceError(f"key {name!r} of an example is not a text of at least one character")
-    if split not in _SPLITS:
-        raise SourceError(f"split {split!r} of {name!r} is unknown; known: {', '.join(SPLITS)}, None")
-    try:
-        return operator.index(label)
-    except TypeError:
-        raise SourceError(f"label {label!r} of {name!r} is not an integer") from None
-
-
-def _out_of_range(label: int, classes: int, name: str) -> SourceError:
-    return SourceError(f"label {label} of {name!r} is out of range 0..{classes - 1} of the {classes} classes")
-
-
-def _check_class_names(names: Sequence[str]) -> tuple[str, ...]:
-    class_names = tuple(names)
-    for name in class_names:
-        if not isinstance(name, str) or not name.isprintable():
-            raise SourceError(f"class name {name!r} is not printable text; rename the class")
-    if len(set(class_names)) != len(class_names):
-        raise SourceError(f"class names are not unique: {', '.join(class_names)}")
-    if len(class_names) < 2:
-        there = f"only {class_names[0]!r}" if class_names else "none"
-        raise SourceError(f"at least 2 classes are needed, the source has {there}")
-    return class_names
-
-
-def _check_content(count: int, bad: int, seen: rows.Numbers, class_names: Sequence[str]) -> None:
-    """Refuses a source without examples, or with examples of one class alone."""
-    if not count + bad:
-        raise SourceError("the source is empty: it has no example")
-    if seen.sum() == 1:
-        raise SourceError(
-            f"all {count:,} examples are of one class, {class_names[int(seen.argmax())]!r}; bring a second"
-        )

@@ -34,10 +34,11 @@ from shardline.components.preprocess.places import NOWHERE, ImageReader
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.rows import Rows
+from shardline.components.preprocess.targets import Counts
 from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
-from shardline.trainer.data.features import LABEL, Tally
+from shardline.trainer.data.features import LABEL, is_class
 from shardline.trainer.data.manifest import Shard
 from shardline.trainer.errors import BadRecordError, RunError
 
@@ -61,7 +62,9 @@ class ShardWriter:
         self._images = images
         self._report = report
         self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
-        self._labels = [entries({"label": label}) for label in range(len(plan.labels[0].outputs))]
+        # Any other label is stored as features are.
+        classes = plan.labels[0].outputs if is_class(plan.labels) else ()
+        self._labels = [entries({LABEL: index}) for index in range(len(classes))]
 
     def write(self, shard: PlannedShard, delivery: Delivery) -> None:
         """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark.
@@ -74,19 +77,19 @@ class ShardWriter:
         path = self._work.shard(shard.file)
         temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
-            counts, kinds = np.zeros(len(self._labels), np.int64), Counter[Kind | None]()
+            counts, kinds = Counts(self._plan.labels), Counter[Kind | None]()
             hashes = list[bytes]()
             with _opened(temporary, self._plan.settings.compression) as output:
                 for block in rows.read(self._work.rows(shard.file)):
-                    counts += np.bincount(block.heads["label"], minlength=len(counts))
+                    counts.add(block)
                     hashes += self._write_block(block, output, kinds)
-            written = Shard(shard.file, int(counts.sum()), output.size, f"{output.checksum:08x}")
+            written = Shard(shard.file, counts.records, output.size, f"{output.checksum:08x}")
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
             mark = Mark(
                 identity,
                 surveyed,
                 written,
-                {LABEL: Tally(tuple(counts.tolist()))},
+                counts.tallies(),
                 Images.of({kind: count for kind, count in kinds.items() if kind}),
             )
             delivery.take(temporary, path, mark, b"".join(hashes))
@@ -105,7 +108,11 @@ class ShardWriter:
     def _write_block(self, block: Rows, output: _Output, kinds: Counter[Kind | None]) -> Iterator[bytes]:
         """Writes records, counts kinds of images, and yields the hashes of the contents, many together."""
         keys, extras = block.keys(), block.features()
-        labels = [self._labels[label] for label in block.heads["label"].tolist()]
+        labels = (
+            [self._labels[label] for label in block.heads["label"].tolist()]
+            if self._labels
+            else [b""] * block.count
+        )
         tails = list(map(b"".join, zip(map(key_head, map(len, keys)), keys, labels, extras, strict=True)))
         have_image = (block.heads["place"] != NOWHERE).tolist()
         end = 0

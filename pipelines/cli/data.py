@@ -43,6 +43,11 @@ def _setting(
     metavar="OURS=THEIRS,...",
     help="What the source calls a feature: image=image/encoded,label=species.",
 )
+@_setting(
+    "label",
+    "What is to be predicted: regression:fare, class:species, multilabel:tags.",
+    metavar="KIND:COLUMN,...",
+)
 @click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
 @_setting("key", "What identifies an example; examples of equal keys stay in one split.", preprocessing.KEYS)
 @_setting("split_salt", "Number from which the split follows; another one is another split.")
@@ -112,7 +117,7 @@ def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
     settings = replace(settings, source=snapshots.pinned(settings.source))
     found = {"source": settings.source, "content": fingerprint(settings, deep=False).text}
     if settings.source.startswith(snapshots.PREFIX):
-        found["cost"] = bigquery.BigQuery(settings.source, settings.features).cost()
+        found["cost"] = bigquery.BigQuery(settings.source, settings.features, settings.label).cost()
     show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
 
 

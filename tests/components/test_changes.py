@@ -31,6 +31,7 @@ SETTINGS = {
     "data_dir": "",
     "labels": "",
     "features": {},
+    "label": "",
     "image_size": 0,
     "resize_mode": "crop",
     "encoding": "keep",

@@ -409,7 +409,7 @@ def test_stats_counts_what_is_in_the_shards(dataset: Path) -> None:
     result = stats.stats(dataset, processes=2)
     sizes = sorted(len(record) for path in dataset.glob("*.tfrecord") for record in records_of(path))
     assert result.records == 80
-    assert result.class_counts == {n: s.class_counts for n, s in manifests.load(dataset).splits.items()}
+    assert result.tallies == {n: s.labels for n, s in manifests.load(dataset).splits.items()}
     assert result.image_sizes == (((12, 12, 3), 80),)
     assert result.encodings == {"png": 80}
     spread = result.record_bytes

@@ -74,7 +74,7 @@ def of_columns(rows: int = 400, **columns) -> Profile:
     examples = [{name: value(row) for name, value in columns.items()} for row in range(rows)]
     for one in examples:
         one |= {f"{name} length": float(len(text)) for name, text in one.items() if isinstance(text, str)}
-    return summarize(examples, {"x": rows})
+    return summarize(examples, {"label": {"x": rows}})
 
 
 def only(before: Profile, after: Profile, feature: str):

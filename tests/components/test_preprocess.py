@@ -66,8 +66,9 @@ def test_digits(tmp_path: Path, events: list[progress.Event]) -> None:
 
     records = {name: split.records for name, split in manifest.splits.items()}
     assert [event.text for event in events if event.kind == "line"] == [
-        f"1,797 records of 10 classes: train {records['train']:,} in 8 shards, "
-        f"validation {records['validation']} in 2, test {records['test']} in 2"
+        f"1,797 records: train {records['train']:,} in 8 shards, "
+        f"validation {records['validation']} in 2, test {records['test']} in 2",
+        "label: class of 10: 0, 1, 2, 3, 4, ...",
     ]
     facts = {event.topic: event.value for event in events if event.kind == "fact"}
     assert facts == {"dataset": manifest.fingerprint, "records": 1797}

@@ -89,7 +89,7 @@ def test_rows_as_of_a_moment_with_typed_features(fake: FakeBigQuery) -> None:
         Feature("items", "int64"),
         Feature("gift", "int64"),
     )
-    assert source.class_names == ("kept", "returned")
+    assert source.labels[0].outputs == ("kept", "returned")
     examples = read(source)
     assert len(examples) == 10
     assert examples[3] == Example(key="order-3", label=1, features={"price": 0.75, "items": 3, "gift": 0})
@@ -121,7 +121,7 @@ def test_the_same_bytes_from_any_number_of_streams(
 
 
 def test_what_is_left_out_is_named_in_the_same_order_each_time(fake: FakeBigQuery, tmp_path: Path) -> None:
-    holes = pa.array([None if number % 7 == 0 else 1.5 for number in range(80)])
+    holes = pa.array([None if number % 7 == 0 else 2 for number in range(80)])
     fake.tables[TABLE].versions = [(at("10:00"), rows(80, weight=holes))]
     options: Any = {"features": {"key": "id"}, "on_bad_record": "skip", "max_bad_fraction": 0.5}
     for streams in (1, 4):
@@ -136,7 +136,7 @@ def test_a_stream_goes_on_where_it_broke_off(fake: FakeBigQuery) -> None:
     whole = read(opened(SOURCE, key="id"))
     fake.calls.clear()
     source = opened(SOURCE, key="id")
-    assert source.class_names
+    assert source.labels
     ahead.REPEATED.take()
     fake.calls.clear()
     lost = RefusalError(grpc.StatusCode.UNAVAILABLE, 503, "the connection was reset")
@@ -281,11 +281,15 @@ STRUCT = [{"x": 1}] * 10
         (f"{TABLE}@2026-11-01T10:00:00Z", "", "as of 2026-11-01T10:00:00Z: .*the past is kept for 7 days"),
         (f"{MOMENT} WHERE absent > 6", "", "Unrecognized name: absent"),
         ("SELECT nonsense", "", "BigQuery refuses bigquery:SELECT nonsense: .*Syntax error"),
-        (MOMENT, "label=colour", "has no column 'colour' for label, it has id, label, price"),
+        (MOMENT, "label=colour", "has no column 'colour' for the label, it has id, label, price"),
         ("acme-vision.shop.view", "", "type VIEW, .*bigquery:SELECT ... FROM `acme-vision.shop.view`"),
         ("acme-vision.shop.nested", "", "column 'tags' of .* is REPEATED STRING; only whole numbers"),
         ("acme-vision.shop.nested", "label=label,a=size", "column 'size' of .* is RECORD; only"),
-        ("acme-vision.shop.nested", "label=day,x=price", "is TIMESTAMP; as label, string or int64 is needed"),
+        (
+            "acme-vision.shop.nested",
+            "label=day,x=price",
+            "is TIMESTAMP; as a label, whole numbers, floats, text",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(

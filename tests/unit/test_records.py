@@ -53,7 +53,9 @@ OUTPUTS = {
 }
 START = {"start_s": 0.1, "end_s": 2.0, "exit": "SIGKILL", "stopped": False, "peak_memory_bytes": 1}
 JOB = {"error": "train failed", "replicas": [{"name": "worker-0", "restarts": 0, "starts": [START]}]}
-PROFILE = summarize([{"price": 1.5, "city": "Ulm"}, {"price": 2.5, "city": "Ulm"}], {"healthy": 3, "sick": 1})
+PROFILE = summarize(
+    [{"price": 1.5, "city": "Ulm"}, {"price": 2.5, "city": "Ulm"}], {"label": {"healthy": 3, "sick": 1}}
+)
 RECORD = RunRecord(name="r", pipeline="retrain", state="failed", created="2026").as_json() | {
     "explanation": {
         **{"failed": "train", "exit": "1", "error": "e", "cause": "c", "next_step": "n", "lines": ["l"]}

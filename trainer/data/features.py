@@ -101,6 +101,11 @@ class Label:
         return ""
 
 
+def is_class(labels: Sequence[Label]) -> bool:
+    """Returns whether there is one label, and it is one class of several."""
+    return [label.kind for label in labels] == [CLASS]
+
+
 @dataclass(frozen=True)
 class Spread:
     """Values of a number over some examples: smallest, largest, mean, and standard deviation of all."""

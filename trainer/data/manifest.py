@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer import files, records
-from shardline.trainer.data.features import CLASS, Feature, Label, Tally
+from shardline.trainer.data.features import Feature, Label, Tally, is_class
 from shardline.trainer.errors import DatasetError, ModelError
 
 MANIFEST_FILE = "manifest.json"
@@ -179,7 +179,7 @@ class Manifest:
     @property
     def is_classes(self) -> bool:
         """Whether there is one label, and it is one class of several."""
-        return [label.kind for label in self.labels] == [CLASS]
+        return is_class(self.labels)
 
     @property
     def columns(self) -> tuple[Feature, ...]:

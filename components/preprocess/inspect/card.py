@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
-from shardline.components.preprocess.inspect import first_records
+from shardline.components.preprocess.inspect import Values, first_records
 from shardline.components.preprocess.inspect.stats import describe_feature, header
 from shardline.components.text import size
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SourceError
 
@@ -41,6 +41,24 @@ class ClassRow(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Balance:
+    """Examples by class, or that have each of several labels.
+
+    Attributes:
+        title: Heading, and what a row is.
+        classes: All of them, or of many the largest and the smallest.
+        profile: Of many, the `d` of an SVG path for each split.
+    """
+
+    title: str
+    classes: list[ClassRow]
+    count: int
+    largest: ClassRow
+    smallest: ClassRow
+    profile: list[str]
+
+
+@dataclass(frozen=True)
 class Bar:
     """A bar of a histogram: what it counts, how many, and that against the longest bar."""
 
@@ -56,9 +74,10 @@ class Sample:
     Attributes:
         records: Number of examples looked at.
         sizes: Images by (height, width).
-        pictures: Some images of each class, with their keys, by the name of the class.
+        pictures: Some images of each class, with their keys, by its name; "examples" where there is not one
+            class.
         rows: Some examples of a dataset without images, as text.
-        columns: Titles of `rows`: key, class, then the other features.
+        columns: Titles of `rows`: key, labels, then the other features.
     """
 
     records: int
@@ -75,10 +94,9 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     records of some shards, which are a random sample: shards are written in the order of hashes. The same
     dataset gives the same page; a shard that cannot be read is a DatasetError.
     """
-    rows = _class_rows(manifest)
-    by_size = sorted(rows, key=lambda row: (-row.total, row.name))
-    shown = rows if len(rows) <= _MOST_CLASSES else [*by_size[:_ENDS], *by_size[-_ENDS:]]
-    sample = take_sample(directory, manifest, [row.name for row in shown])
+    balances = [_balance(label, manifest) for label in manifest.labels if label.class_names]
+    drawn = [row.name for row in balances[0].classes] if manifest.is_classes else []
+    sample = take_sample(directory, manifest, drawn)
     features = [
         (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
     ]
@@ -88,24 +106,40 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         records=manifest.records,
         numbers=_numbers(manifest),
         size=size,
-        classes=shown,
+        balances=balances,
+        spreads=list(_spreads(manifest)),
         ends=_ENDS,
-        largest=by_size[0],
-        smallest=by_size[-1],
-        profile=_profile([row.counts for row in by_size]) if len(rows) > _MOST_CLASSES else [],
         bars=_size_bars(sample.sizes),
         sample=sample,
         tables=[("Settings", fact_rows(manifest.settings)), ("Features", features)],
     )
 
 
-def _class_rows(manifest: Manifest) -> list[ClassRow]:
-    counts = list(zip(*(split.class_counts for split in manifest.splits.values()), strict=True))
+def _balance(label: Label, manifest: Manifest) -> Balance:
+    counts = list(zip(*(s.labels[label.name].counts for s in manifest.splits.values()), strict=True))
     largest = max(map(sum, counts))
-    return [
+    rows = [
         ClassRow(name, row, sum(row), sum(row) / max(1, largest))
-        for name, row in zip(manifest.class_names, counts, strict=True)
+        for name, row in zip(label.outputs, counts, strict=True)
     ]
+    by_size = sorted(rows, key=lambda row: (-row.total, row.name))
+    many = len(rows) > _MOST_CLASSES
+    shown = [*by_size[:_ENDS], *by_size[-_ENDS:]] if many else rows
+    profile = _profile([row.counts for row in by_size]) if many else []
+    title = {LABEL: "Class balance" if label.kind == CLASS else "Labels"}.get(
+        label.name, f"Label {label.name}"
+    )
+    return Balance(title, shown, len(rows), by_size[0], by_size[-1], profile)
+
+
+def _spreads(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    """Yields number, split, and its smallest, largest, mean value and standard deviation."""
+    for label in manifest.labels:
+        for place, output in enumerate(label.outputs if label.kind == REGRESSION else ()):
+            unit = f" [{label.units[place]}]" if label.units and label.units[place] else ""
+            for name, split in manifest.splits.items():
+                values = astuple(split.labels[label.name].spreads[place])
+                yield f"{output}{unit}", name, *(f"{value:.6g}" for value in values)
 
 
 def _numbers(manifest: Manifest) -> Rows:
@@ -113,12 +147,27 @@ def _numbers(manifest: Manifest) -> Rows:
     images = [feature for feature in manifest.features if feature.name == "image"]
     return [
         ("examples", f"{manifest.records:,}"),
-        ("classes", f"{len(manifest.class_names):,}"),
+        *((_kind(label), f"{len(label.outputs):,}") for label in manifest.labels),
         *(("image", describe_feature(feature).removeprefix("image ")) for feature in images),
         ("stored", stored + (f", {manifest.compression}" if manifest.compression else "")),
         ("left out", f"{sum(manifest.rejected.values()):,}"),
         ("exact repeats", f"{manifest.duplicates.examples:,}"),
     ]
+
+
+def _kind(label: Label) -> str:
+    words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}[label.kind]
+    return words if label.name == LABEL else f"{words} of {label.name}"
+
+
+def _target(values: Values, label: Label) -> str:
+    """Returns a label of an example as text."""
+    found = values[label.name][1]
+    if label.kind == CLASS:
+        return label.outputs[int(found[0])]
+    if label.kind == REGRESSION:
+        return ", ".join(f"{value:g}" for value in found)
+    return ", ".join(name for name, there in zip(label.outputs, found, strict=True) if there)
 
 
 def _profile(counts: Sequence[tuple[int, ...]]) -> list[str]:
@@ -166,25 +215,27 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
     Images are taken of the classes that are named.
     """
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
-    others = [f.name for f in manifest.features if f.name not in ("image", "label", "key")]
+    others = [feature.name for feature in manifest.columns]
     each = 6 if len(classes) <= 10 else 4
     taken, sizes = 0, Counter[tuple[int, int]]()
     rows: list[list[str]] = []
-    pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes}
+    pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
     for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, room=_BYTES):
         taken += 1
         key = values["key"][1][0].decode("utf-8", "replace")
-        name = manifest.class_names[values["label"][1][0]]
+        targets = [_target(values, label) for label in manifest.labels]
         if image is None:
             if len(rows) < _ROWS:
-                rows.append([key, name, *(_text(values[other][1][0]) for other in others)])
+                rows.append([key, *targets, *(_text(values[other][1][0]) for other in others)])
             continue
         encoded = values["image"][1][0]
         with contextlib.suppress(SourceError):  # drawn as a box that says so
             sizes[header(encoded, image)[0][:2]] += 1
+        name = targets[0] if manifest.is_classes else "examples"
         if len(pictures.get(name, [None] * each)) < each:
             pictures[name].append((key, _picture(encoded, image)))
-    return Sample(taken, sizes, pictures, rows, ["key", "class", *others])
+    titles = ["class"] if manifest.is_classes else [label.name for label in manifest.labels]
+    return Sample(taken, sizes, pictures, rows, ["key", *titles, *others])
 
 
 def _picture(encoded: bytes, image: Feature) -> Picture:

@@ -18,7 +18,7 @@ import numpy as np
 from shardline.components.preprocess.inspect import KINDS, Values, first_records, opened_image
 from shardline.components.preprocess.inspect.stats import header
 from shardline.trainer import files
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import CLASS, Feature
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError, SourceError
 
@@ -87,24 +87,24 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
         raise DatasetError(
             f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
         )
-    if len(found.class_counts) != len(manifest.class_names):
-        raise DatasetError(
-            f"the manifest of {directory} counts {len(found.class_counts):,} classes in {split} and names "
-            f"{len(manifest.class_names):,}; preprocess the data again"
-        )
     records = first_records(directory, manifest, found.shards, records=RECORDS, room=_BYTES)
-    labels = dict(zip(manifest.class_names, found.class_counts, strict=True))
+    labels = {
+        label.name: dict(zip(label.outputs, found.labels[label.name].counts, strict=True))
+        for label in manifest.labels
+        if label.kind == CLASS
+    }
     return summarize([measure(values, manifest) for values in records], labels, manifest.fingerprint, split)
 
 
 def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
-    """Returns the features of one example that a profile is made of, but for its label.
+    """Returns the features of one example that a profile is made of, but for labels that are one class.
 
     Raises DatasetError when it is not as the manifest says.
     """
     measured: dict[str, float | str] = {}
+    classes = {label.name for label in manifest.labels if label.kind == CLASS}
     for feature in manifest.features:
-        if feature.name in ("label", "key") or (feature.shape and not feature.encoding):
+        if feature.name in classes or feature.name == "key" or (feature.shape and not feature.encoding):
             continue
         kind, found = values.get(feature.name, ("", ()))
         if kind != KINDS[feature.dtype] or len(found) != 1:
@@ -126,17 +126,21 @@ def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
 
 def summarize(
     examples: Sequence[Mapping[str, float | str]],
-    labels: Mapping[str, int],
+    labels: Mapping[str, Mapping[str, int]],
     fingerprint: str = "",
     split: str = "train",
 ) -> Profile:
-    """Returns the profile of measured examples, with the number of examples by label."""
+    """Returns the profile of measured examples, with the number of examples by label and class."""
     columns: dict[str, list[Any]] = defaultdict(list)
     for example in examples:
         for name, value in example.items():
             columns[name].append(value)
     texts = {name: Counter(values) for name, values in columns.items() if isinstance(values[0], str)}
-    categories = {"label": Categories(sum(labels.values()), dict(labels))} if any(labels.values()) else {}
+    categories = {
+        name: Categories(sum(counts.values()), dict(counts))
+        for name, counts in labels.items()
+        if any(counts.values())
+    }
     for name, counts in texts.items():
         if len(counts) <= counts.total() / 2:
             categories[name] = Categories(counts.total(), dict(counts.most_common()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from shardline.components import text
 from shardline.components.preprocess.inspect import each_shard, opened_image, read_values
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import LABEL, REGRESSION, Feature, Label, Tally
 from shardline.trainer.data.manifest import Duplicates, Manifest
 from shardline.trainer.errors import DatasetError, SourceError, printable
 
@@ -45,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a dataset; counts of classes and sizes of shards are by split.
+    """Statistics of a dataset; what the labels are, and sizes of shards, are by split.
 
     Attributes:
         image_sizes: Images by (height, width, channels), the most frequent first; none without images.
@@ -54,8 +54,8 @@ class Stats:
     """
 
     records: int
-    class_names: tuple[str, ...]
-    class_counts: dict[str, tuple[int, ...]]
+    labels: tuple[Label, ...]
+    tallies: dict[str, Mapping[str, Tally]]
     image_sizes: tuple[tuple[_Size, int], ...]
     encodings: dict[str, int]
     record_bytes: Spread
@@ -90,8 +90,8 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
         record_bytes.update(dict(look["record_bytes"]))
     return Stats(
         records=record_bytes.total(),
-        class_names=manifest.class_names,
-        class_counts={name: split.class_counts for name, split in manifest.splits.items()},
+        labels=manifest.labels,
+        tallies={name: split.labels for name, split in manifest.splits.items()},
         image_sizes=tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),
         encodings=dict(sorted(encodings.items())),
         record_bytes=spread(list(record_bytes.elements())),
@@ -157,7 +157,7 @@ def render(found: Stats) -> str:
     spreads |= {f"shard of {name}": spread for name, spread in found.shard_bytes.items()}
     byte_rows = [(name, *(f"{round(value):,}" for value in astuple(each))) for name, each in spreads.items()]
     byte_titles = ("bytes", "least", "median", "95 %", "most", "mean")
-    parts = [_class_table(found), text.table(byte_titles, byte_rows)]
+    parts = [_label_table(label, found) for label in found.labels] + [text.table(byte_titles, byte_rows)]
     if found.image_sizes:
         shown = found.image_sizes[:_MOST_SIZES]
         rows = [
@@ -172,24 +172,47 @@ def render(found: Stats) -> str:
     return "\n\n".join(parts)
 
 
-def _class_table(found: Stats) -> str:
-    totals = [sum(column) for column in zip(*found.class_counts.values(), strict=True)]
-    order = sorted(range(len(totals)), key=lambda label: (-totals[label], label))
+def _label_table(label: Label, found: Stats) -> str:
+    if label.kind == REGRESSION:
+        return _number_table(label, found)
+    by_split = {name: tallies[label.name].counts for name, tallies in found.tallies.items()}
+    totals = [sum(column) for column in zip(*by_split.values(), strict=True)]
+    order = sorted(range(len(totals)), key=lambda index: (-totals[index], index))
     half = _MOST_CLASSES // 2
     shown = order if len(order) <= _MOST_CLASSES else order[:half] + order[-half:]
     rows = [
         (
-            printable(found.class_names[label]),
-            *(f"{counts[label]:,}" for counts in found.class_counts.values()),
-            f"{totals[label]:,}",
-            f"{totals[label] / max(1, sum(totals)):.1%}",
+            printable(label.outputs[index]),
+            *(f"{counts[index]:,}" for counts in by_split.values()),
+            f"{totals[index]:,}",
+            f"{totals[index] / max(1, found.records):.1%}",
         )
-        for label in shown
+        for index in shown
     ]
-    lines = text.table(("class", *found.class_counts, "all", "share"), rows)
+    title = "class" if label.name == LABEL else f"{label.name}, {label.kind}"
+    lines = text.table((title, *by_split, "all", "share"), rows)
     if len(shown) < len(order):
         lines += f"\nthe {half} largest and {half} smallest of {len(order):,} classes"
     return lines
+
+
+def _number_table(label: Label, found: Stats) -> str:
+    rows = [
+        (printable(output), split, *(f"{value:g}" for value in astuple(tallies[label.name].spreads[place])))
+        for place, output in enumerate(label.outputs)
+        for split, tallies in found.tallies.items()
+    ]
+    title = "number" if label.name == LABEL else label.name
+    return text.table((title, "split", "least", "largest", "mean", "deviation"), rows, align="llr")
+
+
+def _label_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yields a line on each label."""
+    for label in manifest.labels:
+        names = ", ".join(label.outputs[:_MOST_NAMED])
+        more = ", ..." if len(label.outputs) > _MOST_NAMED else ""
+        kind = "classes" if label.name == LABEL and label.class_names else f"{label.name}, {label.kind}"
+        yield kind, f"{len(label.outputs):,}: {printable(names)}{more}"
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -213,15 +236,13 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 def render_manifest(manifest: Manifest) -> str:
     """Returns a summary of the manifest for a person."""
-    names = ", ".join(manifest.class_names[:_MOST_NAMED])
-    more = ", ..." if len(manifest.class_names) > _MOST_NAMED else ""
     rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
     settings = ", ".join(f"{name} {_short(value)}" for name, value in manifest.settings.items())
     rows = [
         ("source", printable(manifest.source)),
         ("fingerprint", manifest.fingerprint),
         ("features", ", ".join(describe_feature(feature) for feature in manifest.features)),
-        ("classes", f"{len(manifest.class_names):,}: {printable(names)}{more}"),
+        *_label_rows(manifest),
         ("records", f"{manifest.records:,} of {manifest.records_in:,} in the source{rejected}"),
         ("converted", _counted(manifest.converted)),
         ("duplicates", _duplicates(manifest.duplicates)),

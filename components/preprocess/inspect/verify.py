@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.images.check import find_fault
 from shardline.components.preprocess.images.header import read_header
 from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values
 from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.targets import tally
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
 from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Shard, Split
 from shardline.trainer.errors import RunError, SourceError, printable
 
@@ -46,11 +49,11 @@ class Damage:
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """Sound records of a shard, in all and by label, the size of the file, and everything that is wrong."""
+    """Sound records of a shard, what their labels are, the size of the file, and everything that is wrong."""
 
     records: int
     bytes: int
-    class_counts: Sequence[int]
+    labels: Mapping[str, Tally]
     damages: Sequence[Damage]
 
 
@@ -84,9 +87,9 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     """Reads every record of every shard and compares all of it with the manifest.
 
     Checked are the size and CRC-32C of each file, the CRC-32Cs of each record, that it parses as an
-    Example with exactly the manifest's features, one value each, that the label is a class, that the file
-    of each image is sound, the number of records by shard and class, and that no file is missing or left
-    over. Damage does not end it: all shards are read.
+    Example with exactly the manifest's features, the values of each, that labels are such as their kind has,
+    that the file of each image is sound, the number of records by shard and class, and that no file is
+    missing or left over. Damage does not end it: all shards are read.
 
     Args:
         directory: A dataset directory.
@@ -99,14 +102,19 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     manifest = manifests.load(directory)
     found = each_shard(check_shards, directory, manifest, topic="verify", processes=processes, deep=deep)
     checks = {
-        file: ShardCheck(**{**check, "damages": [Damage(**damage) for damage in check["damages"]]})
+        file: ShardCheck(
+            check["records"],
+            check["bytes"],
+            {name: _tally(tally) for name, tally in check["labels"].items()},
+            [Damage(**damage) for damage in check["damages"]],
+        )
         for file, check in found.items()
     }
     damages = list(_check_manifest(manifest))
     for name, split in manifest.splits.items():
         for shard in split.shards:
             damages += checks[shard.file].damages
-        damages += _check_classes(name, split, checks, manifest.class_names)
+        damages += _check_labels(name, split, checks, manifest.labels)
     damages += _check_rejected(directory, manifest)
     damages += _check_keys(directory, manifest.keys)
     damages += _check_extra_files(directory, manifest)
@@ -133,25 +141,41 @@ def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
                 f"the shards of {name} have {max(sizes):,} to {min(sizes):,} records; "
                 "they must differ by at most one, the longer ones first"
             )
-        if len(split.class_counts) != len(manifest.class_names) or sum(split.class_counts) != split.records:
-            yield _says(
-                f"{name} has {split.records:,} records, but {sum(split.class_counts):,} in "
-                f"{len(split.class_counts):,} of {len(manifest.class_names):,} classes"
-            )
+        for label in manifest.labels:
+            counts = split.labels[label.name].counts
+            if label.kind == CLASS and sum(counts) != split.records:
+                yield _says(
+                    f"{name} has {split.records:,} records, but {sum(counts):,} in {len(counts):,} classes"
+                )
 
 
-def _check_classes(
-    name: str, split: Split, checks: Mapping[str, ShardCheck], class_names: tuple[str, ...]
+def _check_labels(
+    name: str, split: Split, checks: Mapping[str, ShardCheck], labels: Sequence[Label]
 ) -> Iterator[Damage]:
-    """Yields the first class whose count is not the manifest's, where all shards of the split are sound."""
+    """Yields the first class or number that is not as the manifest says, where all shards are sound."""
     mine = [checks[shard.file] for shard in split.shards]
     if any(check.damages for check in mine):
         return
-    counts = [sum(column) for column in zip(*(check.class_counts for check in mine), strict=True)]
-    for class_name, found, said in zip(class_names, counts, split.class_counts, strict=False):
-        if found != said:
-            yield _says(f"class {class_name!r} has {said:,} records in {name}, the shards hold {found:,}")
-            return
+    for label in labels:
+        said = split.labels[label.name]
+        found = Tally.merge([(check.records, check.labels[label.name]) for check in mine])
+        for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
+            if there != expected:
+                yield _says(f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}")
+                return
+        for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
+            if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
+                yield _says(
+                    f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean "
+                    f"{spread.mean:g}, the "
+                    f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
+                )
+                return
+
+
+def _tally(found: Mapping[str, Any]) -> Tally:
+    """Returns a tally that has come from another process."""
+    return Tally(tuple(found["counts"]), tuple(Spread(**spread) for spread in found["spreads"]))
 
 
 def _says(what: str) -> Damage:
@@ -245,7 +269,7 @@ class _Checker:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
-        self._classes = len(manifest.class_names)
+        self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}
         # To tell an exchanged shard from a damaged one.
         self._names = {(shard.bytes, shard.crc32c): file for file, shard in self._shards.items()}
@@ -255,20 +279,23 @@ class _Checker:
 
         One that is far is copied to this disk before.
         """
-        counts, damages, size = [0] * self._classes, list[Damage](), 0
+        values = {name: list[Sequence[Any]]() for name in self._labels}
+        damages, size = list[Damage](), 0
         path, shard = self._directory / file, self._shards[file]
         try:
             size = path.stat().st_size
             if not path.is_file():
-                return ShardCheck(0, size, counts, [Damage(file, None, "is not a file")])
+                return ShardCheck(0, size, {}, [Damage(file, None, "is not a file")])
             with _near(path) as copy:
                 damages += self._check_file(copy, size, shard)
-                damages += self._check_records(copy, shard, counts)
+                damages += self._check_records(copy, shard, values)
         except FileNotFoundError:
             damages.append(Damage(file, None, "is missing"))
         except OSError as error:
             damages.append(Damage(file, None, f"cannot be read: {error.strerror or error}"))
-        return ShardCheck(sum(counts), size, counts, damages)
+        records = len(next(iter(values.values())))
+        labels = {name: tally(self._labels[name], of_label) for name, of_label in values.items() if of_label}
+        return ShardCheck(records, size, labels, damages)
 
     def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
         # The report ends a worker whose parent is gone.
@@ -281,8 +308,10 @@ class _Checker:
             return
         yield from _differences(shard, size, checksum)
 
-    def _check_records(self, path: Path, shard: Shard, counts: list[int]) -> Iterator[Damage]:
-        """Yields the damage of single records and counts the labels of the sound ones."""
+    def _check_records(
+        self, path: Path, shard: Shard, labels: Mapping[str, list[Sequence[Any]]]
+    ) -> Iterator[Damage]:
+        """Yields the damage of single records, and notes the labels of the sound ones."""
         number = listed = unlisted = 0
         try:
             for _, values in read_values(path, self._compression, self._report):
@@ -294,7 +323,8 @@ class _Checker:
                     else:
                         unlisted += 1
                 else:
-                    counts[values["label"][1][0]] += 1
+                    for name, of_label in labels.items():
+                        of_label.append(values[name][1])
                 number += 1
         except SourceError as error:
             # Where a record ends is no longer known: the rest of the shard cannot be read.
@@ -311,15 +341,21 @@ class _Checker:
             kind, found = values.get(feature.name, ("", ()))
             if not kind:
                 return f"has no feature {feature.name!r}"
-            if kind != KINDS[feature.dtype] or len(found) != 1:
-                what = f"{len(found)} values of {kind}, not one of {feature.dtype}"
+            many = 1 if feature.encoding else math.prod(side or 1 for side in feature.shape)
+            if kind != KINDS[feature.dtype] or len(found) != many:
+                what = f"{len(found)} values of {kind}, not {many if many > 1 else 'one'} of {feature.dtype}"
                 return f"feature {feature.name!r} holds {what}"
         extra = values.keys() - {feature.name for feature in self._features}
         if extra:
             return f"has a feature {min(extra)!r} that the manifest does not name"
-        label = values["label"][1][0]
-        if not 0 <= label < self._classes:
-            return f"label {label} is no class, they are 0..{self._classes - 1}"
+        for name, label in self._labels.items():
+            found, classes = values[name][1], len(label.class_names)
+            if label.kind == CLASS and not 0 <= found[0] < classes:
+                return f"{name} {found[0]} is no class, they are 0..{classes - 1}"
+            if label.kind == MULTILABEL and any(one not in (0, 1) for one in found):
+                return f"{name} is {found}, not 0 or 1 for each of its names"
+            if label.kind == REGRESSION and not all(map(math.isfinite, found)):
+                return f"{name} is {found}, not a finite number"
         if not values["key"][1][0]:
             return "has an empty key"
         for feature in self._features:

@@ -10,10 +10,10 @@ import difflib
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from shardline.trainer import plugins
 from shardline.trainer.data.features import Scalar
@@ -62,7 +62,9 @@ class Example(NamedTuple):
     Attributes:
         key: Name that is unique in the source and stays the same when the source grows: the split and
             the order of the examples follow from it.
-        label: Index into the source's `class_names`.
+        label: Index into the source's `class_names`. Where the source declares `labels`: for a "class" its
+            index, for "multilabel" the names that it has, or 0 or 1 for each, for "regression" a number or a
+            list of them; of several labels a dict by their names.
         image: An encoded image as bytes, the path of an image file, a span of a file that holds an encoded
             image, or pixels as a uint8 array of shape (height, width, channels) with 1 or 3 channels, values
             0..255. None where the source has no images (a table). Paths and spans are read only when they
@@ -72,7 +74,7 @@ class Example(NamedTuple):
     """
 
     key: str
-    label: int
+    label: Any
     image: bytes | Path | Span | npt.NDArray[np.uint8] | None = None
     split: str | None = None
     features: Mapping[str, Scalar] = MappingProxyType({})
@@ -93,18 +95,17 @@ class BadExample(NamedTuple):
 class Source(Protocol):
     """Labelled examples, to be read once from the first to the last.
 
+    It has `class_names`, the name of each class, at least two, into which a label is an index. In place of
+    that it may have `labels`, a sequence of `trainer.data.features.Label`, for other kinds of labels.
+
     A source may also have `__len__` (progress then shows how much is left), `features`, a sequence of
-    `trainer.data.manifest.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
+    `trainer.data.features.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
     which returns a text that is another one whenever the examples are (a version, a time of change):
     without it, a scheduled run cannot know that nothing has changed.
     One whose keys are positions, which other examples may have tomorrow, says `has_keys = False`; one whose
     keys follow from the content, so that copies have the same, `numbers_copies = True`: the second one of the
     key k then gets k#2.
     """
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        """Name of each class, at least two; a label is an index into it."""
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         """Yields every example once, in any order; of those that cannot be used, their name and why."""
@@ -154,6 +155,12 @@ def open_source(settings: PreprocessSettings) -> Source:
             "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
             f"{settings.source!r}; leave it out"
         )
+    if settings.label and form not in ("table", "bigquery"):
+        raise SettingsError(
+            f"label is for table:PATH and bigquery:TABLE, the source is {settings.source!r}, which says "
+            "itself "
+            "what is to be predicted; leave it out"
+        )
     if settings.source == "digits":
         from shardline.components.preprocess.sources.digits import Digits
 
@@ -174,11 +181,11 @@ def open_source(settings: PreprocessSettings) -> Source:
     if form == "table":
         from shardline.components.preprocess.sources.table import Table
 
-        return Table(rest, settings.features)
+        return Table(rest, settings.features, settings.label)
     if form == "bigquery":
         from shardline.components.preprocess.sources.bigquery import BigQuery
 
-        return BigQuery(settings.source, settings.features)
+        return BigQuery(settings.source, settings.features, settings.label)
     return _open_plugin(settings.source)
 
 
@@ -230,9 +237,9 @@ def _open_plugin(reference: str) -> Source:
     with plugins.calling(f"source {reference!r} cannot be made", SourceError):
         source = make()
         for member in ("class_names", "__iter__"):
-            if not hasattr(source, member):
+            if not hasattr(source, member) and not (member == "class_names" and hasattr(source, "labels")):
                 raise SourceError(
                     f"source {reference!r} gives a {type(source).__name__} without {member}; a source has "
-                    "class_names and yields Examples when iterated"
+                    "class_names, or labels, and yields Examples when iterated"
                 )
     return cast(Source, source)

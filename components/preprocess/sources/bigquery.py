@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from queue import Full, Queue
 from typing import Any
@@ -20,8 +20,9 @@ import xxhash
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import persistently
 from shardline.components.preprocess.sources import WHOLE_FILE, Span
+from shardline.components.preprocess.sources.columns import Batch, TypedColumns, as_lists
 from shardline.components.preprocess.sources.snapshots import Reference, parse
-from shardline.components.preprocess.sources.table import Batch, Rows, TypedColumns, as_lists
+from shardline.components.preprocess.sources.table import Rows
 from shardline.components.text import size as size_text
 from shardline.components.vertex.refusals import refusal
 from shardline.trainer.errors import ShardlineError, SourceError
@@ -196,6 +197,7 @@ class _Columns:
         else:
             schema, self._processed = self._service.find_table(reference.table).schema, 0
         self.types: Mapping[str, str] = {field.name: _word(field) for field in schema or ()}
+        self.gaps: Set[str] = frozenset()  # nobody counts them
 
     @functools.cached_property
     def _table(self) -> str:
@@ -277,10 +279,10 @@ class BigQuery(Rows):
         PlatformError: Credentials or a permission are missing, or the service is not reached.
     """
 
-    def __init__(self, source: str, features: Mapping[str, str]) -> None:
+    def __init__(self, source: str, features: Mapping[str, str], label: str = "") -> None:
         reference = parse(source)
         self._own = _Columns(reference)
-        super().__init__(reference.name, self._own, features, images=("string", "bytes"))
+        super().__init__(reference.name, self._own, features, ("string", "bytes"), label)
         self.numbers_copies = "key" not in self._names
 
     def __iter__(self) -> Iterator[Any]:
@@ -289,7 +291,7 @@ class BigQuery(Rows):
 
     def cost(self) -> str:
         """Returns in words what reading the rows is billed for."""
-        return f"{self._own.cost(list(self._names.values()))}; see {_PRICES}"
+        return f"{self._own.cost([*self._targets, *self._names.values()])}; see {_PRICES}"
 
     def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
         if values.get("key") is not None:

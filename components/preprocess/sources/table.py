@@ -1,309 +1,133 @@
-"""Tables: CSV, JSONL or Parquet files with a row per example, a column per feature, and images if wanted.
-
-The types of columns are those that an Example can hold: int64 (booleans too), float32 and string.
-"""
+"""Tables: CSV, JSONL or Parquet files with a row per example, a column per feature, and images if wanted."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
+import math
 import os
-import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from pathlib import PurePosixPath
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.sources import LARGEST_LABEL, WHOLE_FILE, BadExample, Example, Span
+from shardline.components.preprocess import labels, storage
+from shardline.components.preprocess.labels import LARGEST_CLASS
+from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
+from shardline.components.preprocess.sources.columns import Columns, TypedColumns
 from shardline.components.preprocess.sources.images import is_outside
-from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import ShardlineError, SourceError, printable
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Feature, Label
+from shardline.trainer.errors import SourceError, printable
 
-#: Values of one batch, a list by column; None where there is none.
-Batch = Mapping[str, Sequence[Any]]
-
-#: Types of columns by name, in the words of `Columns.types`.
-Types = Mapping[str, str]
-
-_JSON_ROWS = 4096
-_PARQUET_ROWS = 16_384
-_INT64_LIMIT = 1 << 63
-_CONVERSIONS: Mapping[str, type] = {"int64": int, "float32": float, "string": str}
-_ROLES = ("label", "image", "key")
+_ROLES = ("image", "key")
+_OWN = (LABEL, *_ROLES)
+_SCALARS = ("int64", "float32", "string")
 _LARGEST_FLOAT32 = 3.4028235677973366e38
-
-
-class Columns:
-    """Columns of a file whose name says its format.
-
-    Attributes:
-        types: "int64", "float32", "string", or the file's own word for any other type, by column in the order
-            of the file. Those of CSV and JSONL are found by reading it once: the narrowest that fits all.
-
-    Raises:
-        SourceError: The file cannot be read, has no rows, or a column is of another type.
-    """
-
-    def __init__(self, path: str) -> None:
-        suffix = PurePosixPath(path).suffix.lower()
-        if suffix not in _FORMATS:
-            raise SourceError(f"table {path!r} is none of {', '.join(_FORMATS)}; convert it to one")
-        self._path = path
-        find_types, self._read = _FORMATS[suffix]
-        with _one_line(path):
-            self.types = find_types(path)
-        if not self.types:
-            raise SourceError(f"{path!r} is empty: it has no column")
-
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, row by row of the file."""
-        with _one_line(self._path):
-            yield from self._read(self._path, self.types, names)
-
-
-def _csv_types(path: str) -> Types:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    with storage.open_read(path) as file, _csv_reader(file) as reader:
-        names = reader.schema.names
-    for name in names:
-        if names.count(name) > 1 or not name:
-            raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
-    types = dict.fromkeys(names, "int64")
-    as_text = dict.fromkeys(names, pa.string())
-    with storage.open_read(path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
-        for batch in reader:
-            for name, column in zip(names, batch.columns, strict=True):
-                while types[name] != "string":
-                    try:
-                        pc.cast(pc.utf8_trim_whitespace(column), _arrow_type(types[name]))
-                        break
-                    except pa.ArrowInvalid:
-                        types[name] = {"int64": "float32", "float32": "string"}[types[name]]
-    return types
-
-
-def _csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
-    all_types = {name: _arrow_type(kind) for name, kind in types.items()}
-    with storage.open_read(path) as file, _csv_reader(file, all_types) as reader:
-        for batch in reader:
-            yield {name: batch[name].to_pylist() for name in names}
-
-
-def _csv_reader(file: Any, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False) -> Any:
-    """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
-    import pyarrow.csv
-
-    return pyarrow.csv.open_csv(
-        file,
-        # Only with one thread do messages name the row.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
-    )
-
-
-def _parquet_types(path: str) -> Types:
-    import pyarrow.parquet as pq
-    import pyarrow.types as kinds
-
-    def word(kind: Any) -> str:
-        if kinds.is_dictionary(kind):
-            kind = kind.value_type
-        if kinds.is_integer(kind) or kinds.is_boolean(kind):
-            return "int64"
-        if kinds.is_floating(kind):
-            return "float32"
-        return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
-
-    with storage.open_read(path) as file:
-        return {field.name: word(field.type) for field in pq.ParquetFile(file).schema_arrow}
-
-
-def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
-    import pyarrow.parquet as pq
-
-    with storage.open_read(path) as file:
-        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, columns=list(names)):
-            yield as_lists(batch, types, names)
-
-
-def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
-    """Returns some columns of a pyarrow.RecordBatch, as their types say."""
-    return {
-        name: (column if types[name] == "bytes" else column.cast(_arrow_type(types[name]))).to_pylist()
-        for name, column in zip(names, batch.select(list(names)).columns, strict=True)
-    }
-
-
-# Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
-# below whole numbers.
-def _json_types(path: str) -> Types:
-    types: dict[str, str] = {}
-    for number, row in enumerate(_json_rows(path), start=1):
-        for name, value in row.items():
-            if value is None:
-                continue
-            kind, known = _json_type(value), types.setdefault(name, "")
-            if not known:
-                types[name] = kind
-            elif {kind, known} == {"int64", "float32"}:
-                types[name] = "float32"
-            elif kind != known:
-                raise SourceError(
-                    f"{path!r}, row {number}: {reprlib.repr(value)} in column {name!r} is {kind}, in the "
-                    f"rows before it is {known}; make them the same"
-                )
-    return types
-
-
-def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
-    rows = _json_rows(path)
-    # A boolean is a number here, and so is a whole number among floats.
-    conversions = {name: _CONVERSIONS[types[name]] for name in names}
-    while batch := list(islice(rows, _JSON_ROWS)):
-        yield {
-            name: [None if (value := row.get(name)) is None else convert(value) for row in batch]
-            for name, convert in conversions.items()
-        }
-
-
-def _json_rows(path: str) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file, one in each line that is not empty."""
-    with storage.open_text(path) as text:
-        lines = (line for line in storage.lines(text, path) if not line.isspace())
-        for number, line in enumerate(lines, start=1):
-            what = f"{path!r}, row {number}"
-            try:
-                row = json.loads(line)
-            except RecursionError:
-                raise SourceError(f"{what} is nested too deeply") from None
-            except ValueError as error:
-                raise SourceError(f"{what} is not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise SourceError(f"{what} is {reprlib.repr(row)}, not a JSON object")
-            yield row
-
-
-def _json_type(value: Any) -> str:
-    if isinstance(value, int):
-        return "int64" if -_INT64_LIMIT <= value < _INT64_LIMIT else "a number of more than 64 bits"
-    return {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
-
-
-def _arrow_type(kind: str) -> Any:
-    import pyarrow as pa
-
-    # Floats are read as they are and rounded to 32 bits when they are stored.
-    return {"int64": pa.int64(), "float32": pa.float64(), "string": pa.string()}[kind]
-
-
-@contextlib.contextmanager
-def _one_line(path: str) -> Iterator[None]:
-    """Turns what pyarrow raises about a file into one line; of a damaged one that may be anything."""
-    try:
-        yield
-    except ShardlineError:
-        raise
-    except ImportError:
-        raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
-    except Exception as error:
-        raise SourceError(f"cannot read {path!r}: {storage.reason(error)}") from None
-
-
-_FindTypes = Callable[[str], Types]
-_ReadBatches = Callable[[str, Types, Sequence[str]], Iterator[Batch]]
-_JSON = (_json_types, _json_batches)
-_FORMATS: Mapping[str, tuple[_FindTypes, _ReadBatches]] = {
-    ".csv": (_csv_types, _csv_batches),
-    ".jsonl": _JSON,
-    ".ndjson": _JSON,
-    ".parquet": (_parquet_types, _parquet_batches),
-}
-
-
-class TypedColumns(Protocol):
-    """Columns that can be read as batches of rows: of a file, or of a database.
-
-    Attributes:
-        types: "int64", "float32", "string", "bytes", or the place's own word for any other type, by column.
-    """
-
-    types: Types
-
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, row by row."""
 
 
 class Rows:
     """Rows of columns as examples.
 
-    The label is a class name (sorted) or a class index (the classes are then named "0", "1", ...). The key is
-    a column, or what `_default_key` makes of a row. `features` gives columns by our names: label, image, key;
-    and others, where not all of the rest are wanted.
+    A label that is a class is a class name (sorted) or a class index (the classes are then named "0", "1",
+    ...). The key is a column, or what `_row_name` makes of a row. `features` gives columns by our names:
+    label, image, key; and others, where not all of the rest are wanted.
 
     Args:
         name: Name of the table in messages.
         columns: Columns that it has.
         features: Names of columns by ours.
         images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
+        label: Columns to predict and their kinds, as `labels.parse` reads them; "" for what features say.
 
     Raises:
         SourceError: The columns cannot be read, or are not these.
     """
 
     def __init__(
-        self, name: str, columns: TypedColumns, features: Mapping[str, str], images: Sequence[str]
+        self,
+        name: str,
+        columns: TypedColumns,
+        features: Mapping[str, str],
+        images: Sequence[str],
+        label: str,
     ) -> None:
         self._name = name
         self._columns = columns
         types = columns.types
-        self._names = {role: role for role in _ROLES if role in types or role == "label"} | dict(features)
+        self._wanted = _wanted(name, types, features, label)
+        self._targets = [column for one in self._wanted for column in one.columns]
+        features = {ours: theirs for ours, theirs in features.items() if ours != LABEL}
+        self._names = {
+            role: role for role in _ROLES if role in types and role not in self._targets
+        } | features
         for ours, theirs in self._names.items():
             if theirs not in types:
                 raise SourceError(
                     f"{name!r} has no column {theirs!r} for {ours}, it has "
                     f"{printable(', '.join(types))[:300]}; say which is which with features, "
-                    "such as label=species"
+                    "such as image=photo"
+                )
+            if theirs in self._targets:
+                raise SourceError(
+                    f"column {theirs!r} of {name!r} is what is to be predicted, and cannot be {ours} as well"
                 )
         if set(features) <= set(_ROLES):
-            others = [column for column in types if column not in self._names.values()]
+            taken = {*self._names.values(), *self._targets}
+            others = [column for column in types if column not in taken]
             for column in others:
-                if column in _ROLES:
+                if column in _OWN:
                     raise SourceError(
-                        f"{name!r} has a column {column!r} beside {self._names.get(column)!r} for it; rename "
+                        f"{name!r} has a column {column!r} beside {self._instead(column)!r} for it; rename "
                         "it, or name the columns to use with features"
                     )
             self._names |= {column: column for column in others}
         self._check_types(images)
         self.features = tuple(
-            Feature(ours, types[theirs]) for ours, theirs in self._names.items() if ours not in _ROLES
+            Feature(ours, self._type(theirs)) for ours, theirs in self._names.items() if ours not in _ROLES
         )
 
+    @functools.cached_property
+    def labels(self) -> Sequence[Label]:
+        """What is to be predicted; where it is a class, its column is read for the names."""
+        return labels.find(self._wanted, self._columns.types, self._values)
+
     def __iter__(self) -> Iterator[Example | BadExample]:
-        index = {name: label for label, name in enumerate(self.class_names)}
         ours, types = tuple(self._names), self._columns.types
-        checks = [(name, column, types[column]) for name, column in self._names.items()]
-        theirs = list(self._names.values())
+        read = _Reader(self._wanted, self.labels, types)
+        theirs = [*self._targets, *self._names.values()]
+        first = len(self._targets)
+        names = [*((LABEL, column) for column in self._targets), *self._names.items()]
+        checks = [(name, column, self._type(column)) for name, column in names]
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
-            values = dict(zip(ours, row, strict=True))
+            values = dict(zip(ours, row[first:], strict=True))
             fault = next(filter(None, map(_fault, row, checks)), "")
             if not fault and "image" in values:
                 fault = self._image_fault(values["image"])
+            if not fault:
+                label, fault = read(row[:first])
             if fault:
                 yield BadExample(f"{self._name} {self._row_name(number, values)}", fault)
                 continue
             key = str(values.pop("key")) if "key" in values else self._row_name(number, values)
-            yield Example(
-                key=key,
-                label=index[str(values.pop("label"))],
-                image=self._image(values.pop("image")) if "image" in values else None,
-                features=values,
-            )
+            image = self._image(values.pop("image")) if "image" in values else None
+            yield Example(key, label, image, features={**values, **self._missing(values)})
+
+    def _type(self, column: str) -> str:
+        """Returns the type of a column; whole numbers with gaps are floats, which can be missing."""
+        kind = self._columns.types[column]
+        gaps = kind == "int64" and column in self._columns.gaps
+        return "float32" if gaps and column not in (*self._targets, self._names.get("key")) else kind
+
+    def _missing(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what stands for the features without a value: NaN, or an empty text."""
+        absent = [ours for ours, value in values.items() if value is None]
+        return {ours: math.nan if self._type(self._names[ours]) == "float32" else "" for ours in absent}
+
+    def _values(self, column: str) -> Iterator[Any]:
+        return chain.from_iterable(batch[column] for batch in self._columns.batches([column]))
+
+    def _instead(self, role: str) -> str | None:
+        return ", ".join(self._targets) if role == LABEL else self._names.get(role)
 
     def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
         """Returns the name of a row in messages, which is its key where no column is."""
@@ -319,8 +143,7 @@ class Rows:
 
     def _check_types(self, images: Sequence[str]) -> None:
         types = self._columns.types
-        label = ("string", "int64")
-        for role, allowed in (("label", label), ("image", images), ("key", label)):
+        for role, allowed in (("image", images), ("key", ("string", "int64"))):
             theirs = self._names.get(role)
             if theirs and types[theirs] not in allowed:
                 raise SourceError(
@@ -328,21 +151,63 @@ class Rows:
                     f"{' or '.join(allowed)} is needed"
                 )
         for ours, theirs in self._names.items():
-            if ours not in _ROLES and types[theirs] not in _CONVERSIONS:
+            if ours not in _ROLES and types[theirs] not in _SCALARS:
                 raise SourceError(
                     f"column {theirs!r} of {self._name!r} is {types[theirs]}; only whole numbers, floats, "
                     "booleans and text can be used: convert it, or name the columns to use with features"
                 )
 
-    @functools.cached_property
-    def class_names(self) -> Sequence[str]:
-        """Names of the classes, for which the column of the labels is read."""
-        theirs = self._names["label"]
-        found = {value for batch in self._columns.batches([theirs]) for value in batch[theirs]}
-        if self._columns.types[theirs] == "string":
-            return tuple(sorted(name for name in found if name))
-        indices = [value for value in found if value is not None and 0 <= value <= LARGEST_LABEL]
-        return tuple(str(number) for number in range(max(indices, default=-1) + 1))
+
+def _wanted(
+    name: str, types: Mapping[str, str], features: Mapping[str, str], label: str
+) -> Sequence[labels.Wanted]:
+    """Returns the labels that are asked for, in columns that are there."""
+    if label and LABEL in features:
+        raise SourceError(
+            f"label is given twice, as {label!r} and as label={features[LABEL]} of features; leave one out"
+        )
+    wanted = labels.parse(label) if label else (labels.Wanted("", (features.get(LABEL, LABEL),)),)
+    for one in wanted:
+        for column in one.columns:
+            if column not in types:
+                raise labels.unknown_column(name, column, types, labelled=bool(label or LABEL in features))
+    return wanted
+
+
+class _Reader:
+    """Makes of the labels' columns in a row what an Example holds, or says what is wrong with them."""
+
+    def __init__(
+        self, wanted: Sequence[labels.Wanted], found: Sequence[Label], types: Mapping[str, str]
+    ) -> None:
+        self._parts = [
+            (label, len(one.columns), types[one.columns[0]]) for one, label in zip(wanted, found, strict=True)
+        ]
+        self._columns = [one.columns[0] for one in wanted]
+        self._index = [{name: number for number, name in enumerate(label.class_names)} for label in found]
+
+    def __call__(self, row: Sequence[Any]) -> tuple[Any, str]:
+        """Returns the label of an Example, and "" or what is wrong with it."""
+        start, given = 0, {}
+        for (label, width, kind), column, index in zip(self._parts, self._columns, self._index, strict=True):
+            values = row[start : start + width]
+            start += width
+            value = values[0] if width == 1 else values
+            if label.kind == CLASS:
+                value = index.get(str(value), -1)
+                if value < 0:
+                    return (
+                        None,
+                        f"has label {values[0]} in column {column!r}, out of range 0..{LARGEST_CLASS:,}",
+                    )
+            elif label.kind == MULTILABEL and width == 1 and kind in ("string", "strings"):
+                value = labels.names_of(value)
+            elif label.kind == MULTILABEL:
+                if any(one not in (0, 1) for one in values):
+                    return None, f"has {values} in the columns of label {label.name!r}, not 0 or 1 in each"
+                value = list(values)
+            given[label.name] = value
+        return (given[LABEL] if len(given) == 1 else given), ""
 
 
 class Table(Rows):
@@ -355,10 +220,10 @@ class Table(Rows):
         SourceError: The file cannot be read, is empty, or has not these columns.
     """
 
-    def __init__(self, path: str, features: Mapping[str, str]) -> None:
+    def __init__(self, path: str, features: Mapping[str, str], label: str = "") -> None:
         path = storage.resolve(path)
         self._root = os.path.dirname(path)
-        super().__init__(path, Columns(path), features, images=("string",))
+        super().__init__(path, Columns(path), features, images=("string",), label=label)
         self.has_keys = "key" in self._names
 
     def _image_fault(self, value: str) -> str:
@@ -373,10 +238,12 @@ class Table(Rows):
 def _fault(value: Any, check: tuple[str, str, str]) -> str:
     """Returns what is wrong with one value of a row; "" if nothing is."""
     ours, theirs, kind = check
-    if value is None or (value in ("", b"") and ours in _ROLES):
+    if value is None and ours not in _OWN and kind != "int64":
+        return ""
+    if value is None or (value in ("", b"") and ours in _OWN and kind != "strings"):
         return f"has no value in column {theirs!r}"
-    if kind == "float32" and not -_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32:
+    if kind == "float32" and ours == LABEL and not math.isfinite(value):
+        return f"has {value} in column {theirs!r}, which is to be predicted, not a finite number"
+    if kind == "float32" and not math.isnan(value) and not -_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32:
         return f"has {value} in column {theirs!r}, not a number that 32 bits can hold"
-    if ours == "label" and kind == "int64" and not 0 <= value <= LARGEST_LABEL:
-        return f"has label {value} in column {theirs!r}, out of range 0..{LARGEST_LABEL:,}"
     return ""

@@ -1,0 +1,175 @@
+"""Labels of a source: the setting that names their columns, and the kind that a column's values are of."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardline.trainer.data.features import CLASS, LABEL, LABEL_KINDS, MULTILABEL, REGRESSION, Label
+from shardline.trainer.errors import SettingsError, SourceError, printable
+
+#: How labels are named, for messages.
+FORM = "KIND:COLUMN, such as regression:fare, class:species or multilabel:tags"
+
+#: Whole numbers of more distinct values are not taken for classes, nor of more than a tenth of the records,
+#: unless they are these few.
+MOST_CLASSES, SHARE, FEW = 50, 0.1, 10
+
+#: Between the names of several labels in one text.
+SEPARATOR = "|"
+
+_COLUMN = re.compile(r"(?P<name>.*?)\s*(?:\[(?P<unit>[^\[\]]*)\])?")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One label that the setting names: its kind, "" if that has to be found, and its columns with units."""
+
+    kind: str
+    columns: tuple[str, ...]
+    units: tuple[str, ...] = ()
+
+
+def parse(text: str) -> tuple[Wanted, ...]:
+    """Reads the setting: KIND:COLUMN[,COLUMN], each with its [UNIT] if wanted, and ; between several labels.
+
+    Raises:
+        SettingsError: A kind is unknown, a column is named twice, or a number of columns or a unit does not
+            fit its kind.
+    """
+    wanted = tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
+    columns = [column for one in wanted for column in one.columns]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise SettingsError(f"label {text!r} names column {column!r} twice")
+    if text and not wanted:
+        raise SettingsError(f"label {text!r} names no column; give {FORM}")
+    return wanted
+
+
+def _parse_one(text: str) -> Wanted:
+    kind, colon, rest = text.partition(":")
+    if not colon:
+        kind, rest = "", text
+    if colon and kind not in LABEL_KINDS:
+        near = difflib.get_close_matches(kind, LABEL_KINDS, n=1)
+        raise SettingsError(
+            f"label {text!r} is of the unknown kind {kind!r}{f', did you mean {near[0]}?' if near else ''}; "
+            f"there are {', '.join(LABEL_KINDS)}"
+        )
+    found = [_COLUMN.fullmatch(part.strip()) for part in rest.split(",")]
+    columns = tuple(match["name"] for match in found if match and match["name"])
+    units = tuple(match["unit"] or "" for match in found if match and match["name"])
+    if not columns or len(columns) < len(found):
+        raise SettingsError(f"label {text!r} has a column without a name; give {FORM}")
+    if kind not in (MULTILABEL, REGRESSION) and len(columns) > 1:
+        raise SettingsError(
+            f"label {text!r} has {len(columns)} columns; several are multilabel:{rest} (0 or 1 in each) or "
+            f"regression:{rest} (a number in each), and several labels have ; between them"
+        )
+    if any(units) and kind not in ("", REGRESSION):
+        raise SettingsError(f"label {text!r} has a unit; only numbers have one, regression:{rest}")
+    return Wanted(kind or (REGRESSION if any(units) else ""), columns, units if any(units) else ())
+
+
+def find(
+    wanted: Sequence[Wanted], types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
+) -> list[Label]:
+    """Returns the labels that some columns of a table hold.
+
+    Args:
+        wanted: What is asked for.
+        types: Types of the table's columns, as `Columns.types`.
+        values: Reads a column from its first row to its last.
+
+    Raises:
+        SourceError: There is no such column, its type does not fit the kind, or it cannot be known whether
+            whole numbers are classes.
+    """
+    names = [one.columns[0] for one in wanted] if len(wanted) > 1 else [LABEL]
+    return [_find_one(name, one, types, values) for name, one in zip(names, wanted, strict=True)]
+
+
+def _find_one(
+    name: str, wanted: Wanted, types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
+) -> Label:
+    for column in wanted.columns:
+        _check_type(column, types[column], wanted.kind)
+    first = wanted.columns[0]
+    kind = wanted.kind or {"float32": REGRESSION, "strings": MULTILABEL}.get(types[first], CLASS)
+    if kind == REGRESSION:
+        return Label(name, kind, wanted.columns, wanted.units)
+    if kind == MULTILABEL and (len(wanted.columns) > 1 or types[first] not in ("string", "strings")):
+        return Label(name, kind, wanted.columns)
+    distinct = set[Any]()
+    records = 0
+    for value in values(first):
+        records += 1
+        if kind == MULTILABEL:
+            distinct.update(names_of(value) or ())
+        else:
+            distinct.add(value)
+    distinct -= {None, ""}
+    if types[first] != "int64":
+        return Label(name, kind, tuple(sorted(distinct)))
+    if not wanted.kind:
+        _check_classes(first, distinct, records)
+    indices = [value for value in distinct if 0 <= value <= LARGEST_CLASS]
+    return Label(name, kind, tuple(str(number) for number in range(max(indices, default=-1) + 1)))
+
+
+#: A label above this is no index of a class, but a damaged or wrong value.
+LARGEST_CLASS = 99_999
+
+_FITTING = {
+    "": ("int64", "float32", "string", "strings"),
+    CLASS: ("int64", "string"),
+    MULTILABEL: ("int64", "string", "strings"),
+    REGRESSION: ("int64", "float32"),
+}
+
+
+def _check_type(column: str, found: str, kind: str) -> None:
+    if found in _FITTING[kind]:
+        return
+    words = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
+    raise SourceError(
+        f"column {column!r} is {words.get(found, found)}; as a label{f' of kind {kind}' if kind else ''}, "
+        f"{', '.join(words[one] for one in _FITTING[kind])} can be used"
+    )
+
+
+def _check_classes(column: str, distinct: set[Any], records: int) -> None:
+    """Refuses whole numbers that may be numbers as well as classes."""
+    if len(distinct) <= FEW or (len(distinct) <= MOST_CLASSES and len(distinct) <= SHARE * records):
+        return
+    raise SourceError(
+        f"column {column!r} has {len(distinct):,} different whole numbers in {records:,} rows: say whether "
+        "they "
+        f"are numbers, label=regression:{column}, or classes, label=class:{column}"
+    )
+
+
+def names_of(value: Any) -> Sequence[str] | None:
+    """Returns the names in a list or a text of them; None where there is no value."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(SEPARATOR) if name.strip()]
+    return value if value is None or isinstance(value, Sequence) else None
+
+
+def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool) -> SourceError:
+    """Returns the refusal of a label in a column that a table does not have."""
+    there = printable(", ".join(types))[:300]
+    near = difflib.get_close_matches(column, list(types), n=1)
+    if labelled:
+        hint = f"did you mean {near[0]!r}?" if near else "name one of these"
+        return SourceError(f"{table!r} has no column {column!r} for the label, it has {there}; {hint}")
+    last = [*types][-1] if [*types] else "fare"
+    return SourceError(
+        f"{table!r} has no column 'label', it has {there}; say which one is to be predicted with label, "
+        "such as "
+        f"label={last}, or with its kind, label=regression:{last}"
+    )

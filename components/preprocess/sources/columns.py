@@ -1,0 +1,260 @@
+"""Columns of a table in a file: CSV, JSONL or Parquet, read as batches of rows.
+
+The types of columns are those that an Example can hold: int64 (booleans too), float32 and string; and
+    strings,
+lists of text, for labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+from shardline.components.preprocess import storage
+from shardline.trainer.errors import ShardlineError, SourceError
+
+#: Values of one batch, a list by column; None where there is none.
+Batch = Mapping[str, Sequence[Any]]
+
+#: Types of columns by name, in the words of `Columns.types`.
+Types = Mapping[str, str]
+
+#: Types of columns, and those with rows that have no value.
+Found = tuple[Types, Set[str]]
+
+_JSON_ROWS = 4096
+_PARQUET_ROWS = 16_384
+_INT64_LIMIT = 1 << 63
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "int64": int,
+    "float32": float,
+    "string": str,
+    "strings": list,
+}
+
+
+class Columns:
+    """Columns of a file whose name says its format.
+
+    Attributes:
+        types: "int64", "float32", "string", "strings", or the file's own word for any other type, by column
+            in the order of the file. Those of CSV and JSONL are found by reading it once: the narrowest that
+            fits all.
+        gaps: Columns in which some rows have no value.
+
+    Raises:
+        SourceError: The file cannot be read, has no rows, or a column is of another type.
+    """
+
+    def __init__(self, path: str) -> None:
+        suffix = PurePosixPath(path).suffix.lower()
+        if suffix not in _FORMATS:
+            raise SourceError(f"table {path!r} is none of {', '.join(_FORMATS)}; convert it to one")
+        self._path = path
+        find_types, self._read = _FORMATS[suffix]
+        with _one_line(path):
+            self.types, self.gaps = find_types(path)
+        if not self.types:
+            raise SourceError(f"{path!r} is empty: it has no column")
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, row by row of the file."""
+        with _one_line(self._path):
+            yield from self._read(self._path, self.types, names)
+
+
+def _csv_types(path: str) -> Found:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with storage.open_read(path) as file, _csv_reader(file) as reader:
+        names = reader.schema.names
+    for name in names:
+        if names.count(name) > 1 or not name:
+            raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
+    types, gaps = dict.fromkeys(names, "int64"), set[str]()
+    as_text = dict.fromkeys(names, pa.string())
+    with storage.open_read(path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
+        for batch in reader:
+            for name, column in zip(names, batch.columns, strict=True):
+                if column.null_count:
+                    gaps.add(name)
+                while types[name] != "string":
+                    try:
+                        pc.cast(pc.utf8_trim_whitespace(column), _arrow_type(types[name]))
+                        break
+                    except pa.ArrowInvalid:
+                        types[name] = {"int64": "float32", "float32": "string"}[types[name]]
+    return types, gaps
+
+
+def _csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
+    all_types = {name: _arrow_type(kind) for name, kind in types.items()}
+    with storage.open_read(path) as file, _csv_reader(file, all_types) as reader:
+        for batch in reader:
+            yield {name: batch[name].to_pylist() for name in names}
+
+
+def _csv_reader(file: Any, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False) -> Any:
+    """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
+    import pyarrow.csv
+
+    return pyarrow.csv.open_csv(
+        file,
+        # Only with one thread do messages name the row.
+        read_options=pyarrow.csv.ReadOptions(use_threads=False),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
+    )
+
+
+def _parquet_types(path: str) -> Found:
+    import pyarrow.parquet as pq
+    import pyarrow.types as kinds
+
+    def word(kind: Any) -> str:
+        if kinds.is_dictionary(kind):
+            kind = kind.value_type
+        if kinds.is_integer(kind) or kinds.is_boolean(kind):
+            return "int64"
+        if kinds.is_floating(kind):
+            return "float32"
+        if kinds.is_list(kind) or kinds.is_large_list(kind):
+            return "strings" if word(kind.value_type) == "string" else str(kind)
+        return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
+
+    with storage.open_read(path) as file:
+        opened = pq.ParquetFile(file)
+        groups = [opened.metadata.row_group(number) for number in range(opened.num_row_groups)]
+        statistics = [group.column(place) for group in groups for place in range(group.num_columns)]
+        gaps = {one.path_in_schema for one in statistics if one.statistics and one.statistics.null_count}
+        return {field.name: word(field.type) for field in opened.schema_arrow}, gaps
+
+
+def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
+    import pyarrow.parquet as pq
+
+    with storage.open_read(path) as file:
+        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, columns=list(names)):
+            yield as_lists(batch, types, names)
+
+
+def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
+    """Returns some columns of a pyarrow.RecordBatch, as their types say."""
+    return {
+        name: (column if types[name] == "bytes" else column.cast(_arrow_type(types[name]))).to_pylist()
+        for name, column in zip(names, batch.select(list(names)).columns, strict=True)
+    }
+
+
+# Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
+# below whole numbers.
+def _json_types(path: str) -> Found:
+    types: dict[str, str] = {}
+    present = Counter[str]()
+    number = 0
+    for number, row in enumerate(_json_rows(path), start=1):
+        for name, value in row.items():
+            if value is None:
+                continue
+            present[name] += 1
+            kind, known = _json_type(value), types.setdefault(name, "")
+            if not known:
+                types[name] = kind
+            elif {kind, known} == {"int64", "float32"}:
+                types[name] = "float32"
+            elif kind != known:
+                raise SourceError(
+                    f"{path!r}, row {number}: {reprlib.repr(value)} in column {name!r} is {kind}, in the "
+                    f"rows before it is {known}; make them the same"
+                )
+    return types, {name for name in types if present[name] < number}
+
+
+def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
+    rows = _json_rows(path)
+    # A boolean is a number here, and so is a whole number among floats.
+    conversions = {name: _CONVERSIONS[types[name]] for name in names}
+    while batch := list(islice(rows, _JSON_ROWS)):
+        yield {
+            name: [None if (value := row.get(name)) is None else convert(value) for row in batch]
+            for name, convert in conversions.items()
+        }
+
+
+def _json_rows(path: str) -> Iterator[dict[str, Any]]:
+    """Yields the JSON objects of a file, one in each line that is not empty."""
+    with storage.open_text(path) as text:
+        lines = (line for line in storage.lines(text, path) if not line.isspace())
+        for number, line in enumerate(lines, start=1):
+            what = f"{path!r}, row {number}"
+            try:
+                row = json.loads(line)
+            except RecursionError:
+                raise SourceError(f"{what} is nested too deeply") from None
+            except ValueError as error:
+                raise SourceError(f"{what} is not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise SourceError(f"{what} is {reprlib.repr(row)}, not a JSON object")
+            yield row
+
+
+def _json_type(value: Any) -> str:
+    if isinstance(value, int):
+        return "int64" if -_INT64_LIMIT <= value < _INT64_LIMIT else "a number of more than 64 bits"
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "strings"
+    return {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    # Floats are read as they are and rounded to 32 bits when they are stored.
+    text = pa.string()
+    return {"int64": pa.int64(), "float32": pa.float64(), "string": text, "strings": pa.list_(text)}[kind]
+
+
+@contextlib.contextmanager
+def _one_line(path: str) -> Iterator[None]:
+    """Turns what pyarrow raises about a file into one line; of a damaged one that may be anything."""
+    try:
+        yield
+    except ShardlineError:
+        raise
+    except ImportError:
+        raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
+    except Exception as error:
+        raise SourceError(f"cannot read {path!r}: {storage.reason(error)}") from None
+
+
+_FindTypes = Callable[[str], Found]
+_ReadBatches = Callable[[str, Types, Sequence[str]], Iterator[Batch]]
+_JSON = (_json_types, _json_batches)
+_FORMATS: Mapping[str, tuple[_FindTypes, _ReadBatches]] = {
+    ".csv": (_csv_types, _csv_batches),
+    ".jsonl": _JSON,
+    ".ndjson": _JSON,
+    ".parquet": (_parquet_types, _parquet_batches),
+}
+
+
+class TypedColumns(Protocol):
+    """Columns that can be read as batches of rows: of a file, or of a database.
+
+    Attributes:
+        types: "int64", "float32", "string", "strings", "bytes", or the place's own word for any other type,
+            by column.
+        gaps: Columns in which some rows are known to have no value.
+    """
+
+    types: Types
+    gaps: Set[str]
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, row by row."""

@@ -1,0 +1,140 @@
+"""The setting that names labels, and the kind that a column's values are of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardline.components.preprocess import labels
+from shardline.components.preprocess.labels import Wanted
+from shardline.components.preprocess.targets import Targets, describe, tally
+from shardline.trainer.data.features import Label, Tally
+from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
+
+KIND = Label("kind", "class", ("a", "b"))
+PRICE = Label("price", "regression", ("price",), ("USD",))
+TAGS = Label("tags", "multilabel", ("x", "y", "z"))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", ()),
+        ("fare", (Wanted("", ("fare",), ()),)),
+        ("regression:fare [USD]", (Wanted("regression", ("fare",), ("USD",)),)),
+        ("fare [USD]", (Wanted("regression", ("fare",), ("USD",)),)),
+        ("class:kind; regression: x , y [m]", (Wanted("class", ("kind",)), Wanted("regression", ("x", "y"),
+        ("", "m")))), ("multilabel:a,b", (Wanted("multilabel", ("a", "b")),)),
+    ],
+)  # fmt: skip
+def test_the_setting_is_read(text: str, wanted: tuple[Wanted, ...]) -> None:
+    assert labels.parse(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("regresion:fare", "unknown kind 'regresion', did you mean regression?"),
+        ("class:a,b", "has 2 columns; several are multilabel:a,b"),
+        ("class:kind [m]", "has a unit; only numbers have one"),
+        ("regression:a;class:a", "names column 'a' twice"),
+        ("regression:a,,b", "has a column without a name"),
+        (";", "names no column"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
+        labels.parse(text)
+
+
+def found(kind: str, values: Sequence[Any], wanted: str = "x") -> Label:
+    (label,) = labels.find(labels.parse(wanted), {"x": kind, "y": "int64"}, lambda _: values)
+    return label
+
+
+def test_the_kind_follows_from_the_values_where_they_leave_no_doubt() -> None:
+    assert found("string", ["b", "a", "", None]) == Label("label", "class", ("a", "b"))
+    assert found("float32", [1.5]) == Label("label", "regression", ("x",))
+    assert found("int64", [0, 2, 0, None]) == Label("label", "class", ("0", "1", "2"))
+    assert found("strings", [["b"], [], ["a", "b"]]) == Label("label", "multilabel", ("a", "b"))
+
+
+@pytest.mark.parametrize("values", [list(range(51)) * 20, list(range(20)) * 9])
+def test_many_whole_numbers_are_never_silently_classes(values: list[int]) -> None:
+    with pytest.raises(SourceError, match="label=regression:x, or classes, label=class:x"):
+        found("int64", values)
+    assert found("int64", values, "class:x").kind == "class"
+    assert found("int64", values, "regression:x") == Label("label", "regression", ("x",))
+
+
+def test_columns_of_0_and_1_are_several_labels() -> None:
+    assert found("int64", [0], "multilabel:x,y") == Label("label", "multilabel", ("x", "y"))
+    assert found("string", ["a|b", "c", ""], "multilabel:x").outputs == ("a", "b", "c")
+
+
+def test_a_type_that_does_not_fit_the_kind_is_refused() -> None:
+    with pytest.raises(
+        SourceError, match="column 'x' is text; as a label of kind regression, whole numbers, floats"
+    ):
+        found("string", ["a"], "regression:x")
+
+
+def test_targets_are_stored_by_their_kind_and_counted() -> None:
+    targets = Targets([KIND, PRICE, TAGS])
+    first, _ = targets.of({"kind": 1, "price": 2.5, "tags": ["x", "z"]}, "one")
+    targets.of({"kind": 0, "price": 4, "tags": (0, 1, 0)}, "two")
+    targets.check(2)
+    assert first == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "reason"),
+    [
+        (PRICE, math.nan, "'price' is nan, not a finite number"),
+        (PRICE, "12", "'price' is '12', not a number"),
+        (PRICE, 1e39, "not a finite number"),
+        (PRICE, (1.0, 2.0), "has 2 numbers for 1"),
+        (TAGS, ["w"], "has 'w', which is none of its names"),
+        (TAGS, [0, 1], "not a 0 or 1 for each"),
+        (TAGS, "x", "not a list of names"),
+    ],
+)
+def test_a_value_that_its_label_cannot_have_is_refused(label: Label, value: Any, reason: str) -> None:
+    with pytest.raises(BadRecordError, match=reason):
+        Targets([label]).of(value, "one")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "message"),
+    [
+        (PRICE, 3.0, "all 2 examples have the value 3 of 'price'; a constant cannot be learned"),
+        (TAGS, ["x", "y", "z"], "all of the 2 examples have 'x'"),
+        (TAGS, [], "none of the 2 examples have 'x'"),
+    ],
+)
+def test_what_is_the_same_for_all_cannot_be_learned(label: Label, value: Any, message: str) -> None:
+    targets = Targets([label])
+    for name in ("one", "two"):
+        targets.of(value, name)
+    with pytest.raises(SourceError, match=message):
+        targets.check(2)
+
+
+def test_parts_of_a_dataset_add_up() -> None:
+    values = np.random.default_rng(0).normal(5, 3, (100, 1))
+    parts = [values[:1], values[1:40], values[40:]]
+    merged = Tally.merge([(len(part), tally(PRICE, part.tolist())) for part in parts])
+    (whole,) = tally(PRICE, values.tolist()).spreads
+    assert merged.spreads[0].deviation == pytest.approx(whole.deviation, rel=1e-12)
+    assert merged.spreads[0].mean == pytest.approx(values.mean(), rel=1e-12)
+    assert Tally.merge([(2, Tally((1, 1))), (3, Tally((0, 3)))]) == Tally((1, 4))
+
+
+def test_a_label_is_described_in_a_line() -> None:
+    spread = tally(PRICE, [[3.25], [88.0]])
+    assert describe(PRICE, [spread]) == "price, regression, 3.25 to 88 USD"
+    assert describe(KIND, [Tally((1, 1))]) == "kind, class of 2: a, b"
