@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest, Shard, Split
 from shardline.trainer.models.head import probe_inputs
-from tests.helpers.labels import class_label, counted
+from tests.helpers.labels import LABELLED, class_label, counted, label_values, tally
 
 #: A class is the third of the image that is bright.
 CLASS_NAMES = ("top", "middle", "bottom")
@@ -116,6 +116,99 @@ def write_table(
     )
     manifests.save(manifest, directory)
     return manifest
+
+
+def write_labelled(
+    directory: Path,
+    labels: str | Sequence[Label],
+    *,
+    images: bool = False,
+    records: Mapping[str, int] = RECORDS,
+    shards: int = 2,
+    seed: int = 0,
+) -> Manifest:
+    """Writes a dataset directory with labels of any kind, which a tiny model can learn from its inputs.
+
+    Args:
+        directory: Made if it is not there.
+        labels: What is to be predicted, or the name of it in `tests.helpers.labels.LABELLED`.
+        images: Whether the inputs are noisy images of 12 x 12 pixels with one bright band; else a table:
+            year int64, income float32, city string.
+        records: Number of examples per split.
+        shards: Number of shards of every split.
+        seed: Of the noise. The same arguments give the same bytes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    wanted = LABELLED[labels] if isinstance(labels, str) else tuple(labels)
+    rng = np.random.default_rng(seed)
+    splits = {}
+    for name, total in records.items():
+        # As in `_write_split`, so that every shard mixes them.
+        kinds = (np.arange(total) % shards + np.arange(total) // shards) % len(CLASS_NAMES)
+        sizes = rng.uniform(size=total)
+        inputs = _images(kinds, sizes, rng) if images else _rows(kinds, sizes, rng)
+        values = {label.name: label_values(label, kinds, sizes) for label in wanted}
+        examples = [
+            _serialize(
+                {
+                    **{column: one[p] for column, one in inputs.items()},
+                    **{label: one[p] for label, one in values.items()},
+                    "key": f"{name}/{p:05d}".encode(),
+                }
+            )
+            for p in range(total)
+        ]
+        tallies = {label.name: tally(label, values[label.name]) for label in wanted}
+        splits[name] = Split(_write_shards(directory, name, examples, shards), tallies)
+    columns = (
+        (Feature("image", "uint8", (12, 12, 3), "png"),)
+        if images
+        else (Feature("year", "int64"), Feature("income", "float32"), Feature("city", "string"))
+    )
+    manifest = Manifest(
+        fingerprint="sha256:" + hashlib.sha256(str(splits).encode()).hexdigest(),
+        source="labelled",
+        settings={"seed": seed},
+        labels=wanted,
+        features=(*(label.feature for label in wanted), Feature("key", "string"), *columns),
+        splits=splits,
+    )
+    manifests.save(manifest, directory)
+    return manifest
+
+
+def _images(kinds: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> dict[str, list[bytes]]:
+    """Returns images whose bright third tells the kind, and how bright it is the size."""
+    shape = (12, 12, 3)
+    images = []
+    for kind, size in zip(kinds, sizes, strict=True):
+        pixels = rng.integers(0, 40, shape, dtype=np.uint8)
+        pixels[4 * kind : 4 * kind + 4] += 60 + int(150 * size)
+        images.append(encode_png(pixels))
+    return {"image": images}
+
+
+def _rows(kinds: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
+    """Returns columns: year and city together tell the kind, income the size."""
+    cities = np.where(kinds == 1, b"Ulm", rng.choice([b"Bern", b"Rom"], len(kinds)))
+    return {
+        "year": 2000 + 10 * (kinds == 0) + rng.integers(0, 3, len(kinds)),
+        "income": (5e6 + 1e3 * sizes).astype(np.float32),
+        "city": [bytes(city) for city in cities],
+    }
+
+
+def _serialize(values: Mapping[str, Any]) -> bytes:
+    """Returns a tf.train.Example of texts, whole numbers and floats, and of arrays of them."""
+    features = {}
+    for name, value in values.items():
+        if isinstance(value, bytes):
+            features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+        elif np.issubdtype(np.asarray(value).dtype, np.integer):
+            features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=np.atleast_1d(value)))
+        else:
+            features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=np.atleast_1d(value)))
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
 def read_examples(directory: Path, split: str) -> Iterator[tuple[str, bytes, int]]:
