@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardline.trainer import crash, files
+from shardline.trainer.data.features import CLASS, LABEL, Label
 from shardline.trainer.errors import ModelError
 from shardline.trainer.records import load
 
@@ -81,18 +82,20 @@ class Export:
 
     Attributes:
         fingerprint: Fingerprint of the dataset.
-        class_names: Class names in the order of the labels.
+        labels: What the model predicts.
+        deviations: Standard deviation of each number in training, by name of the label.
         inputs: The model's inputs by name: a feature of the dataset each, with its "argument" in
             `serving_default`.
         signatures: By name, the "inputs" and "outputs" of each signature: "dtype" and "shape" by name.
-        softmax_added: Whether the model returns logits, and the export added a softmax.
+        softmax_added: Whether the model returns logits of classes, and the export added a softmax.
         parameters: Number of parameters.
         bytes: Size of the SavedModel in bytes.
         versions: Releases of the packages it was exported with, by name.
         git_revision: Revision of the code.
         settings: Content of the training's settings.json.
         compared_examples: Number of examples on which the export was compared with the model.
-        max_difference: Largest difference of a probability on those examples.
+        max_difference: Largest difference on those examples, of a probability, or of a number in standard
+            deviations.
         formats: What the export was converted into, by name.
         golden: Requests with their answers, by which a deployment is recognized as this model.
         training_data: What the model was trained on; None in exports of earlier releases, and where it was
@@ -100,7 +103,8 @@ class Export:
     """
 
     fingerprint: str = ""
-    class_names: tuple[str, ...] = ()
+    labels: tuple[Label, ...] = ()
+    deviations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     signatures: Mapping[str, Any] = field(default_factory=dict)
     softmax_added: bool = False
@@ -123,8 +127,24 @@ class Export:
 
     @classmethod
     def read(cls, out: Path) -> Export:
-        """Reads export.json, with defaults for what it lacks; raises ModelError as `read_part` does."""
-        return read_part(out, EXPORT_FILE, cls)
+        """Reads export.json, with defaults for what it lacks; raises ModelError as `read_part` does.
+
+        Earlier releases, whose label was always a class, have written the names of the classes alone.
+        """
+        export = read_part(out, EXPORT_FILE, cls)
+        if not export.labels and (names := read_part(out, EXPORT_FILE, _Earlier).class_names):
+            return replace(export, labels=(Label(LABEL, CLASS, names),))
+        return export
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes of the only label; () for numbers, and for several labels."""
+        return self.labels[0].class_names if len(self.labels) == 1 else ()
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

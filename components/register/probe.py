@@ -11,7 +11,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.model_store import Export, Measured, read_part
 from shardline.components.register.servers import Answer, Server
-from shardline.components.validate.golden import compare
+from shardline.components.validate.golden import compare, is_answer
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import say
 
@@ -75,27 +75,13 @@ def read_golden(exported: Path) -> Export:
     both = (
         isinstance(instances, list) and isinstance(predictions, list) and len(instances) == len(predictions)
     )
-    if not both or not all(_is_answer(row, export.class_names) for row in predictions):
+    if not both or not all(is_answer(row, export) for row in predictions):
         raise ModelError(f"the golden examples in {named} are damaged; {remedy}")
     pairs = [pair for pair in zip(instances, predictions, strict=True) if not _has_none(pair[0])]
     if not pairs:
         raise ModelError(f"no golden example in {named} has finite numbers only, and JSON has no others")
     sent, expected = zip(*pairs, strict=True)
     return replace(export, golden={"instances": list(sent), "predictions": list(expected)})
-
-
-def _is_answer(row: Any, names: Sequence[str]) -> bool:
-    """Whether a row has the outputs of an export with these classes."""
-    if not isinstance(row, dict) or not {"probabilities", "label", "label_name"} <= set(row):
-        return False
-    probabilities, label = row["probabilities"], row["label"]
-    return (
-        isinstance(probabilities, list)
-        and len(probabilities) == len(names)
-        and all(value is None or isinstance(value, int | float) for value in probabilities)
-        and isinstance(label, int)
-        and 0 <= label < len(names)
-    )
 
 
 def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE, requests: int = REQUESTS) -> Probe:

@@ -70,10 +70,15 @@ def challenge_champion(
 
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
     """Refuses a published version with other classes or inputs than a dataset; raises ModelError."""
-    for kind, found, wanted in (
-        ("classes", export.class_names, manifest.class_names),
+    theirs, ours = (tuple(f"{one.kind} {one.name}" for one in all.labels) for all in (export, manifest))
+    compared = [
+        ("labels", theirs, ours),
         ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
-    ):
+    ]
+    if theirs == ours:
+        pairs = zip(export.labels, manifest.labels, strict=True)
+        compared += [("classes" if a.class_names else "numbers", a.outputs, b.outputs) for a, b in pairs]
+    for kind, found, wanted in compared:
         if found != wanted:
             raise ModelError(
                 f"the champion {version} has other {kind} ({_enumerate(found)}) than the dataset "

@@ -17,12 +17,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.components import model_store
+from shardline.components.validate.answers import largest_gap
 from shardline.components.validate.evaluate import Examples, Measured
 from shardline.components.validate.evaluation import Converted
 from shardline.components.validate.formats import FORMATS, check_installed, refuse_table
 from shardline.components.validate.metrics import share_interval
 from shardline.components.validate.served import REQUESTS, time_calls
-from shardline.components.validate.signatures import PIXELS, TENSOR, largest_gap, read_batches
+from shardline.components.validate.signatures import PIXELS, TENSOR, read_batches
 from shardline.trainer import files
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest

@@ -43,10 +43,20 @@ def _data(export: Export) -> dict[str, str]:
         # The fingerprint is also of the order in which the same examples are stored.
         "dataset as it is stored": export.fingerprint[:_DIGITS],
         "training examples": f"{data.records:,} ({data.keys.partition(':')[2][:8]})" if data.keys else "",
-        "classes": f"{len(export.class_names):,}",
+        **_labels(export),
         "split": ", ".join(f"{name} {share}" for name, share in data.shares.items()),
         "split_salt": "" if data.salt is None else str(data.salt),
         "key": data.key,
+    }
+
+
+def _labels(export: Export) -> dict[str, str]:
+    several = len(export.labels) > 1
+    return {
+        f"{'classes' if label.class_names else 'numbers'}{f' of {label.name}' if several else ''}": (
+            f"{len(label.outputs):,}"
+        )
+        for label in export.labels
     }
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from sklearn.metrics import confusion_matrix
 
 from shardline.components.validate import metrics
+from shardline.components.validate.answers import Predictions
 from shardline.components.validate.evaluation import (
     COUNTED,
     MIN_SLICE,
@@ -27,8 +28,9 @@ from shardline.components.validate.evaluation import (
     Mistake,
 )
 from shardline.components.validate.metrics import Outcomes
-from shardline.components.validate.served import REQUESTS, Predictions, ServedModel, measure_costs
+from shardline.components.validate.served import REQUESTS, ServedModel, measure_costs
 from shardline.trainer.data.decode import encode_stored
+from shardline.trainer.data.features import LABEL
 from shardline.trainer.data.manifest import Manifest, Split, check_files
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.progress import advance
@@ -164,7 +166,7 @@ def measure(
     Raises ModelError when the SavedModel is missing or lacks a signature that Shardline exports, DatasetError
     when an example cannot be read or served.
     """
-    model = ServedModel(saved_model, len(examples.manifest.class_names))
+    model = ServedModel(saved_model, examples.manifest)
     outcomes, mistakes = gather(model, examples, batch_size)
     first = next(examples.batches(REQUESTS))
     costs = measure_costs(model, first.images, first.records)
@@ -262,8 +264,8 @@ def gather(model: ServedModel, examples: Examples, batch_size: int) -> tuple[Out
     outcomes = Outcomes(
         class_names=names,
         labels=np.concatenate([batch.labels for batch in batches]),
-        predicted=np.concatenate([answer.labels for answer in answers]),
-        probabilities=np.concatenate([answer.probabilities for answer in answers]),
+        predicted=Predictions.join(answers).classes[LABEL],
+        probabilities=Predictions.join(answers).said[LABEL],
         columns={
             name: np.concatenate([batch.columns[name] for batch in batches]) for name in batches[0].columns
         },
@@ -273,8 +275,9 @@ def gather(model: ServedModel, examples: Examples, batch_size: int) -> tuple[Out
 
 def _find_mistakes(batch: Batch, answer: Predictions, seen: int, names: Sequence[str]) -> Iterator[_Ranked]:
     """Yields the wrong predictions of a batch with what ranks them: the probability, then the order."""
-    for index in map(int, np.flatnonzero(answer.labels != batch.labels)):
-        predicted, row = int(answer.labels[index]), answer.probabilities[index]
+    classes, said = answer.classes[LABEL], answer.said[LABEL]
+    for index in map(int, np.flatnonzero(classes != batch.labels)):
+        predicted, row = int(classes[index]), said[index]
         probability = float(row[predicted]) if np.isfinite(row).all() else None
         mistake = Mistake(
             key=batch.keys[index],

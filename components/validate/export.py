@@ -20,14 +20,16 @@ import tensorflow as tf
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import signatures
+from shardline.components.validate.answers import largest_gap, name_outputs, read_deviations
 from shardline.components.validate.conversions import check_formats, convert
 from shardline.components.validate.training_keys import TrainingKeys
 from shardline.trainer import files
 from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.models.export_check import check_operations
-from shardline.trainer.models.head import Head, read_head, to_probabilities
+from shardline.trainer.models.head import Head, by_label, read_heads, to_answer
 from shardline.trainer.progress import say
 
 #: Number of examples that an export is compared with its model on.
@@ -55,7 +57,7 @@ def export_model(
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (),
     representative: Sequence[bytes] = (),
-    head: Head | None = None,
+    head: Head | Mapping[str, Head] | None = None,
     training_keys: TrainingKeys | None = None,
 ) -> Export:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
@@ -67,16 +69,19 @@ def export_model(
     * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
     * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
 
-    Each returns `probabilities`, float32 [n, classes]; `label`, int64 [n], the most probable class; and
-    `label_name`, string [n]. Decoding is the function that training uses, and is part of the graph. A softmax
-    is added only to a model that returns logits. The SavedModel needs nothing of Shardline to be loaded.
+    Each returns, of a class, `probabilities`, float32 [n, classes]; `label`, int64 [n], the most probable
+    class; and `label_name`, string [n]; of a multilabel, `probabilities`, float32 [n, classes], and `labels`,
+    int64 [n, classes] of 0 and 1; of numbers, `value`, float32 [n], of several [n, numbers]. Where there are
+    several labels the name of each stands before its outputs, as in `kind_probabilities`. Decoding is the
+    function that training uses, and is part of the graph. A softmax or sigmoid is added only to a model that
+    returns logits. The SavedModel needs nothing of Shardline to be loaded.
 
     A directory cannot be renamed on a Cloud Storage mount, so completeness is not told by the name of
     saved_model/ but by export.json, which is removed first and written last.
 
     Args:
         model: Takes uint8 images of the manifest's shape, or its columns, and returns a number per class (one
-            number for two classes).
+            number for two classes) or per number; of several labels a dict of these, or a list.
         manifest: Manifest of the dataset that the model was trained on.
         out: Output directory; made if it is not there. An earlier validation in it is removed.
         model_file: The model.keras that the model was loaded from.
@@ -85,7 +90,8 @@ def export_model(
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite", "int8".
         representative: Serialized tf.train.Example of the training split, which int8 needs.
-        head: What the model's outputs are; None to read it off them and the compiled loss.
+        head: What the model's outputs are, of several labels by name; None to read it off them and the
+            compiled loss.
         training_keys: Keys of the examples that the model was trained on.
 
     Raises:
@@ -95,8 +101,9 @@ def export_model(
         SettingsError: When `out` cannot be written to, or what a format needs is not installed.
     """
     check_formats(formats, manifest)
-    head = read_head(model, manifest.info(), head)
-    functions = signatures.make_signatures(model, manifest, head)
+    known = {manifest.labels[0].name: head} if isinstance(head, str) else head
+    heads = read_heads(model, manifest.info(), known)
+    functions = signatures.make_signatures(model, manifest, heads)
     for function in functions.values():
         check_operations(function.get_concrete_function())
     model_store.clear(out)
@@ -112,10 +119,10 @@ def export_model(
         if beside.is_file():
             _copy(beside, out / model_store.SETTINGS_FILE)
     loaded = tf.saved_model.load(str(saved_model))
-    export = replace(_describe(model, manifest, head, loaded, saved_model), settings=dict(settings or {}))
+    export = replace(_describe(model, manifest, heads, loaded, saved_model), settings=dict(settings or {}))
     if samples:
         say("validate", f"comparing the export with the model on {len(samples):,} examples")
-        difference = largest_difference(model, head, manifest, loaded, samples)
+        difference = largest_difference(model, heads, manifest, loaded, samples)
         export = replace(export, compared_examples=len(samples), max_difference=difference)
     if formats:
         converted = {name: convert(name, out, manifest, samples, representative) for name in formats}
@@ -148,25 +155,30 @@ def take_samples(
 
 
 def largest_difference(
-    model: keras.Model, head: Head, manifest: Manifest, loaded: Any, samples: Sequence[bytes]
+    model: keras.Model, heads: Mapping[str, Head], manifest: Manifest, loaded: Any, samples: Sequence[bytes]
 ) -> float:
-    """Returns the largest absolute difference of a probability between an export and its model.
+    """Returns the largest difference of a probability or number between an export and its model.
 
-    It is taken over all signatures, classes and samples; 1 where only one of two is finite. `loaded` is what
-    `tf.saved_model.load` returns. Raises DatasetError when a sample cannot be decoded.
+    It is taken over all signatures, outputs and samples, of numbers in standard deviations; at least 1 where
+    only one of two is finite. `loaded` is what `tf.saved_model.load` returns. Raises DatasetError when a
+    sample cannot be decoded.
     """
+    labels, names, deviations = manifest.labels, name_outputs(manifest.labels), read_deviations(manifest)
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def trained(inputs: Any) -> tf.Tensor:
-        return to_probabilities(model(inputs, training=False), head)
+    def trained(inputs: Any) -> dict[str, tf.Tensor]:
+        outputs = by_label(model(inputs, training=False), labels)
+        return {one.name: to_answer(outputs[one.name], heads[one.name], one) for one in labels}
 
     largest = 0.0
     try:
         for examples, inputs in signatures.read_batches(manifest, samples):
-            expected = trained(inputs).numpy()
+            expected = {name: answer.numpy() for name, answer in trained(inputs).items()}
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
-                found = loaded.signatures[name](**request)["probabilities"].numpy()
-                largest = max(largest, signatures.largest_gap(expected, found))
+                found = loaded.signatures[name](**request)
+                for label, wanted in expected.items():
+                    given = found[names[label][0]].numpy().reshape(wanted.shape)
+                    largest = max(largest, largest_gap(wanted, given, deviations.get(label, ())))
     except tf.errors.InvalidArgumentError as error:
         raise DatasetError(
             f"one of the first {len(samples):,} examples cannot be served: {_first_line(error)}; "
@@ -193,7 +205,7 @@ def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -
     return {
         "signature_name": signatures.DEFAULT,
         "instances": instances,
-        "predictions": _rows({name: answer[name] for name in signatures.OUTPUTS}),
+        "predictions": _rows({name: answer[name] for name in _output_names(manifest)}),
     }
 
 
@@ -207,17 +219,26 @@ def read_revision() -> str | None:
     return described.stdout.strip()
 
 
-def _describe(model: keras.Model, manifest: Manifest, head: Head, loaded: Any, saved_model: Path) -> Export:
+def _output_names(manifest: Manifest) -> list[str]:
+    return [name for names in name_outputs(manifest.labels).values() for name in names]
+
+
+def _describe(
+    model: keras.Model, manifest: Manifest, heads: Mapping[str, Head], loaded: Any, saved_model: Path
+) -> Export:
     """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
     return Export(
         fingerprint=manifest.fingerprint,
-        class_names=manifest.class_names,
+        labels=manifest.labels,
+        deviations=read_deviations(manifest),
         inputs={
             name: {**asdict(manifest.inputs[name]), "argument": argument}
             for name, argument in signatures.argument_names(manifest.inputs).items()
         },
-        signatures={name: _describe_signature(one) for name, one in loaded.signatures.items()},
-        softmax_added=head == "logits",
+        signatures={
+            name: _describe_signature(one, _output_names(manifest)) for name, one in loaded.signatures.items()
+        },
+        softmax_added=any(heads[label.name] == "logits" for label in manifest.labels if label.kind == CLASS),
         parameters=model.count_params(),
         bytes=sum(path.stat().st_size for path in saved_model.rglob("*") if path.is_file()),
         versions={"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES},
@@ -225,7 +246,7 @@ def _describe(model: keras.Model, manifest: Manifest, head: Head, loaded: Any, s
     )
 
 
-def _describe_signature(signature: Any) -> dict[str, Any]:
+def _describe_signature(signature: Any, gives: Sequence[str]) -> dict[str, Any]:
     def describe(specs: Mapping[str, tf.TensorSpec], names: Sequence[str]) -> dict[str, Any]:
         return {
             name: {"dtype": specs[name].dtype.name, "shape": specs[name].shape.as_list()} for name in names
@@ -233,7 +254,7 @@ def _describe_signature(signature: Any) -> dict[str, Any]:
 
     _, inputs = signature.structured_input_signature
     outputs = signature.structured_outputs
-    return {"inputs": describe(inputs, list(inputs)), "outputs": describe(outputs, signatures.OUTPUTS)}
+    return {"inputs": describe(inputs, list(inputs)), "outputs": describe(outputs, gives)}
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -251,7 +272,7 @@ def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:
 
 
 def _plain(column: Any) -> list[Any]:
-    if column.dtype == object:
+    if column.dtype == object:  # text has one value an example
         return [value.decode("utf-8", "replace") for value in column]
     plain = column.astype(object)
     if np.issubdtype(column.dtype, np.floating):

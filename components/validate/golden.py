@@ -23,6 +23,8 @@ from typing import Any, Self
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import clean_process
+from shardline.components.validate.answers import THRESHOLD, name_outputs
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.errors import ModelError
 
 #: Seconds that the process may take from the request to the answer, TensorFlow's import included.
@@ -38,8 +40,8 @@ class Agreement:
     """Agreement of some answers with the golden ones.
 
     Attributes:
-        difference: Largest absolute difference of a probability; 1 where a label is another one, an answer is
-            missing, or only one of two numbers is finite.
+        difference: Largest difference of a probability, or of a number in standard deviations; at least 1
+            where a label is another one, an answer is missing, or only one of two numbers is finite.
         words: What differs most, or why nothing could be compared; "" where nothing differs.
     """
 
@@ -69,38 +71,90 @@ def compare(export: Export, predictions: Any) -> Agreement:
     if not isinstance(predictions, Sequence) or len(predictions) != len(expected):
         found = len(predictions) if isinstance(predictions, Sequence) else "no"
         return Agreement(1.0, f"{found} answers to {len(expected)} examples")
-    gaps = [_compare_row(*pair, export.class_names) for pair in zip(expected, predictions, strict=True)]
+    gaps = [_compare_row(*pair, export) for pair in zip(expected, predictions, strict=True)]
     number, worst = max(enumerate(gaps), key=lambda item: item[1].difference)
     return Agreement(worst.difference, f"example {number}: {worst.words}" if worst.words else "")
 
 
-def _compare_row(expected: Mapping[str, Any], found: Any, names: Sequence[str]) -> Agreement:
+def is_answer(row: Any, export: Export) -> bool:
+    """Whether a row has the outputs of an export, as its golden predictions must."""
+    names = name_outputs(export.labels)
+    return isinstance(row, dict) and all(
+        set(names[label.name]) <= set(row) and _is_said(row, label, names[label.name])
+        for label in export.labels
+    )
+
+
+def _is_said(row: Mapping[str, Any], label: Label, names: Sequence[str]) -> bool:
+    said, wanted = row[names[0]], len(label.outputs)
+    if label.kind == REGRESSION and wanted == 1:
+        said = [said]
+    if not isinstance(said, list) or len(said) != wanted:
+        return False
+    if not all(value is None or isinstance(value, int | float) for value in said):
+        return False
+    if label.kind == CLASS:
+        return isinstance(row[names[1]], int) and 0 <= row[names[1]] < wanted
+    return label.kind == REGRESSION or (isinstance(row[names[1]], list) and len(row[names[1]]) == wanted)
+
+
+def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Agreement:
     if not isinstance(found, Mapping) or (missing := [name for name in expected if name not in found]):
         return Agreement(1.0, f"no {', '.join(missing)}" if isinstance(found, Mapping) else "no outputs")
-    wanted, given = expected["probabilities"], found["probabilities"]
+    names = name_outputs(export.labels)
+    answers = (_compare_label(expected, found, label, names[label.name], export) for label in export.labels)
+    return max(answers, key=lambda agreement: agreement.difference)
+
+
+def _compare_label(
+    expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, names: Sequence[str], export: Export
+) -> Agreement:
+    what = "value" if label.kind == REGRESSION else "probability"
+    wanted, given = expected[names[0]], found[names[0]]
+    if label.kind == REGRESSION and len(label.outputs) == 1:
+        wanted, given = [wanted], [given]
     if not isinstance(given, Sequence) or len(given) != len(wanted):
-        return Agreement(1.0, f"no {len(wanted)} probabilities")
-    gaps = [_gap(*pair) for pair in zip(wanted, given, strict=True)]
+        return Agreement(1.0, f"no {len(wanted)} {'values' if label.kind == REGRESSION else 'probabilities'}")
+    units = export.deviations.get(label.name) or (1.0,) * len(wanted)
+    gaps = [_gap(*three) for three in zip(wanted, given, units, strict=True)]
     gap = max(gaps)
-    other = (found["label"], found["label_name"]) != (expected["label"], expected["label_name"])
-    if other and not _is_tie(wanted, expected["label"], found, names, gap):
-        return Agreement(
-            max(1.0, gap), f"{_SHORT.repr(found['label_name'])} instead of {expected['label_name']!r}"
-        )
+    if other := _other_answer(expected, found, label, names, gap):
+        return Agreement(max(1.0, gap), other)
     place = gaps.index(gap)
-    words = (
-        f"probability of {names[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
-        if gap
-        else ""
-    )
-    return Agreement(gap, words)
+    words = f"{what} of {label.outputs[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
+    return Agreement(gap, words if gap else "")
 
 
-def _gap(expected: Any, found: Any) -> float:
+def _other_answer(
+    expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, names: Sequence[str], gap: float
+) -> str:
+    """Returns in words which other class or classes were said, but for no more than another rounding."""
+    wanted = expected[names[0]]
+    if label.kind == CLASS:
+        said, name = found[names[1]], found[names[2]]
+        if (said, name) == (expected[names[1]], expected[names[2]]):
+            return ""
+        if _is_tie(wanted, expected[names[1]], (said, name), label.outputs, gap):
+            return ""
+        return f"{_SHORT.repr(name)} instead of {expected[names[2]]!r}"
+    if label.kind == MULTILABEL and (said := found[names[1]]) != expected[names[1]]:
+        if isinstance(said, Sequence) and len(said) == len(wanted):
+            three = zip(label.outputs, wanted, zip(said, expected[names[1]], strict=True), strict=True)
+            wrong = [
+                name
+                for name, value, (one, other) in three
+                if one != other and not (value is not None and abs(value - THRESHOLD) <= gap)
+            ]
+            return f"another answer to {', '.join(map(repr, wrong[:3]))}" if wrong else ""
+        return f"{names[1]} {_SHORT.repr(said)}"
+    return ""
+
+
+def _gap(expected: Any, found: Any, unit: float) -> float:
     finite = [_is_finite(value) for value in (expected, found)]
     if not all(finite):
         return 1.0 if any(finite) else 0.0
-    return float(abs(expected - found))
+    return float(abs(expected - found)) / unit
 
 
 def _is_finite(value: Any) -> bool:
@@ -111,11 +165,11 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_tie(
-    wanted: Sequence[Any], label: int, found: Mapping[str, Any], names: Sequence[str], gap: float
+    wanted: Sequence[Any], label: int, found: tuple[Any, Any], names: Sequence[str], gap: float
 ) -> bool:
     """Whether another label is no more than another rounding: two classes are as probable as each other."""
-    other = next((place for place in range(len(names)) if place == found["label"]), None)
-    if other is None or names[other] != found["label_name"] or None in (wanted[label], wanted[other]):
+    other = next((place for place in range(len(names)) if place == found[0]), None)
+    if other is None or names[other] != found[1] or None in (wanted[label], wanted[other]):
         return False
     return bool(wanted[label] - wanted[other] <= 2 * gap)
 

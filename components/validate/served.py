@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.components.validate.signatures import (
-    DEFAULT,
-    EXAMPLE,
-    EXAMPLES,
-    IMAGES,
-    OUTPUTS,
-    largest_gap,
+from shardline.components.validate.answers import (
+    THRESHOLD,
+    Predictions,
+    largest_gap_of,
+    name_outputs,
+    read_deviations,
 )
+from shardline.components.validate.signatures import DEFAULT, EXAMPLE, EXAMPLES, IMAGES
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError
 
 #: Number of requests that `measure_costs` uses.
@@ -38,40 +39,51 @@ _MB = 1e6
 _JPEG_QUALITY = 90
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Answers of a model: probabilities, float32 [n, classes], and labels, int64 [n]."""
-
-    probabilities: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
-
-
 Serve = Callable[[tf.Tensor], Predictions]
 
 
 class ServedModel:
-    """A SavedModel behind the signatures that Shardline exports, with `classes` probabilities per example.
+    """A SavedModel behind the signatures that Shardline exports, with an answer for each label of a dataset.
 
     Raises ModelError when there is no SavedModel, or it has another signature.
+
+    Attributes:
+        deviations: Unit in which differences of numbers are told, as `read_deviations` returns it.
     """
 
-    def __init__(self, path: Path, classes: int) -> None:
+    def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
+        self.deviations = read_deviations(manifest)
+        self._labels = manifest.labels
+        self._names = name_outputs(manifest.labels)
         try:
             # The signatures alone do not keep the variables alive, the loaded object does.
             self._loaded = tf.saved_model.load(str(path))
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise ModelError(f"cannot load the exported model {path}: {error}; export it again") from None
         outputs = self._signature(DEFAULT).structured_outputs
-        if missing := [name for name in OUTPUTS if name not in outputs]:
+        if missing := [name for names in self._names.values() for name in names if name not in outputs]:
             raise ModelError(
                 f"the signature {DEFAULT!r} of {path} has no output {', '.join(missing)}; export it again"
             )
-        if (found := outputs["probabilities"].shape[-1]) not in (None, classes):
-            raise ModelError(
-                f"the exported model {path} tells {found} classes apart, the dataset has {classes}; "
-                "evaluate it on the data that it was made for"
-            )
+        for label in self._labels:
+            shape, wanted = outputs[self._names[label.name][0]].shape, len(label.outputs)
+            if (found := shape[-1] if len(shape) > 1 else 1) not in (None, wanted):
+                what = "classes" if label.class_names else "numbers"
+                raise ModelError(
+                    f"the exported model {path} has {found} {what}, the dataset has {wanted}; "
+                    "evaluate it on the data that it was made for"
+                )
+
+    @property
+    def decides(self) -> bool:
+        """Whether it tells classes apart, and does not answer in numbers alone."""
+        return any(label.kind != REGRESSION for label in self._labels)
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """Names of the labels of which an example may have any number of classes."""
+        return tuple(label.name for label in self._labels if label.kind == MULTILABEL)
 
     def predict(self, images: tf.Tensor) -> Predictions:
         """Predicts encoded images, a string tensor of shape [n].
@@ -90,7 +102,13 @@ class ServedModel:
 
     def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
         outputs = self._signature(signature)(**request)
-        return Predictions(outputs["probabilities"].numpy(), outputs["label"].numpy())
+        said, classes = {}, {}
+        for label in self._labels:
+            names = self._names[label.name]
+            said[label.name] = outputs[names[0]].numpy().reshape(-1, len(label.outputs))
+            if label.kind == CLASS:
+                classes[label.name] = outputs[names[1]].numpy()
+        return Predictions(said, classes)
 
     def _signature(self, name: str) -> Any:
         if (found := self._loaded.signatures.get(name)) is None:
@@ -107,8 +125,8 @@ def measure_costs(model: ServedModel, images: tf.Tensor | None, records: tf.Tens
     serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
     return {
         **measure_latency(serve, requests),
-        "batch_difference": batch_difference(serve, requests),
-        **({} if images is None else flips(serve, images)),
+        "batch_difference": batch_difference(serve, requests, model.deviations),
+        **({} if images is None or not model.decides else flips(serve, images, model.several)),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
         "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
     }
@@ -128,34 +146,43 @@ def measure_latency(serve: Serve, requests: tf.Tensor) -> dict[str, float]:
     }
 
 
-def batch_difference(serve: Serve, requests: tf.Tensor) -> float:
-    """Returns the largest difference that batch size and order make to a probability, on 32 examples.
+def batch_difference(
+    serve: Serve, requests: tf.Tensor, deviations: Mapping[str, Sequence[float]] | None = None
+) -> float:
+    """Returns the largest difference that batch size and order make to an answer, on 32 examples.
 
-    It is 1 where an output is a number in one batch, and none in another.
+    Numbers are told in `deviations`. It is 1 or more where an output is a number in one batch, and none in
+    another.
     """
     some = requests[:REQUESTS]
-    together = serve(some).probabilities
-    turned = serve(some[::-1]).probabilities[::-1]
-    alone = np.concatenate([serve(some[place : place + 1]).probabilities for place in range(len(together))])
-    return max(largest_gap(together, turned), largest_gap(together, alone))
+    together, turned = serve(some), serve(some[::-1]).reversed()
+    alone = Predictions.join([serve(some[place : place + 1]) for place in range(int(some.shape[0]))])
+    return max(largest_gap_of(together, others, deviations or {}) for others in (turned, alone))
 
 
-def flips(serve: Serve, images: tf.Tensor) -> dict[str, float]:
-    """Returns the share of 32 images whose predicted class a hardly visible change flips, by change.
+def flips(serve: Serve, images: tf.Tensor, several: Sequence[str] = ()) -> dict[str, float]:
+    """Returns the share of 32 images of which a hardly visible change flips a predicted class, by change.
 
-    The changes are encoding as a JPEG of quality 90 and a shift by one pixel.
+    The changes are encoding as a JPEG of quality 90 and a shift by one pixel. Of the labels in `several` any
+    number of classes is predicted.
     """
     some = images[:REQUESTS]
-    predicted = serve(some).labels
+    predicted = _decisions(serve(some), several)
     pixels = [_without_alpha(tf.io.decode_image(image, expand_animations=False)) for image in some]
     changed = {
         "jpeg_flips": [tf.io.encode_jpeg(one, quality=_JPEG_QUALITY) for one in pixels],
         "shift_flips": [tf.io.encode_png(_shift(one.numpy())) for one in pixels],
     }
     return {
-        name: float((serve(tf.stack(encoded)).labels != predicted).mean())
+        name: float((_decisions(serve(tf.stack(encoded)), several) != predicted).any(axis=1).mean())
         for name, encoded in changed.items()
     }
+
+
+def _decisions(found: Predictions, several: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Returns all that was decided of each example: its classes, and the labels that it is said to have."""
+    some = [found.said[name] >= THRESHOLD for name in several]
+    return np.column_stack([*found.classes.values(), *some]).astype(np.int64)
 
 
 def time_calls(serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: int) -> list[float]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
+from shardline.components.validate.answers import THRESHOLD, name_outputs, name_plainly
 from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, encode_stored, parse_batch
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.models.head import Head, to_probabilities
+from shardline.trainer.models.head import Head, by_label, to_answer
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"
@@ -28,8 +26,6 @@ EXAMPLE = "serving_example"
 #: The argument of each signature that has only one.
 IMAGES, PIXELS, EXAMPLES = "images", "pixels", "examples"
 
-OUTPUTS = ("probabilities", "label", "label_name")
-
 _BATCH = 64
 
 Answer = dict[str, tf.Tensor]
@@ -38,37 +34,38 @@ Answer = dict[str, tf.Tensor]
 Function = Any
 
 
-def make_signatures(model: keras.Model, manifest: Manifest, head: Head) -> dict[str, Function]:
+def make_signatures(model: keras.Model, manifest: Manifest, heads: Mapping[str, Head]) -> dict[str, Function]:
     """Returns the signatures of a model by name, as `export.export_model` documents them."""
+    names = name_outputs(manifest.labels)
 
     def answer(inputs: Inputs) -> Answer:
-        probabilities = to_probabilities(model(inputs, training=False), head)
-        label = tf.argmax(probabilities, axis=-1)
-        label_name = tf.gather(tf.constant(manifest.class_names), label)
-        return dict(zip(OUTPUTS, (probabilities, label, label_name), strict=True))
+        outputs = by_label(model(inputs, training=False), manifest.labels)
+        found: Answer = {}
+        for label in manifest.labels:
+            said = to_answer(outputs[label.name], heads[label.name], label)
+            found.update(zip(names[label.name], _tell(said, label), strict=True))
+        return found
 
     if "image" in manifest.inputs:
         return _image_signatures(answer, manifest.inputs["image"])
     return _table_signatures(answer, manifest.inputs)
 
 
-def argument_names(inputs: Collection[str]) -> dict[str, str]:
-    """Returns, by input of the model, the name of its argument in `serving_default`.
+def _tell(said: tf.Tensor, label: Label) -> tuple[tf.Tensor, ...]:
+    """Returns what a signature gives of a label, in the order of `answers.OUTPUTS`."""
+    if label.kind == REGRESSION:
+        return (said[:, 0] if len(label.outputs) == 1 else said,)
+    if label.kind == CLASS:
+        index = tf.argmax(said, axis=-1)
+        return said, index, tf.gather(tf.constant(label.outputs), index)
+    return said, tf.cast(said >= THRESHOLD, tf.int64)
 
-    An image goes into "images". A column keeps its name if that is made of ASCII letters, digits and "_", as
-    TensorFlow wants it; "petal width (cm)" becomes "petal_width_cm". No two columns have the same.
-    """
+
+def argument_names(inputs: Collection[str]) -> dict[str, str]:
+    """Returns, by input of the model, the name of its argument in `serving_default`; "images" of an image."""
     if "image" in inputs:
         return {"image": IMAGES}
-    names = {column: column for column in inputs if _is_plain(column)}
-    for column in inputs:
-        if column not in names:
-            plain = re.sub(r"[^A-Za-z0-9]+", "_", column).strip("_")
-            plain = plain if _is_plain(plain) else f"column_{plain}".rstrip("_")
-            while plain in names.values():
-                plain += "_"
-            names[column] = plain
-    return names
+    return name_plainly(inputs)
 
 
 def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> dict[str, dict[str, tf.Tensor]]:
@@ -87,19 +84,6 @@ def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple
     for start in range(0, len(samples), _BATCH):
         examples = tf.constant(samples[start : start + _BATCH])
         yield examples, parse_batch(examples, manifest.inputs)[0]
-
-
-def largest_gap(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32]) -> float:
-    """Returns the largest absolute difference; 1 where one of two is a number and the other is not."""
-    finite = np.isfinite(expected)
-    if (finite != np.isfinite(found)).any():
-        return 1.0
-    return float(np.abs(np.where(finite, expected, 0) - np.where(finite, found, 0)).max())
-
-
-def _is_plain(name: str) -> bool:
-    # TensorFlow has a use of its own for an argument "self".
-    return bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)) and name != "self"
 
 
 def _image_signatures(answer: Callable[[Inputs], Answer], image: Feature) -> dict[str, Function]:

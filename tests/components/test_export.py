@@ -171,19 +171,21 @@ def test_export_json_names_the_columns_of_a_table(table):
 def test_stored_examples_are_predicted_as_they_are(name, request):
     one = request.getfixturevalue(name)
 
-    found = ServedModel(one.out / model_store.SAVED_MODEL, 3).predict_examples(tf.constant(one.taken))
+    found = ServedModel(one.out / model_store.SAVED_MODEL, one.manifest).predict_examples(
+        tf.constant(one.taken)
+    )
 
     expected, _ = one.expected()
-    np.testing.assert_allclose(found.probabilities, expected, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(found.labels, expected.argmax(axis=1))
+    np.testing.assert_allclose(found.said["label"], expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(found.classes["label"], expected.argmax(axis=1))
 
 
 def test_an_example_without_a_column_is_refused(table):
-    served = ServedModel(table.out / model_store.SAVED_MODEL, 3)
+    served = ServedModel(table.out / model_store.SAVED_MODEL, table.manifest)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"city.*is required but could not be found"):
         served.predict_examples(tf.constant([without(table.taken[0], "city")]))
-    assert len(served.predict_examples(tf.constant([without(table.taken[0], "label")])).labels) == 1
+    assert len(served.predict_examples(tf.constant([without(table.taken[0], "label")])).classes["label"]) == 1
 
 
 def without(example, name):
@@ -194,12 +196,12 @@ def without(example, name):
 
 def test_a_model_exported_without_that_signature_is_named(images, tmp_path):
     archive = keras.export.ExportArchive()
-    functions = signatures.make_signatures(images.model, images.manifest, "probabilities")
+    functions = signatures.make_signatures(images.model, images.manifest, {"label": "probabilities"})
     archive.add_endpoint("serving_default", functions["serving_default"])
     archive.write_out(tmp_path / "old", verbose=False)
 
     with pytest.raises(ModelError, match="has no signature 'serving_example'; export it again"):
-        ServedModel(tmp_path / "old", 3).predict_examples(tf.constant(images.taken[:1]))
+        ServedModel(tmp_path / "old", images.manifest).predict_examples(tf.constant(images.taken[:1]))
 
 
 def test_images_stored_as_raw_values_are_served_too(tmp_path):
@@ -228,7 +230,7 @@ def test_an_export_that_is_not_the_model_shows(images):
     loaded = tf.saved_model.load(str(images.out / model_store.SAVED_MODEL))
     other = image_model(bias=[4.0, 0.0, 0.0])
 
-    found = largest_difference(other, "probabilities", images.manifest, loaded, images.taken[:9])
+    found = largest_difference(other, {"label": "probabilities"}, images.manifest, loaded, images.taken[:9])
 
     assert found > 0.01
 
@@ -238,7 +240,7 @@ def test_an_output_that_is_not_a_number_differs_from_a_number(bias, difference, 
     loaded = tf.saved_model.load(str(images.out / model_store.SAVED_MODEL))
     other = image_model(bias=bias)
 
-    found = largest_difference(other, "probabilities", images.manifest, loaded, images.taken[:9])
+    found = largest_difference(other, {"label": "probabilities"}, images.manifest, loaded, images.taken[:9])
 
     assert found == pytest.approx(difference, abs=1e-5)
 

@@ -10,6 +10,7 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -136,8 +137,10 @@ def decoded(images, manifest):
     return np.stack([decode_image(tf.constant(image), manifest.image) for image in images])
 
 
-def serve(out: Path, images, classes: int = 3):
-    return ServedModel(out / model_store.SAVED_MODEL, classes).predict(tf.constant(images))
+def serve(out: Path, images):
+    exported = SimpleNamespace(labels=Export.read(out).labels, splits={"test": None})
+    served = ServedModel(out / model_store.SAVED_MODEL, exported).predict(tf.constant(images))
+    return SimpleNamespace(probabilities=served.said["label"], labels=served.classes["label"])
 
 
 # Export
@@ -188,7 +191,7 @@ def test_the_signature_turns_photos_upright(orientation, exported):
 def test_an_empty_batch_gives_an_empty_answer(exported):
     _, out = exported
 
-    served = ServedModel(out / model_store.SAVED_MODEL, 3).predict(tf.constant([], tf.string))
+    served = serve(out, np.array([], np.str_))
 
     assert served.probabilities.shape == (0, 3)
 
@@ -207,7 +210,7 @@ def test_export_json_says_what_was_exported(exported, manifest):
         },
     }
     assert content["fingerprint"] == manifest.fingerprint
-    assert content["class_names"] == list(CLASS_NAMES)
+    assert [one["outputs"] for one in content["labels"]] == [list(CLASS_NAMES)]
     assert content["parameters"] == model.count_params()
     assert content["versions"]["tensorflow"] == tf.__version__
 
@@ -471,7 +474,7 @@ def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
     wider = dataclasses.replace(manifest, labels=(class_label("abcde"),))
     export_model(band_model(classes=5), wider, tmp_path)
 
-    with pytest.raises(ModelError, match="tells 5 classes apart, the dataset has 3"):
+    with pytest.raises(ModelError, match="has 5 classes, the dataset has 3"):
         evaluate(tmp_path / model_store.SAVED_MODEL, dataset)
 
 

@@ -274,7 +274,12 @@ def test_each_model_gets_the_verdict_that_it_deserves(
     ("damage", "because"),
     [
         (lambda place, _: (place / "champion.json").write_text("{"), "champion.json is not JSON"),
-        (lambda place, publish_into: publish_into(place, class_names=["a", "b", "c"]), "has other classes"),
+        (
+            lambda place, publish_into: publish_into(
+                place, labels=[{"name": "label", "kind": "class", "outputs": ["a", "b", "c"]}]
+            ),
+            "has other classes",
+        ),
         (lambda place, publish_into: publish_into(place, inputs={"year": {}}), "has other inputs (year)"),
         (lambda place, publish_into: publish_into(place, without=True), "cannot load the exported model"),
     ],

@@ -13,13 +13,14 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import golden
 from shardline.trainer.errors import ModelError
+from tests.helpers.labels import class_label
 
 ROWS = [
     {"probabilities": [0.7, 0.2, 0.1], "label": 0, "label_name": "a"},
     {"probabilities": [0.4, 0.4, 0.2], "label": 0, "label_name": "a"},
     {"probabilities": [None, None, None], "label": 0, "label_name": "a"},
 ]
-EXPORT = Export(class_names=("a", "b", "c"), golden={"predictions": ROWS})
+EXPORT = Export(labels=(class_label("abc"),), golden={"predictions": ROWS})
 
 
 def answers(row=0, **changes):
