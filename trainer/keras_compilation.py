@@ -40,6 +40,12 @@ def compiled_metrics(model: keras.Model) -> list[Any]:
     return [one for one in keras.tree.flatten(nested) if one is not None]
 
 
+def given_metrics(model: keras.Model) -> Any:
+    """Returns the metrics in the structure in which they were given to `compile`; None without any."""
+    given = getattr(model, "_compile_metrics", None)
+    return None if given is None or given._user_weighted_metrics else given._user_metrics
+
+
 def loss_of(loss: Any, y_true: Any, y_pred: Any) -> Any:
     """Computes a loss given to `compile`, a text, a function or an object, as `compute_loss` does."""
     return compile_utils.get_loss(loss, y_true, y_pred)(y_true, y_pred)
@@ -50,6 +56,14 @@ def wrapped_function(given: Any) -> Any:
     if isinstance(given, LossFunctionWrapper):
         return given.fn
     return given._fn if isinstance(given, keras.metrics.MeanMetricWrapper) else given
+
+
+def name_of(given: Any) -> str:
+    """Returns the name of a loss or metric as it was given to `compile`: text, a function or an object."""
+    inner = wrapped_function(given)
+    if isinstance(inner, str):
+        return inner
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def is_activated(outputs: Any) -> bool:

@@ -7,11 +7,12 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardline.trainer import files, progress, tensorflow_internals
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import CLASS, LABEL, Label
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.settings import TrainSettings
 
@@ -28,12 +29,13 @@ def predict(
     batch_size: int = 32,
     cpu_devices: int = 0,
     model_function: str = "",
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[np.float32]]]:
     """Runs a model.keras over a split, `batch_size` examples per device and step over all local devices.
 
     The CPU is divided into `cpu_devices` logical ones; 0 leaves it whole. `model_function` is as for
-    `saving.load_model`. Returns labels, int64 (examples,), and the probability of each class, float32
-    (examples, classes), in the order of the shards. A model that gives NaN is a ModelError.
+    `saving.load_model`. Returns by label its values, as they are stored, and what the model says of it,
+    float32 (examples, outputs): the probability of each class, of each of several labels, or numbers; both in
+    the order of the shards. A model that gives NaN is a ModelError.
     """
     tensorflow_internals.import_tensorflow()
     import numpy as np
@@ -43,8 +45,8 @@ def predict(
     from shardline.trainer.data import faults
     from shardline.trainer.data.pipeline import Feed
     from shardline.trainer.data.sharding import EpochPlan
-    from shardline.trainer.models.head import to_probabilities
-    from shardline.trainer.saving import load_model, read_recorded_head
+    from shardline.trainer.models.head import output_order, read_heads, to_answers
+    from shardline.trainer.saving import load_model, read_recorded_heads
 
     manifest = manifests.load(dataset)
     if split not in manifest.splits:
@@ -58,18 +60,27 @@ def predict(
     batches = Feed(dataset, manifest, split, plan).worker_dataset(1, 0, range(1))
     try:
         outputs = loaded.predict(batches.map(lambda x, y: x), steps=plan.steps, verbose=0)
-        labels = np.concatenate(list(batches.map(lambda x, y: y).as_numpy_iterator()))
+        targets = list(batches.map(lambda x, y: y).as_numpy_iterator())
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise faults.explain(error, dataset, manifest) or error from error
-    # Of a training that has not written down what the outputs are, they are taken as they come.
-    probabilities = to_probabilities(outputs, read_recorded_head(model) or "probabilities").numpy()
-    unknown = int((~np.isfinite(probabilities)).any(axis=1).sum())
-    if unknown:
-        raise ModelError(
-            f"{model} gives {unknown:,} of {len(labels):,} examples of the {split} split probabilities that "
-            "are not finite numbers (NaN): its weights are not, or its inputs overflow; train it again"
-        )
-    return labels, probabilities
+    info = manifest.info()
+    recorded = read_recorded_heads(model)
+    # Of a training that has not written down what the outputs are, they are read off the model.
+    heads = recorded if recorded and recorded.keys() == info.labels.keys() else read_heads(loaded, info)
+    order = output_order(loaded, manifest.labels)
+    answers = {name: one.numpy() for name, one in to_answers(outputs, heads, manifest.labels, order).items()}
+    for name, answer in answers.items():
+        if unknown := int((~np.isfinite(answer)).any(axis=1).sum()):
+            raise ModelError(
+                f"{model} gives {unknown:,} of {len(answer):,} examples of the {split} split an answer for "
+                f"{name} "
+                "that is not finite (NaN): its weights are not, or its inputs overflow; train it again"
+            )
+    several = len(info.labels) > 1
+    labels = {
+        name: np.concatenate([one[name] if several else one for one in targets]) for name in info.labels
+    }
+    return labels, answers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,7 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m shardline.trainer.predict", description=__doc__)
     parser.add_argument("model", type=Path, help="model.keras")
     parser.add_argument("dataset", type=Path, help="dataset directory")
-    parser.add_argument("output", type=Path, help="CSV file: label, predicted label, probability by class")
+    parser.add_argument(
+        "output",
+        type=Path,
+        help="CSV file: label, predicted label, probability by class; or true and predicted values",
+    )
     parser.add_argument("--split", default="test")
     parser.add_argument("--batch-size", type=int, default=32, help="examples per device and step")
     parser.add_argument("--cpu-devices", type=int, default=0, help="logical devices to divide the CPU into")
@@ -90,16 +105,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with progress.errors_end_the_process("predict"):
         given = {name: value for name, value in vars(options).items() if name != "output"}
-        labels, outputs = predict(**given)
-        names = manifests.load(options.dataset).class_names
+        labels, answers = predict(**given)
+        manifest = manifests.load(options.dataset)
+        tables = [_columns(label, labels[label.name], answers[label.name]) for label in manifest.labels]
         text = io.StringIO()
         writer = csv.writer(text)
-        writer.writerow(["label", "predicted", *names])
-        for label, row in zip(labels, outputs, strict=True):
-            writer.writerow([names[label], names[row.argmax()], *(f"{value:.6g}" for value in row)])
+        prefixes = [f"{label.name} " if len(tables) > 1 else "" for label in manifest.labels]
+        titles = [
+            f"{prefix}{title}" for prefix, (head, _) in zip(prefixes, tables, strict=True) for title in head
+        ]
+        writer.writerow(titles)
+        for rows in zip(*(rows for _, rows in tables), strict=True):
+            writer.writerow([cell for row in rows for cell in row])
         files.write_text(options.output, text.getvalue())
-        right = float((outputs.argmax(axis=1) == labels).mean())
-        progress.say("predict", f"{len(labels):,} examples, {right:.4f} of them right: {options.output}")
+        count = len(next(iter(labels.values())))
+        progress.say("predict", f"{count:,} examples: {options.output}")
+        if manifest.is_classes:
+            right = float((answers[LABEL].argmax(axis=1) == labels[LABEL]).mean())
+            progress.say("predict", f"{right:.4f} of them right")
+
+
+def _columns(label: Label, true: Any, said: Any) -> tuple[list[str], list[list[str]]]:
+    """Returns the titles of a label's columns, and their cells for each example."""
+    names = label.outputs
+    shown = [[f"{value:.6g}" for value in row] for row in said]
+    if label.kind == CLASS:
+        pairs = zip(true, said, shown, strict=True)
+        return ["label", "predicted", *names], [[names[t], names[row.argmax()], *s] for t, row, s in pairs]
+    truths = [[f"{value:.6g}" for value in row] for row in true.reshape(len(true), -1)]
+    titles = [f"{name}{suffix}" for suffix in ("", " predicted") for name in names]
+    return titles, [[*t, *s] for t, s in zip(truths, shown, strict=True)]
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from shardline.trainer.data import memory
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, choose_policy
-from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
+from shardline.trainer.data.transforms import USUAL_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.errors import DatasetError, SettingsError
-from shardline.trainer.models.interface import Interface
+from shardline.trainer.models.interface import Interface, only
 from shardline.trainer.settings import OutputDirs, TrainSettings
 from shardline.trainer.watchdog import Watchdog
 
@@ -110,7 +110,8 @@ class Run:
         """Returns the bytes that one process's examples of a split take decoded; None if it is not known."""
         shared = self.shard_policy.name == "file"
         records = self.manifest.splits[split].records // (self.cluster.num_workers if shared else 1)
-        return memory.decoded_bytes(self.manifest.inputs.values(), records)
+        features = [*self.manifest.inputs.values(), *(label.feature for label in self.manifest.labels)]
+        return memory.decoded_bytes(features, records)
 
     def step_shards(self, plan: EpochPlan, step: int, process: int) -> str:
         """Names the shards that one process's examples of a step of the plan come from."""
@@ -161,8 +162,8 @@ def announce(run: Run, interface: Interface) -> None:
         + f"; {plan.steps:,} steps an epoch over {plan.records:,} examples",
     )
     progress.say("train", f"shard policy {policy.name}: {policy.reason}")
-    if interface.labels != "sparse":
-        progress.say("train", f"labels: {interface}")
+    for words in interface.described:
+        progress.say("train", f"labels: {words}")
     size = run.memory("train")
     if run.feed("train").in_memory and size is not None:
         kept = f"{size / 1e6:,.1f} MB"
@@ -177,14 +178,17 @@ def announce(run: Run, interface: Interface) -> None:
 def write_settings(run: Run, interface: Interface, changes: Sequence[Mapping[str, Any]]) -> None:
     """Records what runs, and which settings have changed on the way, in settings.json. For the chief."""
     settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
+    labels = run.manifest.labels
     files.write_json(
         run.dirs.model / saving.SETTINGS_FILE,
         {
             "model": settings.model,
             "fingerprint": run.manifest.fingerprint,
             "class_names": run.manifest.class_names,
-            "labels": interface.labels,
-            "head": interface.head,
+            "labels": only(
+                {one.name: interface.forms.get(one.name, USUAL_FORMS[one.kind]) for one in labels}
+            ),
+            "head": only(interface.heads),
             "seed": settings.seed,
             "settings": asdict(settings),
             "changes": list(changes),

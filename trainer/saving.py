@@ -10,10 +10,11 @@ from pathlib import Path
 import keras
 
 from shardline.trainer import files, models, plugins
+from shardline.trainer.data.features import LABEL
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models import import_string
-from shardline.trainer.models.head import HEADS, Head
+from shardline.trainer.models.head import HEADS, Heads
 
 MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
@@ -82,13 +83,15 @@ def _recorded_function(model_file: Path) -> str:
     return _read_entry(settings, "model", "train the model again") if settings.is_file() else ""
 
 
-def read_recorded_head(model_file: Path) -> Head | None:
-    """Returns what a model's outputs are, as its training has recorded it; None where it has not."""
+def read_recorded_heads(model_file: Path) -> Heads | None:
+    """Returns what a model's outputs are by label, as its training has recorded it; None where it has not."""
     settings = model_file.with_name(SETTINGS_FILE)
     if not settings.is_file():
         return None
     found = files.read_json(settings, ModelError).get("head")
-    return next((head for head in HEADS if head == found), None)
+    given = found if isinstance(found, dict) else {LABEL: found}
+    heads = {str(name): head for name, said in given.items() for head in HEADS if head == said}
+    return heads if heads and len(heads) == len(given) else None
 
 
 def _read_entry(file: Path, name: str, advice: str) -> str:

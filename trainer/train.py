@@ -146,7 +146,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.feed("train")
     model, frozen, interface = _assemble(run, feed)
-    feed = replace(feed, labels=interface.labels)
+    feed = replace(feed, forms=interface.forms, order=interface.order)
     record = Record.of(settings, run.replicas, learning_rates(model))
     if chief:
         announce(run, interface)
@@ -194,7 +194,7 @@ def _evaluate(run: Run) -> None:
     """Evaluates the checkpoints of a run until it has ended: the evaluator's part."""
     feed = run.feed("validation")
     model, _, interface = _assemble(run, feed, evaluate_only=True)
-    feed = replace(feed, labels=interface.labels)
+    feed = replace(feed, forms=interface.forms, order=interface.order)
     evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps)
     evaluator.Evaluator(
         model,
@@ -233,8 +233,8 @@ def _assemble(
         if not evaluate_only:
             tune_optimizer(model, settings, run.replicas)
             frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
-        if interface.labels != "sparse":
-            element = replace(feed, labels=interface.labels).element_spec
+        if interface.forms or interface.order:
+            element = replace(feed, forms=interface.forms, order=interface.order).element_spec
         with frozen.thawed() if frozen else contextlib.nullcontext():
             create_variables(model, element)
     if not evaluate_only:
@@ -309,7 +309,7 @@ def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -
     xla = _uses_xla(run, model)
     validation = None
     if "validation" in run.manifest.splits:
-        validation = replace(run.feed("validation"), labels=feed.labels)
+        validation = replace(run.feed("validation"), forms=feed.forms, order=feed.order)
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)
         raw = feed.raw_dataset(position.epoch, settings.epochs, position.examples)

@@ -109,7 +109,7 @@ def train(model, data, manifest):
     """Trains for a moment, so that the probabilities are not all about the same."""
     paths = [str(data / shard.file) for shard in manifest.splits["train"].shards]
     for records in tf.data.TFRecordDataset(paths).batch(16).repeat(4):
-        model.train_on_batch(*parse_batch(records, manifest.inputs))
+        model.train_on_batch(*parse_batch(records, manifest.inputs, manifest.labels))
 
 
 @keras.saving.register_keras_serializable("tests")

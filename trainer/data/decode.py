@@ -6,12 +6,12 @@ so that an exported model does it too; `components.preprocess.images` reads it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
 
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import Feature, Label
 from shardline.trainer.data.geometry import place
 
 _EXIF = b"Exif\0\0"
@@ -138,18 +138,28 @@ def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 Inputs: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
 
-def parse_batch(serialized: tf.Tensor, inputs: Mapping[str, Feature]) -> tuple[Inputs, tf.Tensor]:
-    """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and labels, int64 (batch,).
+#: What a model is to predict: a batch of the only label, or of each of several by its name.
+Targets: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
-    Inputs are uint8 (batch, height, width, channels), or for a table a dict of columns (batch,).
+
+def parse_batch(
+    serialized: tf.Tensor, inputs: Mapping[str, Feature], labels: Sequence[Label]
+) -> tuple[Inputs, Targets]:
+    """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and targets.
+
+    Inputs are uint8 (batch, height, width, channels), or for a table a dict of columns (batch,). A target is
+    a class, int64 (batch,), 0 or 1 for each of several, int64 (batch, outputs), or a number, float32
+    (batch,), of several (batch, outputs).
     """
     stored = {
         name: tf.io.FixedLenFeature([], "string" if name == "image" else feature.dtype)
         for name, feature in inputs.items()
     }
-    parsed = tf.io.parse_example(serialized, {**stored, "label": tf.io.FixedLenFeature([], tf.int64)})
-    labels = parsed.pop("label")
-    return decode_batch(parsed["image"], inputs["image"]) if "image" in inputs else parsed, labels
+    stored |= {one.name: tf.io.FixedLenFeature(one.feature.shape, one.feature.dtype) for one in labels}
+    parsed = tf.io.parse_example(serialized, stored)
+    targets = {label.name: parsed.pop(label.name) for label in labels}
+    x = decode_batch(parsed["image"], inputs["image"]) if "image" in inputs else parsed
+    return x, targets if len(labels) > 1 else targets[labels[0].name]
 
 
 def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import tensorflow as tf
 
-from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.decode import Targets, parse_batch
+from shardline.trainer.data.features import CLASS, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Shard
 from shardline.trainer.data.memory import untuned
 from shardline.trainer.errors import DatasetError
 
-_BAD_LABEL = re.compile(r"(the \w+ split has a label outside 0\.\.\d+:)\]? *\[?(-?\d+)")
+_BAD_LABEL = re.compile(
+    r"(the \w+ split has a (?:label outside 0\.\.\d+|value of '.+' that is no finite number):)\]? *\[?(-?\w+)"
+)
 # Of TensorFlow's ParseExample.
 _ABSENT = re.compile(r"Feature: (\S+) \(data type: \w+\) is required but could not be found")
 _NOT_ONE = re.compile(r"Key: (\S+), Index: \d+\. +Number of \w+ values != expected\. +Values size: (\d+)")
@@ -34,12 +38,23 @@ Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
 _SEARCH_SECONDS = 60.0
 
 
-def check_labels(labels: tf.Tensor, classes: int, split: str) -> tf.Tensor:
-    """Returns labels, int64 (batch,), of which reading fails when one is not in 0..classes-1."""
-    outside = tf.boolean_mask(labels, (labels < 0) | (labels >= classes))
-    message = f"the {split} split has a label outside 0..{classes - 1}:"
+def check_targets(targets: Targets, labels: Sequence[Label], split: str) -> Targets:
+    """Returns targets as `parse_batch` gives them, of which reading fails when one is none of its label."""
+    if isinstance(targets, dict):
+        return {label.name: _check(targets[label.name], label, split) for label in labels}
+    return _check(targets, labels[0], split)
+
+
+def _check(target: tf.Tensor, label: Label, split: str) -> tf.Tensor:
+    if label.kind == REGRESSION:
+        outside = tf.boolean_mask(target, ~tf.math.is_finite(target))
+        message = f"the {split} split has a value of {label.name!r} that is no finite number:"
+    else:
+        classes = len(label.outputs) if label.kind == CLASS else 2
+        outside = tf.boolean_mask(target, (target < 0) | (target >= classes))
+        message = f"the {split} split has a label outside 0..{classes - 1}:"
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(outside), 0), [message, outside])]):
-        return tf.identity(labels)
+        return tf.identity(target)
 
 
 def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError | None:
@@ -106,10 +121,10 @@ def _read(
 ) -> tuple[int, Raised | None]:
     """Reads a shard as training does; returns the number of sound records, and what was raised after them."""
 
-    def check(record: tf.Tensor) -> tf.Tensor:
-        inputs, labels = parse_batch(record[tf.newaxis], manifest.inputs)
+    def check(record: tf.Tensor) -> Targets:
+        inputs, targets = parse_batch(record[tf.newaxis], manifest.inputs, manifest.labels)
         with tf.control_dependencies(tf.nest.flatten(inputs)):  # which nothing else needs
-            return check_labels(labels, len(manifest.class_names), split)
+            return check_targets(targets, manifest.labels, split)
 
     number = 0
     checked = _records(directory / shard.file, manifest).map(

@@ -96,6 +96,7 @@ class DatasetInfo:
             these names, and so are the model's outputs.
         features: All features of an example, by name.
         records: Number of examples by split.
+        train: What each label is in the training split, by its name.
     """
 
     input_shape: tuple[int, ...]
@@ -103,6 +104,7 @@ class DatasetInfo:
     features: Mapping[str, Feature]
     records: Mapping[str, int]
     inputs: Mapping[str, Feature]
+    train: Mapping[str, Tally] = field(default_factory=dict)
 
     @property
     def is_table(self) -> bool:
@@ -223,6 +225,7 @@ class Manifest:
             labels={label.name: label for label in self.labels},
             features={feature.name: feature for feature in self.features},
             records={name: split.records for name, split in self.splits.items()},
+            train=self.splits["train"].labels if "train" in self.splits else {},
         )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.data.decode import Inputs, parse_batch
+from shardline.trainer.data.decode import Inputs, Targets, parse_batch
 from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest
 
 _BATCH = 256
 
@@ -27,21 +28,22 @@ class Memory:
     """Decoded examples as `Feed.decode` gives a batch, by their position among those that were loaded."""
 
     inputs: Inputs
-    labels: tf.Tensor
+    targets: Targets
 
-    def take(self, positions: tf.Tensor) -> tuple[Inputs, tf.Tensor]:
-        """Returns the inputs and labels at some positions, int64 (batch,)."""
+    def take(self, positions: tf.Tensor) -> tuple[Inputs, Targets]:
+        """Returns the inputs and targets at some positions, int64 (batch,)."""
 
         def take(values: tf.Tensor) -> tf.Tensor:
             return tf.gather(values, positions)
 
-        return tf.nest.map_structure(take, self.inputs), take(self.labels)
+        inputs, targets = tf.nest.map_structure(take, (self.inputs, self.targets))
+        return inputs, targets
 
 
-def decoded_bytes(inputs: Iterable[Feature], records: int) -> int | None:
-    """Returns the size of examples when they are decoded; None where it is not known."""
-    total = 8  # the label
-    for feature in inputs:
+def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
+    """Returns the size of so many examples of some features, decoded; None where it is not known."""
+    total = 0
+    for feature in features:
         if feature.dtype == "string" or None in feature.shape:
             return None
         sizes = [size for size in feature.shape if size is not None]
@@ -78,15 +80,15 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def load(paths: Sequence[str], compression: str, inputs: Mapping[str, Feature]) -> Memory:
-    """Reads and decodes whole shards ("" or "gzip" compressed), one after the other."""
-    records = tf.data.TFRecordDataset(list(paths), compression_type=compression.upper(), buffer_size=8 << 20)
+def load(paths: Sequence[str], manifest: Manifest) -> Memory:
+    """Reads and decodes whole shards, one after the other."""
+    compression, inputs, labels = manifest.compression.upper(), manifest.inputs, manifest.labels
+    records = tf.data.TFRecordDataset(list(paths), compression_type=compression, buffer_size=8 << 20)
     decoded = records.batch(_BATCH).map(
-        tf.autograph.experimental.do_not_convert(lambda batch: parse_batch(batch, inputs)),
+        tf.autograph.experimental.do_not_convert(lambda batch: parse_batch(batch, inputs, labels)),
         num_parallel_calls=tf.data.AUTOTUNE,
     )
     parts = [tf.nest.flatten(batch) for batch in untuned(decoded.prefetch(2)).as_numpy_iterator()]
     with tf.device("CPU:0"):
         whole = [tf.constant(np.concatenate(column)) for column in zip(*parts, strict=True)]
-    values, labels = tf.nest.pack_sequence_as(decoded.element_spec, whole)
-    return Memory(values, labels)
+    return Memory(*tf.nest.pack_sequence_as(decoded.element_spec, whole))

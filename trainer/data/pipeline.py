@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.data.faults import check_labels
+from shardline.trainer.data.faults import check_targets
 from shardline.trainer.data.manifest import Manifest, Split, check_files
 from shardline.trainer.data.memory import Memory, load, untuned
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
@@ -23,7 +23,7 @@ from shardline.trainer.data.transforms import (
     Transform,
     augment_batch,
     describe_structure,
-    form_labels,
+    form_targets,
 )
 from shardline.trainer.errors import SettingsError
 
@@ -77,7 +77,10 @@ class Feed:
         class_weights: Weight of each class's examples in the loss; () gives elements without weights.
         transform: Makes of a batch what the model takes; None gives it as it is.
         in_memory: Whether each worker decodes its examples once, before the first batch, and keeps them.
-        labels: Form in which the model takes labels; a transformation gets class numbers.
+        forms: By the name of a label, the form in which the model takes it, where that is not the usual one;
+            a transformation gets targets as they are stored.
+        order: Names of several labels in the order in which a model's list of outputs has them; () for a
+            dict.
     """
 
     directory: Path
@@ -90,7 +93,8 @@ class Feed:
     class_weights: Sequence[float] = ()
     transform: Transform | None = None
     in_memory: bool = False
-    labels: LabelForm = "sparse"
+    forms: Mapping[str, LabelForm] = field(default_factory=dict)
+    order: Sequence[str] = ()
 
     @property
     def element_spec(self) -> Data:
@@ -148,7 +152,7 @@ class Feed:
         shards = self._shards(workers, worker)
         memory, read = None, self._read_records
         if self.in_memory:
-            memory = load(shards.files, self.manifest.compression, self.manifest.inputs)
+            memory = load(shards.files, self.manifest)
             read = self._read_positions
         batches = self._batches(workers, worker, shards, read, epochs, start)
         decode = _as_is(lambda raw: self.decode(raw, memory))
@@ -159,20 +163,21 @@ class Feed:
         """Decodes, checks, augments and weights a batch, whose positions, if it has them, are in `memory`.
 
         Returns (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,
-        channels), or for a table a dict of its columns, each (batch,); y has the form of `labels`, each in
-        0..num_classes-1; sample_weight is float32 (batch,). With a transformation, what it returns.
+        channels), or for a table a dict of its columns, each (batch,); y is the label in its form, or a dict
+        or tuple of several; sample_weight is float32 (batch,). With a transformation, what it returns.
         """
         if memory is None:
-            x, y = parse_batch(raw["example"], self.manifest.inputs)
+            x, y = parse_batch(raw["example"], self.manifest.inputs, self.manifest.labels)
         else:
             x, y = memory.take(raw["position"])
-        classes = len(self.manifest.class_names)
-        y = check_labels(y, classes, self.split)
+        y = check_targets(y, self.manifest.labels, self.split)
         if self.augmentation is not None:
             x, y = augment_batch(self.augmentation, x, y, raw["seed"])
         if self.transform is not None:
             return self.transform(x, y)
-        formed = form_labels(y, self.labels, classes)
+        formed = form_targets(y, self.manifest.labels, self.forms)
+        if self.order:
+            return x, tuple(formed[name] for name in self.order)
         if self.class_weights:
             return x, formed, tf.gather(tf.constant(self.class_weights, tf.float32), y)
         return x, formed

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from shardline.trainer import files, plugins
-from shardline.trainer.data.decode import Inputs
+from shardline.trainer.data.decode import Inputs, Targets
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.errors import SettingsError
 
-#: (x, y) of a batch -> x, (x, y) or (x, y, sample_weight), where each may be a dict or a tuple of tensors.
-Transform = Callable[[Any, tf.Tensor], Any]
+#: (x, y) of a batch, y as `parse_batch` gives targets -> x, (x, y) or (x, y, sample_weight), where each may
+#: be a dict or a tuple of tensors.
+Transform = Callable[[Any, Targets], Any]
 
 
 def load_transform(reference: str) -> Transform:
     """Returns the transformation that `pkg.module:function` names."""
     function = _load(reference, "transform")
 
-    def transform(x: Any, y: tf.Tensor) -> Any:
+    def transform(x: Any, y: Targets) -> Any:
         with plugins.calling(f"transform {reference!r} failed", SettingsError):
             return function(x, y)
 
@@ -47,8 +49,9 @@ def describe_structure(structure: Any) -> str:
 
 
 #: (x, y, seed) -> (x, y) of one example: x uint8 (height, width, channels), or for a table a dict of scalars;
-#: y a scalar int64; seed int64 (2,), for TensorFlow's stateless random functions.
-Augmentation = Callable[[Any, tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
+#: y the target of one example, of one class a scalar int64; seed int64 (2,), for TensorFlow's stateless
+#: random functions.
+Augmentation = Callable[[Any, Targets, tf.Tensor], tuple[Any, Targets]]
 
 
 def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
@@ -56,7 +59,8 @@ def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
     function = _load(reference, "augmentation")
     columns = {name: tf.TensorSpec((), feature.dtype) for name, feature in dataset.inputs.items()}
     x = columns if dataset.is_table else tf.TensorSpec(dataset.input_shape, tf.uint8)
-    wanted = (x, tf.TensorSpec((), tf.int64))
+    y = {name: tf.TensorSpec(one.feature.shape, one.feature.dtype) for name, one in dataset.labels.items()}
+    wanted = (x, y if len(y) > 1 else next(iter(y.values())))
     try:
         traced = function.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
     except (Exception, SystemExit) as error:  # a user's code runs here and may raise anything
@@ -83,8 +87,8 @@ def _load(reference: str, kind: str) -> Any:
 
 
 def augment_batch(
-    augmentation: Augmentation, x: Inputs, y: tf.Tensor, seeds: tf.Tensor
-) -> tuple[Inputs, tf.Tensor]:
+    augmentation: Augmentation, x: Inputs, y: Targets, seeds: tf.Tensor
+) -> tuple[Inputs, Targets]:
     """Applies an augmentation to each example of a batch, with its seeds, int64 (batch, 2)."""
     signature = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (x, y))
     x, y = tf.map_fn(lambda one: augmentation(*one), (x, y, seeds), fn_output_signature=signature)
@@ -111,6 +115,13 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
     """
     if not setting:
         return ()
+    if not manifest.is_classes:
+        kinds = ", ".join(f"{label.name}, {label.kind}" for label in manifest.labels)
+        raise SettingsError(
+            f"class_weights are for one label of kind class, the dataset has {kinds}; leave them out, or "
+            "weigh "
+            "in the model's loss"
+        )
     if setting == BALANCED:
         counts = manifest.splits["train"].class_counts
         # The weight of a class without examples weighs nothing, whatever it is.
@@ -134,13 +145,25 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
     return tuple(float(weights.get(name, 1.0)) for name in names)
 
 
-#: Form of the labels in a batch: class numbers, int64 (batch,); one-hot, float32 (batch, classes); or for two
-#: classes 0 or 1, float32 (batch, 1).
-LabelForm = Literal["sparse", "one-hot", "binary"]
+#: Form of a label in a batch. Of a class its number, int64 (batch,); one-hot, float32 (batch, classes); or
+#: for two classes 0 or 1, float32 (batch, 1). Of several labels 0 or 1 for each, float32 (batch, outputs). Of
+#: numbers as they are stored, or for a model whose output is so, one number as float32 (batch, 1).
+LabelForm = Literal["sparse", "one-hot", "binary", "several", "number", "column"]
+
+#: By the kind of a label, its form where nothing asks for another one.
+USUAL_FORMS: Mapping[str, LabelForm] = {CLASS: "sparse", MULTILABEL: "several", REGRESSION: "number"}
 
 
-def form_labels(labels: tf.Tensor, form: LabelForm, classes: int) -> tf.Tensor:
-    """Returns class numbers, int64 (batch,), in another form."""
+def form_targets(targets: Targets, labels: Sequence[Label], forms: Mapping[str, LabelForm]) -> Targets:
+    """Returns targets as `parse_batch` gives them in the forms of their labels, by name."""
+    if isinstance(targets, dict):
+        return {one.name: _form(targets[one.name], one, forms.get(one.name)) for one in labels}
+    return _form(targets, labels[0], forms.get(labels[0].name))
+
+
+def _form(target: tf.Tensor, label: Label, form: LabelForm | None) -> tf.Tensor:
     if form == "one-hot":
-        return tf.one_hot(labels, classes, dtype=tf.float32)
-    return tf.cast(labels, tf.float32)[:, None] if form == "binary" else labels
+        return tf.one_hot(target, len(label.outputs), dtype=tf.float32)
+    if form in ("binary", "column"):
+        return tf.cast(target, tf.float32)[:, None]
+    return tf.cast(target, tf.float32) if label.kind == MULTILABEL else target

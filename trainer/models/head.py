@@ -13,10 +13,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer.data.decode import Inputs
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_compilation import compiled_losses, is_activated, reason
+from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
 
 
 def probe_inputs(dataset: DatasetInfo) -> Inputs:
@@ -33,13 +33,37 @@ def probe_inputs(dataset: DatasetInfo) -> Inputs:
 #: What to do about a model that cannot be exported.
 ALL_THE_SAME = "to train it all the same, without an export, set allow_unexportable"
 
-#: What the outputs of a model are: a probability by class, or logits; or for two classes one number, the
-#: probability of the second class, or its logit; or numbers as they are.
+#: What an output of a model is. Of a class: a probability by class, or logits; or for two classes one number,
+#: the probability of the second class, or its logit. Of several labels: a probability of each, or logits. Of
+#: numbers: these.
 Head = Literal["probabilities", "logits", "probability", "logit", "numbers"]
 HEADS: tuple[Head, ...] = ("probabilities", "logits", "probability", "logit", "numbers")
 
+#: The head of each label, by its name.
+Heads = Mapping[str, Head]
+
 # Wide enough for a softmax computed in float16, far narrower than any accident.
 _TOLERANCE = 1e-2
+
+
+def read_heads(model: keras.Model, dataset: DatasetInfo, known: Heads | None = None) -> Heads:
+    """Checks that a model fits a dataset and says what its outputs are, where that is not `known`.
+
+    Of classes, they are logits, and the export adds the softmax (or sigmoid), when a loss that the model was
+    compiled with has `from_logits=True` and the outputs are not probabilities already (Keras finds its way
+    back to the logits of a softmax layer, so that combination trains correctly). In every other case they
+    must be probabilities: on two made-up examples each row has to be non-negative and to sum to 1; or a
+    single number in 0..1, for two classes, or a number in 0..1 for each of several labels. Outputs that are
+    not finite are let through here, because the evaluation counts them. All else is a ModelError.
+    """
+    labels = list(dataset.labels.values())
+    outputs = by_label(_outputs_on_probe(model, dataset), labels, output_order(model, labels))
+    for label in labels:
+        _check_shape(outputs[label.name], label)
+    if known and known.keys() == dataset.labels.keys():
+        return dict(known)
+    losses = losses_by_label(model, labels)
+    return {one.name: _read_head(outputs[one.name], one, losses[one.name], dataset) for one in labels}
 
 
 def read_head(model: keras.Model, dataset: DatasetInfo, known: Head | None = None) -> Head:
@@ -48,107 +72,116 @@ def read_head(model: keras.Model, dataset: DatasetInfo, known: Head | None = Non
     return read_heads(model, dataset, {name: known} if known else None)[name]
 
 
-def read_heads(
-    model: keras.Model, dataset: DatasetInfo, known: Mapping[str, Head] | None = None
-) -> dict[str, Head]:
-    """Checks that a model fits a dataset and says what its outputs are by label, where that is not `known`.
-
-    Those of classes are logits, and the export adds the softmax, when a loss that the model was compiled with
-    has `from_logits=True` and the outputs are not probabilities already (Keras finds its way back to the
-    logits of a softmax layer, so that combination trains correctly). In every other case they must be
-    probabilities: on two made-up examples each row has to be non-negative and to sum to 1; or a single number
-    in 0..1, for two classes. Of several labels each must be a number in 0..1, or a logit. Outputs that are
-    not finite are let through here, because the evaluation counts them. All else is a ModelError.
-    """
-    labels = [*dataset.labels.values()]
-    outputs = by_label(_outputs_on_probe(model, dataset), labels)
-    for label in labels:
-        _check_shape(outputs[label.name], label)
-    if known and known.keys() == dataset.labels.keys():
-        return dict(known)
-    return {
-        label.name: _head_of(outputs[label.name], label, _losses_of(model, label, labels), dataset)
-        for label in labels
-    }
-
-
-def _losses_of(model: keras.Model, label: Label, labels: Sequence[Label]) -> list[Any]:
-    """Returns the losses of a label's output, where they were given by output; else all."""
-    given = getattr(model, "loss", None)
-    if isinstance(given, Mapping):
-        return [given[label.name]] if label.name in given else []
-    if isinstance(given, list | tuple) and len(given) == len(labels):
-        return [given[labels.index(label)]]
-    return compiled_losses(model)
-
-
-def _head_of(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
+def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
+    _check_losses(label, losses)
     if label.kind == REGRESSION:
         return "numbers"
     values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
-    values = values.reshape(len(values), -1)
-    several = label.kind == MULTILABEL
-    single = values.shape[1] == 1 and not several
+    single = label.kind == CLASS and values.shape[1] == 1
     logits = any(map(_wants_logits, losses))
-    # Untrained logits may lie in 0..1 as well; an activation of Keras is known for one.
-    sure = not (single or several) or not logits or is_activated(outputs)
-    if sure and (_are_shares(values) if several else _are_probabilities(values)):
+    fits = _are_probabilities(values) if label.kind == CLASS else _are_shares(values)
+    if fits and ((label.kind == CLASS and not single) or not logits or is_activated(outputs)):
         return "probability" if single else "probabilities"
     if logits:
         return "logit" if single else "logits"
     if np.isfinite(values).all():
         probed = "a row of zeros" if dataset.is_table else "a black image"
         shown = ", ".join(f"{value:.3g}" for value in values[0][:4]) + ", ..." * (len(values[0]) > 4)
+        last = "sigmoid" if single or label.kind == MULTILABEL else "softmax"
         raise ModelError(
             f"the model's outputs are not probabilities (on {probed}: [{shown}]) and its loss does not say "
-            f"from_logits; end the model with a {'sigmoid' if single or several else 'softmax'}, or compile "
-            "it with from_logits=True"
+            f"from_logits; end the model with a {last}, or compile it with from_logits=True"
         )
     return "probability" if single else "probabilities"
 
 
-def to_probabilities(outputs: tf.Tensor, head: Head) -> tf.Tensor:
-    """Returns the probability of each class, float32 (batch, classes), from a model's outputs."""
+def _check_losses(label: Label, losses: Sequence[Any]) -> None:
+    """Refuses losses of Keras that are made for another kind of label."""
+    for loss in losses:
+        name = name_of(loss).replace("_", "").lower()
+        if label.kind == REGRESSION and "crossentropy" in name:
+            raise ModelError(
+                f"the loss {name_of(loss)} is for classes, and the label {label.name!r} is "
+                f"{', '.join(label.outputs[:5])}: a number; compile the model with mse, mae or huber"
+            )
+        if label.kind == MULTILABEL and "categorical" in name:
+            raise ModelError(
+                f"the loss {name_of(loss)} is for one class of several, and of {label.name!r} an example "
+                "may have "
+                "any; end the model with a sigmoid for each, and compile it with binary_crossentropy"
+            )
+
+
+def to_answer(outputs: Any, head: Head, label: Label) -> tf.Tensor:
+    """Returns what a model says of a label, float32 (batch, outputs), from its output for it.
+
+    It is the probability of each class, of each of several labels, or a number for each.
+    """
     outputs = tf.cast(outputs, tf.float32)
+    if head == "numbers":
+        return tf.reshape(outputs, (-1, len(label.outputs)))
     if head in ("probability", "logit"):
         second = tf.sigmoid(outputs) if head == "logit" else outputs
         return tf.concat([1 - second, second], axis=-1)
-    return tf.nn.softmax(outputs) if head == "logits" else outputs
+    if head == "logits":
+        return tf.nn.softmax(outputs) if label.kind == CLASS else tf.sigmoid(outputs)
+    return outputs
 
 
-def to_answer(outputs: tf.Tensor, head: Head, label: Label) -> tf.Tensor:
-    """Returns what a model says of a label, float32 (batch, outputs): probabilities, or numbers.
-
-    Those of a class sum to 1, each of several labels is one of its own.
-    """
-    if label.kind == CLASS:
-        return to_probabilities(outputs, head)
-    said = tf.reshape(tf.cast(outputs, tf.float32), [-1, len(label.outputs)])
-    return tf.sigmoid(said) if head == "logits" else said
+def to_answers(
+    outputs: Any, heads: Heads, labels: Sequence[Label], order: Sequence[str] = ()
+) -> dict[str, tf.Tensor]:
+    """Returns what a model says of each label, as `to_answer`, by its name; the rest is as for `by_label`."""
+    found = by_label(outputs, labels, order)
+    return {label.name: to_answer(found[label.name], heads[label.name], label) for label in labels}
 
 
-def by_label(outputs: Any, labels: Sequence[Label]) -> dict[str, Any]:
-    """Returns a model's outputs by name of the label: a dict of these names, or a list in their order.
+def by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns a model's outputs by name of the label: a dict of these names, or a list in an `order`.
 
-    Of a single label the output itself will do. Raises ModelError when there are others.
+    Of a single label the output itself will do. A ModelError says that they are not one for each label.
     """
     names = [label.name for label in labels]
+    nested = isinstance(outputs, Mapping | list | tuple)
     if isinstance(outputs, Mapping) and set(outputs) == set(names):
         return {name: outputs[name] for name in names}
-    several = isinstance(outputs, Mapping | list | tuple)
-    listed = [*outputs.values()] if isinstance(outputs, Mapping) else list(outputs) if several else [outputs]
-    if len(listed) == len(names) and (len(names) == 1 or not isinstance(outputs, Mapping)):
-        return dict(zip(names, listed, strict=True))
-    found = f" ({', '.join(map(str, outputs))})" if isinstance(outputs, Mapping) else ""
+    if isinstance(outputs, list | tuple) and len(outputs) == len(names):
+        return dict(zip(order or names, outputs, strict=True))
+    if len(names) == 1 and not nested:
+        return {names[0]: outputs}
+    found = f"{len(outputs) if nested else 1} output{'s' if nested and len(outputs) != 1 else ''}"
+    if isinstance(outputs, Mapping):
+        found += f" ({', '.join(map(str, outputs))})"
     needed = f"one for each label, a dict of {', '.join(names)}," if len(names) > 1 else "one"
     raise ModelError(
-        f"the model has {len(listed)} outputs{found}; an exported model has {needed}: train "
-        f"a model with {'these' if len(names) > 1 else 'that one alone'}; {ALL_THE_SAME}"
+        f"the model has {found}; an exported model has {needed}: train a model with "
+        f"{'these' if len(names) > 1 else 'that one alone'}; {ALL_THE_SAME}"
     )
 
 
-def _are_shares(values: npt.NDArray[np.float32]) -> bool:
-    return bool(((values >= -_TOLERANCE) & (values <= 1 + _TOLERANCE)).all())
+def output_order(model: keras.Model, labels: Sequence[Label]) -> Sequence[str]:
+    """Returns the names of the labels in the order of a list of outputs: by its layers' names if it can."""
+    given, names = list(getattr(model, "output_names", None) or ()), [label.name for label in labels]
+    return given if sorted(given) == sorted(names) else names
+
+
+def losses_by_label(model: keras.Model, labels: Sequence[Label]) -> dict[str, list[Any]]:
+    """Returns the losses that a model was compiled with, for each label."""
+    return compiled_by_label(model, getattr(model, "loss", None), labels, compiled_losses(model))
+
+
+def compiled_by_label(
+    model: keras.Model, given: Any, labels: Sequence[Label], everything: Sequence[Any]
+) -> dict[str, list[Any]]:
+    """Returns of what was given to `compile` the part for each label; all of it where it is not by output."""
+    names = [label.name for label in labels]
+    if isinstance(given, Mapping) and set(given) <= set(names):
+        parts = dict(given)
+    elif isinstance(given, list | tuple) and len(given) == len(names) > 1:
+        parts = dict(zip(output_order(model, labels), given, strict=True))
+    else:
+        return {name: list(everything) for name in names}
+    return {name: [one for one in keras.tree.flatten(parts.get(name)) if one is not None] for name in names}
 
 
 def _are_probabilities(values: npt.NDArray[np.float32]) -> bool:
@@ -158,6 +191,10 @@ def _are_probabilities(values: npt.NDArray[np.float32]) -> bool:
     return bool(
         (values >= -_TOLERANCE).all() and np.allclose(values.sum(axis=1), 1.0, rtol=0, atol=_TOLERANCE)
     )
+
+
+def _are_shares(values: npt.NDArray[np.float32]) -> bool:
+    return bool(((values >= 0) & (values <= 1 + _TOLERANCE)).all() and (values > 0).any())
 
 
 def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> Any:
@@ -171,21 +208,26 @@ def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> Any:
         raise ModelError(f"the model does not take this dataset's {inputs}: {reason(error)}") from error
 
 
-def _check_shape(outputs: Any, label: Label) -> None:
-    """Refuses outputs on two examples that are not a number for each of a label's classes or numbers."""
-    shape, wanted = getattr(outputs, "shape", None), len(label.outputs)
-    fitting: list[tuple[int, ...]] = [(2, wanted)]
-    if label.kind == CLASS and wanted == 2:
+def _check_shape(output: Any, label: Label) -> None:
+    """Refuses an output on two examples that is not a number for each of a label's classes or numbers."""
+    shape, count = getattr(output, "shape", None), len(label.outputs)
+    fitting: list[tuple[int, ...]] = [(2, count)]
+    if label.kind == CLASS and count == 2:
         fitting.append((2, 1))
-    if label.kind == REGRESSION and wanted == 1:
+    if label.kind == REGRESSION and count == 1:
         fitting.append((2,))
-    if shape is None or tuple(shape) not in fitting:
-        found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(outputs).__name__
-        what = "classes" if label.class_names else "numbers"
-        raise ModelError(
-            f"the model's output is {found}, the dataset has {wanted} {what} and needs "
-            f"(n, {wanted}): it was made for other data"
-        )
+    if shape is not None and tuple(shape) in fitting:
+        return
+    found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(output).__name__
+    words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: f"number{'s' if count > 1 else ''}"}[
+        label.kind
+    ]
+    of = f" of {label.name!r}" if label.name != LABEL else ""
+    raise ModelError(
+        f"the model's output is {found}, the dataset has {count} {words}{of} and needs (n, {count}): it "
+        "was made "
+        "for other data"
+    )
 
 
 def _check_input(model: keras.Model, dataset: DatasetInfo) -> None:

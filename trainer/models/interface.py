@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer.data.features import CLASS, LABEL, REGRESSION
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.transforms import LabelForm, describe_structure
+from shardline.trainer.data.transforms import USUAL_FORMS, LabelForm, describe_structure
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import (
-    compiled_losses,
     compiled_metrics,
+    given_metrics,
     loss_of,
+    name_of,
     wrapped_function,
 )
-from shardline.trainer.models.head import ALL_THE_SAME, Head, probe_inputs, read_head
+from shardline.trainer.models.head import (
+    ALL_THE_SAME,
+    Heads,
+    by_label,
+    compiled_by_label,
+    losses_by_label,
+    output_order,
+    probe_inputs,
+    read_heads,
+)
 
 # What takes either form, deciding by the shape of the labels.
 _ADAPTIVE = {"accuracy", "acc", "crossentropy", "ce"}
@@ -31,18 +43,21 @@ class Interface:
     """What a model takes and gives.
 
     Attributes:
-        labels: Form of the labels in a batch.
-        reason: Name of the loss or metric that has decided it; "" where none had to.
-        head: What its outputs are; None for a model that cannot be exported.
+        forms: By the name of a label, its form in a batch, where that is not the usual one.
+        described: In words, each form and the loss or metric that has decided it.
+        heads: What the outputs are, by label; None for a model that cannot be exported.
+        order: Of a model whose outputs are a list, the names of the labels in their order; () for any other.
     """
 
-    labels: LabelForm = "sparse"
-    reason: str = ""
-    head: Head | None = None
+    forms: Mapping[str, LabelForm] = field(default_factory=dict)
+    described: tuple[str, ...] = ()
+    heads: Heads | None = None
+    order: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        """Returns the form of the labels in words."""
-        return f"{'0 or 1' if self.labels == 'binary' else self.labels}, as {self.reason} takes them"
+
+def only(by_label: Mapping[str, str] | None) -> Any:
+    """Returns the value for the only label, or all of them by label, as settings.json has it."""
+    return next(iter(by_label.values())) if by_label and [*by_label] == [LABEL] else by_label
 
 
 def read_interface(
@@ -55,22 +70,63 @@ def read_interface(
 ) -> Interface:
     """Returns the interface of a compiled model; `element` is the specification of what it is trained on.
 
-    The labels that a transformation makes stay as they are. Raises ModelError when a model that is to be
+    The targets that a transformation makes stay as they are. Raises ModelError when a model that is to be
     exported cannot be, or when losses and metrics take labels of different forms, as `fit` would too.
     """
-    head = None
+    heads = None
     try:
         if transformed:
             _check_inputs(dataset, element)
-        head = read_head(model, dataset)
+        heads = read_heads(model, dataset)
     except ModelError:
         if exported:
             raise
     if transformed:
-        return Interface(head=head)
-    units = 1 if head in ("probability", "logit") or _has_one_output(model) else dataset.num_classes
-    form, reason = choose_form(compiled_losses(model), compiled_metrics(model), units, dataset.num_classes)
-    return Interface(form, reason, head)
+        return Interface(heads=heads)
+    order, shapes = _outputs(model, dataset)
+    found = dict(_forms(model, dataset, heads, shapes))
+    forms = {
+        name: form for name, (form, _) in found.items() if form != USUAL_FORMS[dataset.labels[name].kind]
+    }
+    described = tuple(
+        f"{f'{name} ' if name != LABEL else ''}{_FORMS[form]}, as {found[name][1]} takes them"
+        for name, form in forms.items()
+        if found[name][1]
+    )
+    return Interface(forms, described, heads, order)
+
+
+_FORMS = {"binary": "0 or 1", "one-hot": "one-hot", "column": "a column", "sparse": "sparse"}
+
+
+def _forms(
+    model: keras.Model, dataset: DatasetInfo, heads: Heads | None, shapes: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[LabelForm, str]]]:
+    """Yields the form of each label by its name, and what has decided it."""
+    labels = list(dataset.labels.values())
+    losses = losses_by_label(model, labels)
+    metrics = compiled_by_label(model, given_metrics(model), labels, compiled_metrics(model))
+    for name, label in dataset.labels.items():
+        if label.kind == CLASS:
+            one = heads is not None and heads[name] in ("probability", "logit")
+            units = 1 if one or shapes.get(name, ())[1:] == (1,) else len(label.outputs)
+            yield name, choose_form(losses[name], metrics[name], units, len(label.outputs))
+        elif label.kind == REGRESSION and len(label.outputs) == 1 and len(shapes.get(name, ())) == 2:
+            yield name, ("column", "")
+        else:
+            yield name, (USUAL_FORMS[label.kind], "")
+
+
+def _outputs(model: keras.Model, dataset: DatasetInfo) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """Returns the order of a model's outputs and their shapes by label, as far as it can be asked."""
+    labels = list(dataset.labels.values())
+    try:
+        outputs = model(probe_inputs(dataset), training=False)
+        found = by_label(outputs, labels, output_order(model, labels))
+    except Exception:  # the model's own code runs here and may raise anything
+        return (), {}
+    order = tuple(output_order(model, labels)) if isinstance(outputs, list | tuple) else ()
+    return order, {name: tuple(output.shape) for name, output in found.items()}
 
 
 def _check_inputs(dataset: DatasetInfo, element: Any) -> None:
@@ -85,11 +141,6 @@ def _check_inputs(dataset: DatasetInfo, element: Any) -> None:
             f"transform makes {found} of the dataset's {wanted}, which an exported model gets as they are; "
             f"make it of layers of the model; {ALL_THE_SAME}"
         )
-
-
-def _has_one_output(model: keras.Model) -> bool:
-    shape = getattr(model, "output_shape", None) if getattr(model, "outputs", None) else None
-    return isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 1
 
 
 def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int) -> tuple[LabelForm, str]:
@@ -122,14 +173,6 @@ def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int)
             "AUC or F1Score)"
         )
     return next(iter(forms.items()), ("sparse", ""))
-
-
-def name_of(given: Any) -> str:
-    """Returns the name of a loss or metric as it was given to `compile`: text, a function or an object."""
-    inner = wrapped_function(given)
-    if isinstance(inner, str):
-        return inner
-    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def _known_form(given: Any) -> LabelForm | None:

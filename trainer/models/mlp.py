@@ -8,7 +8,7 @@ import keras
 
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
-from shardline.trainer.models.zoo import classify
+from shardline.trainer.models.zoo import finish
 
 # How much of the statistics a batch replaces once enough have been seen.
 _RATE = 0.01
@@ -91,7 +91,7 @@ def build_model(
     features = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
-    return classify("mlp", inputs, features, dataset, learning_rate, label_smoothing)
+    return finish("mlp", inputs, features, dataset, learning_rate, label_smoothing)
 
 
 def _numbers(columns: list[Any]) -> Any:

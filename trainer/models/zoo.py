@@ -1,23 +1,24 @@
-"""Built-in models of images, and the softmax with which all built-in models end.
+"""Built-in models of images, and the outputs with which all built-in models end.
 
 mnist_cnn is the network of TensorFlow's multi-worker training tutorial, resnet50 the transfer learning of
 the Vertex AI codelab, keras:NAME any model of keras.applications. Their common arguments: `learning_rate` of
-Adam; `label_smoothing`, the share of each label, in 0..1, that is spread evenly over all classes; `weights`,
-"imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights are frozen and only
-the head is trained; with "none" everything is trained. Grey images are repeated over three channels. Images
-that are too small, and weights that cannot be had, are a ModelError.
+Adam; `label_smoothing`, the share of each label of classes, in 0..1, that is spread evenly over all of them;
+`weights`, "imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights are frozen
+and only the head is trained; with "none" everything is trained. Grey images are repeated over three channels.
+Images that are too small, and weights that cannot be had, are a ModelError.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from shardline.trainer import files
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import KERAS_PREFIX
@@ -41,6 +42,29 @@ class SmoothedCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # keras ha
         return {**super().get_config(), "label_smoothing": self.label_smoothing}
 
 
+@keras.saving.register_keras_serializable("shardline")
+class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
+    """Mean squared error in standard deviations, so that numbers of different units count alike.
+
+    It is the share of a number's variance that a model does not explain.
+    """
+
+    def __init__(self, deviations: Sequence[float], name: str = "standardized_error", **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        self.deviations = list(deviations)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the loss of each example: y_true and y_pred (batch, numbers)."""
+        error = (keras.ops.cast(y_true, y_pred.dtype) - y_pred) / keras.ops.cast(
+            self.deviations, y_pred.dtype
+        )
+        return keras.ops.mean(keras.ops.square(error), axis=-1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {**super().get_config(), "deviations": self.deviations}
+
+
 def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
     """Refuses a table, and images with a side of fewer than `smallest` pixels."""
     if dataset.is_table:
@@ -52,7 +76,7 @@ def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
         )
 
 
-def classify(
+def finish(
     name: str,
     inputs: keras.KerasTensor | dict[str, keras.KerasTensor],
     features: keras.KerasTensor,
@@ -60,16 +84,48 @@ def classify(
     learning_rate: float,
     label_smoothing: float,
 ) -> keras.Model:
-    """Ends a model with a softmax over the classes and compiles it with Adam, crossentropy and accuracy."""
-    # In float32 whatever the precision of the rest: the loss takes the logarithm of small probabilities.
-    classes = keras.layers.Dense(dataset.num_classes, activation="softmax", dtype="float32")(features)
-    model = keras.Model(inputs, classes, name=name)
+    """Ends a model with an output for each label, and compiles it with Adam and what fits their kinds.
+
+    A class is a softmax, each of several labels a sigmoid, and a number what a linear layer gives in standard
+    deviations around the mean of the training split, so that any unit is learned alike.
+    """
+    outputs = {key: _output(label, features, dataset) for key, label in dataset.labels.items()}
+    losses = {key: _loss(label, dataset, label_smoothing) for key, label in dataset.labels.items()}
+    metrics = {key: _METRICS[label.kind] for key, label in dataset.labels.items()}
+    single = len(outputs) == 1
+    model = keras.Model(inputs, outputs[LABEL] if single else outputs, name=name)
     model.compile(
         optimizer=keras.optimizers.Adam(learning_rate),
-        loss=SmoothedCrossentropy(label_smoothing) if label_smoothing else "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
+        loss=losses[LABEL] if single else losses,
+        metrics=[metrics[LABEL]] if single else metrics,
     )
     return model
+
+
+_METRICS = {CLASS: "accuracy", MULTILABEL: "binary_accuracy", REGRESSION: "mean_absolute_error"}
+
+
+def _output(label: Label, features: keras.KerasTensor, dataset: DatasetInfo) -> keras.KerasTensor:
+    # In float32 whatever the precision of the rest: the loss takes the logarithm of small probabilities.
+    activation = {CLASS: "softmax", MULTILABEL: "sigmoid", REGRESSION: None}[label.kind]
+    output = keras.layers.Dense(len(label.outputs), activation=activation, dtype="float32")(features)
+    if label.kind != REGRESSION:
+        return output
+    means = [spread.mean for spread in dataset.train[label.name].spreads]
+    return keras.layers.Rescaling(_deviations(label, dataset), means, dtype="float32")(output)
+
+
+def _loss(label: Label, dataset: DatasetInfo, label_smoothing: float) -> Any:
+    if label.kind == REGRESSION:
+        return StandardizedError(_deviations(label, dataset))
+    if label.kind == MULTILABEL:
+        return keras.losses.BinaryCrossentropy(label_smoothing=label_smoothing)
+    return SmoothedCrossentropy(label_smoothing) if label_smoothing else "sparse_categorical_crossentropy"
+
+
+def _deviations(label: Label, dataset: DatasetInfo) -> list[float]:
+    """Returns the standard deviation of each number in the training split; 1 for a constant."""
+    return [spread.deviation or 1.0 for spread in dataset.train[label.name].spreads]
 
 
 Application = Callable[..., keras.Model]
@@ -103,7 +159,7 @@ def build_application(
     """Preprocessing -> the application without its top -> global average pooling -> softmax."""
     name = application.__name__
     images, features = extract_features(KERAS_PREFIX + name, application, dataset, weights)
-    return classify(name.lower(), images, features, dataset, learning_rate, label_smoothing)
+    return finish(name.lower(), images, features, dataset, learning_rate, label_smoothing)
 
 
 def extract_features(
@@ -165,7 +221,7 @@ def build_resnet50(
     check_images("resnet50", dataset, _SMALLEST_RESNET)
     images, features = extract_features("resnet50", keras.applications.ResNet50, dataset, weights)
     features = keras.layers.Dense(1016, activation="relu")(features)
-    return classify("resnet50_transfer", images, features, dataset, learning_rate, label_smoothing)
+    return finish("resnet50_transfer", images, features, dataset, learning_rate, label_smoothing)
 
 
 def build_mnist_cnn(
@@ -178,4 +234,4 @@ def build_mnist_cnn(
     features = keras.layers.Conv2D(32, 3, activation="relu")(features)
     features = keras.layers.Flatten()(keras.layers.MaxPooling2D()(features))
     features = keras.layers.Dense(64, activation="relu")(features)
-    return classify("mnist_cnn", images, features, dataset, learning_rate, label_smoothing)
+    return finish("mnist_cnn", images, features, dataset, learning_rate, label_smoothing)
