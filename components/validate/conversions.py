@@ -126,7 +126,7 @@ def _measure(name: str, out: Path, examples: Examples, exported: Measured) -> Co
 
 def _pixels(examples: Examples) -> Iterator[tf.Tensor]:
     for batch in examples.batches(REQUESTS):
-        yield parse_batch(batch.records, examples.manifest.inputs)[0]
+        yield parse_batch(batch.records, examples.manifest.inputs, examples.manifest.labels)[0]
 
 
 def _compare(predict: Predict, saved_model: Path, manifest: Manifest, samples: Sequence[bytes]) -> float:

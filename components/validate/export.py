@@ -29,7 +29,7 @@ from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.models.export_check import check_operations
-from shardline.trainer.models.head import Head, by_label, read_heads, to_answer
+from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers
 from shardline.trainer.progress import say
 
 #: Number of examples that an export is compared with its model on.
@@ -57,7 +57,7 @@ def export_model(
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (),
     representative: Sequence[bytes] = (),
-    head: Head | Mapping[str, Head] | None = None,
+    head: Head | Heads | None = None,
     training_keys: TrainingKeys | None = None,
 ) -> Export:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
@@ -155,7 +155,7 @@ def take_samples(
 
 
 def largest_difference(
-    model: keras.Model, heads: Mapping[str, Head], manifest: Manifest, loaded: Any, samples: Sequence[bytes]
+    model: keras.Model, heads: Heads, manifest: Manifest, loaded: Any, samples: Sequence[bytes]
 ) -> float:
     """Returns the largest difference of a probability or number between an export and its model.
 
@@ -167,8 +167,7 @@ def largest_difference(
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def trained(inputs: Any) -> dict[str, tf.Tensor]:
-        outputs = by_label(model(inputs, training=False), labels)
-        return {one.name: to_answer(outputs[one.name], heads[one.name], one) for one in labels}
+        return to_answers(model(inputs, training=False), heads, labels, output_order(model, labels))
 
     largest = 0.0
     try:
@@ -194,7 +193,7 @@ def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -
     /v1/models/NAME:predict, and {"predictions": [...]} comes back. There must be at least one sample.
     """
     examples = tf.constant(samples[:GOLDEN])
-    inputs, _ = parse_batch(examples, manifest.inputs)
+    inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
     request = signatures.make_requests(manifest, examples, inputs)[signatures.DEFAULT]
     answer = loaded.signatures[signatures.DEFAULT](**request)
     if "image" in manifest.inputs:
@@ -223,9 +222,7 @@ def _output_names(manifest: Manifest) -> list[str]:
     return [name for names in name_outputs(manifest.labels).values() for name in names]
 
 
-def _describe(
-    model: keras.Model, manifest: Manifest, heads: Mapping[str, Head], loaded: Any, saved_model: Path
-) -> Export:
+def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any, saved_model: Path) -> Export:
     """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
     return Export(
         fingerprint=manifest.fingerprint,

@@ -12,7 +12,7 @@ from shardline.components.validate.answers import THRESHOLD, name_outputs, name_
 from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, encode_stored, parse_batch
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.models.head import Head, by_label, to_answer
+from shardline.trainer.models.head import Heads, output_order, to_answers
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"
@@ -34,16 +34,15 @@ Answer = dict[str, tf.Tensor]
 Function = Any
 
 
-def make_signatures(model: keras.Model, manifest: Manifest, heads: Mapping[str, Head]) -> dict[str, Function]:
+def make_signatures(model: keras.Model, manifest: Manifest, heads: Heads) -> dict[str, Function]:
     """Returns the signatures of a model by name, as `export.export_model` documents them."""
-    names = name_outputs(manifest.labels)
+    names, order = name_outputs(manifest.labels), output_order(model, manifest.labels)
 
     def answer(inputs: Inputs) -> Answer:
-        outputs = by_label(model(inputs, training=False), manifest.labels)
+        said = to_answers(model(inputs, training=False), heads, manifest.labels, order)
         found: Answer = {}
         for label in manifest.labels:
-            said = to_answer(outputs[label.name], heads[label.name], label)
-            found.update(zip(names[label.name], _tell(said, label), strict=True))
+            found.update(zip(names[label.name], _tell(said[label.name], label), strict=True))
         return found
 
     if "image" in manifest.inputs:
@@ -83,7 +82,7 @@ def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple
     """Yields serialized examples in batches of up to 64, as they are stored and as the model takes them."""
     for start in range(0, len(samples), _BATCH):
         examples = tf.constant(samples[start : start + _BATCH])
-        yield examples, parse_batch(examples, manifest.inputs)[0]
+        yield examples, parse_batch(examples, manifest.inputs, manifest.labels)[0]
 
 
 def _image_signatures(answer: Callable[[Inputs], Answer], image: Feature) -> dict[str, Function]:

@@ -32,7 +32,7 @@ from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.progress import fact, say
-from shardline.trainer.saving import load_model, read_recorded_head
+from shardline.trainer.saving import load_model, read_recorded_heads
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
 _LARGEST_MATRIX_BYTES = 64 * 1024
@@ -143,9 +143,9 @@ def export_trained(
 ) -> Export:
     """Exports a model file, with what is `known` of its training."""
     say("validate", "loading the model")
-    manifest, dataset, head = examples.manifest, examples.directory, read_recorded_head(model_file)
+    manifest, dataset, heads = examples.manifest, examples.directory, read_recorded_heads(model_file)
     # Only of a training that has not written down what the outputs are, the loss has to say it.
-    model = load_model(model_file, function=model_function, compiled=head is None)
+    model = load_model(model_file, function=model_function, compiled=heads is None)
     say("validate", "exporting the model")
     return export_model(
         model,
@@ -155,7 +155,7 @@ def export_trained(
         samples=take_samples(manifest, dataset),
         formats=formats,
         representative=take_samples(manifest, dataset, REPRESENTATIVE, ["train"]) if formats else (),
-        head=head,
+        head=heads,
         **known,
     )
 

@@ -69,7 +69,7 @@ class Exported:
 
     def expected(self):
         """Returns what the model gives for the samples, and what it takes for them."""
-        inputs, _ = parse_batch(tf.constant(self.taken), self.manifest.inputs)
+        inputs, _ = parse_batch(tf.constant(self.taken), self.manifest.inputs, self.manifest.labels)
         return np.asarray(self.model(inputs, training=False)), inputs
 
     def stored(self, name):

@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.transforms import form_labels
+from shardline.trainer.data.transforms import form_targets
 from shardline.trainer.errors import ModelError
-from shardline.trainer.models.head import read_head, to_probabilities
+from shardline.trainer.models.head import read_head, to_answer
 from shardline.trainer.models.interface import choose_form
 from tests.helpers.labels import class_label
 
@@ -100,9 +100,16 @@ def test_a_mixture_of_forms_is_refused_as_fit_refuses_it():
 def test_labels_in_each_form():
     numbers = np.array([2, 0])
 
-    np.testing.assert_array_equal(form_labels(numbers, "sparse", 3), [2, 0])
-    np.testing.assert_array_equal(form_labels(numbers, "one-hot", 3), [[0, 0, 1], [1, 0, 0]])
-    np.testing.assert_array_equal(form_labels(np.array([1, 0]), "binary", 2), [[1.0], [0.0]])
+    def formed(values, form, label):
+        return form_targets(values, [label], {"label": form})
+
+    several = Label("label", "multilabel", ("a", "b"))
+    price = Label("label", "regression", ("price",))
+    np.testing.assert_array_equal(formed(numbers, "sparse", class_label("abc")), [2, 0])
+    np.testing.assert_array_equal(formed(numbers, "one-hot", class_label("abc")), [[0, 0, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(formed(np.array([1, 0]), "binary", class_label("ab")), [[1.0], [0.0]])
+    assert formed(np.array([[1, 0]]), "several", several).dtype == "float32"
+    np.testing.assert_array_equal(formed(np.array([1.5, 2.5]), "column", price), [[1.5], [2.5]])
 
 
 @pytest.fixture
@@ -144,7 +151,7 @@ def test_one_output_for_two_classes(two_classes, activation, loss, head):
     model = single(activation, loss)
 
     assert read_head(model, two_classes) == head
-    probabilities = to_probabilities(model(np.zeros((1, 4, 4, 1), np.uint8)), head)
+    probabilities = to_answer(model(np.zeros((1, 4, 4, 1), np.uint8)), head, class_label(("no", "yes")))
     np.testing.assert_allclose(probabilities, [[0.5, 0.5]])
 
 
@@ -155,6 +162,6 @@ def test_a_single_logit_that_looks_like_a_probability_is_a_logit(two_classes):
 def test_a_single_number_that_is_no_probability_is_refused(two_classes):
     with pytest.raises(ModelError, match="end the model with a sigmoid"):
         read_head(single("linear", "binary_crossentropy"), two_classes)
-    three = dataclasses.replace(two_classes, num_classes=3)
+    three = dataclasses.replace(two_classes, labels={"label": class_label("abc")})
     with pytest.raises(ModelError, match=re.escape("(n, 1), the dataset has 3 classes")):
         read_head(single("sigmoid", "binary_crossentropy"), three)

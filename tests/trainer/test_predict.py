@@ -56,7 +56,7 @@ def test_a_model_that_answers_nan_is_refused(trained, tmp_path):
     model.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
     model.save(tmp_path / "model.keras")
 
-    with pytest.raises(ModelError, match=r"gives 37 of 37 examples of the test split probabilities .*NaN"):
+    with pytest.raises(ModelError, match=r"gives 37 of 37 examples of the test split an answer .*NaN"):
         predictions(tmp_path / "model.keras", trained / "data")
 
 
