@@ -20,6 +20,7 @@ from tests.helpers.labels import class_label, counted
 IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))
 
 EXPORT = Export(
+    labels=(class_label(("top", "middle", "bottom")),),
     signatures={
         "serving_default": {
             "inputs": {"images": {"dtype": "string", "shape": [None]}},
