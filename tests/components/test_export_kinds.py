@@ -1,0 +1,174 @@
+"""Exports of every kind of label: what the signatures give, and what the golden examples notice."""
+
+import copy
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shardline.components import model_store
+from shardline.components.model_store import Export
+from shardline.components.validate import golden
+from shardline.components.validate.answers import Predictions, largest_gap_of, name_outputs
+from shardline.components.validate.export import export_model, take_samples
+from shardline.components.validate.served import ServedModel, measure_costs
+from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.features import Label
+from shardline.trainer.errors import ModelError
+from tests.helpers.datasets import write_labelled
+from tests.helpers.labels import LABELLED
+
+
+def make_model(heads, *, listed=False):
+    """Returns a model of images with a Dense layer of some units and an activation for each label."""
+    keras.utils.set_random_seed(3)
+    image = keras.Input((12, 12, 3), dtype="uint8")
+    flat = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(image))
+    outputs = {
+        name: keras.layers.Dense(units, activation, name=f"{name}_out")(flat)
+        for name, (units, activation) in heads.items()
+    }
+    made = [*outputs.values()] if listed else outputs if len(outputs) > 1 else outputs["label"]
+    return keras.Model(image, made)
+
+
+TWO_HEADS = {"kind": (3, "softmax"), "price": (1, None)}
+CASES = {
+    "number": ("regression", make_model({"label": (1, None)})),
+    "numbers": ("numbers", make_model({"label": (2, None)})),
+    "multilabel": ("multilabel", make_model({"label": (4, "sigmoid")})),
+    "two": ("two", make_model(TWO_HEADS)),
+    "listed": ("two", make_model(TWO_HEADS, listed=True)),
+}
+RECORDS = {"train": 30, "validation": 10, "test": 40}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    labels, model = CASES[request.param]
+    directory = tmp_path_factory.mktemp("kinds")
+    manifest = write_labelled(directory / "dataset", labels, images=True, records=RECORDS)
+    samples = take_samples(manifest, directory / "dataset")
+    export_model(model, manifest, directory / "out", samples=samples)
+    return model, manifest, samples, directory / "out"
+
+
+def test_signatures_give_what_the_model_says_of_each_label(case):
+    model, manifest, samples, out = case
+    given = model(parse_batch(tf.constant(samples), manifest.inputs, manifest.labels)[0])
+    expected = [*given.values()] if isinstance(given, dict) else given if isinstance(given, list) else [given]
+
+    served = ServedModel(out / model_store.SAVED_MODEL, manifest)
+    found = served.predict_examples(tf.constant(samples))
+
+    for label, wanted in zip(manifest.labels, expected, strict=True):
+        np.testing.assert_allclose(found.said[label.name], wanted, rtol=1e-5, atol=1e-5)
+        assert found.said[label.name].shape == (len(samples), len(label.outputs))
+    assert list(found.classes) == [label.name for label in manifest.labels if label.kind == "class"]
+    stored = tf.io.parse_example(samples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
+    costs = measure_costs(served, stored, tf.constant(samples))
+    assert costs["batch_difference"] < 1e-4
+    assert ("jpeg_flips" in costs) == (manifest.labels[0].kind != "regression")
+
+
+def test_a_clean_process_gives_the_golden_answers_of_every_kind(case, clean_process):
+    assert golden.check(clean_process, case[3]).difference < 1e-4
+
+
+def test_export_json_names_labels_outputs_and_the_unit_of_differences(case):
+    _, manifest, _, out = case
+    export = Export.read(out)
+
+    assert export.labels == manifest.labels
+    outputs = [name for names in name_outputs(manifest.labels).values() for name in names]
+    assert list(export.signatures["serving_default"]["outputs"]) == outputs
+    assert export.max_difference < 1e-4
+    numbers = [label.name for label in manifest.labels if label.kind == "regression"]
+    assert sorted(export.deviations) == sorted(numbers)
+    for name in numbers:
+        spreads = manifest.splits["train"].labels[name].spreads
+        assert export.deviations[name] == tuple(spread.deviation for spread in spreads)
+
+
+def test_of_several_labels_each_output_begins_with_the_name_of_its_label():
+    assert name_outputs(LABELLED["two"]) == {
+        "kind": ("kind_probabilities", "kind_label", "kind_label_name"),
+        "price": ("price_value",),
+    }
+    assert name_outputs(LABELLED["regression"]) == {"label": ("value",)}
+    assert name_outputs(LABELLED["multilabel"]) == {"label": ("probabilities", "labels")}
+
+
+def test_a_number_differs_by_standard_deviations_of_training(tmp_path):
+    export = Export(
+        labels=LABELLED["regression"],
+        deviations={"label": (50.0,)},
+        golden={"predictions": [{"value": 100.0}]},
+    )
+
+    agreement = golden.compare(export, [{"value": 105.0}])
+
+    assert agreement.difference == pytest.approx(0.1)
+    assert agreement.words == "example 0: value of 'price' is 105.0 instead of 100.0"
+    assert golden.compare(export, [{"value": None}]).difference == 1.0
+    assert golden.compare(export, [{"value": 10_000.0}]).difference > 1.0
+
+
+TAGGED = Export(
+    labels=(Label("label", "multilabel", ("red", "green", "blue")),),
+    golden={"predictions": [{"probabilities": [0.9, 0.501, 0.1], "labels": [1, 1, 0]}]},
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "difference", "words"),
+    [
+        ({"probabilities": [0.9, 0.501, 0.1], "labels": [1, 1, 0]}, 0.0, ""),
+        (
+            {"probabilities": [0.9, 0.499, 0.1], "labels": [1, 0, 0]},
+            0.002,
+            "example 0: probability of 'green'",
+        ),
+        (
+            {"probabilities": [0.9, 0.501, 0.1], "labels": [0, 1, 0]},
+            1.0,
+            "example 0: another answer to 'red'",
+        ),
+        ({"probabilities": [0.9, 0.501, 0.1], "labels": 1}, 1.0, "example 0: labels 1"),
+    ],
+)
+def test_several_labels_are_compared_each_by_itself(found, difference, words):
+    agreement = golden.compare(TAGGED, [copy.deepcopy(found)])
+
+    assert agreement.difference == pytest.approx(difference)
+    assert agreement.words.startswith(words)
+
+
+def test_answers_of_two_labels_differ_by_the_larger_difference():
+    one = Predictions({"kind": np.array([[0.5, 0.5]]), "price": np.array([[1.0]])}, {})
+    other = Predictions({"kind": np.array([[0.4, 0.6]]), "price": np.array([[3.0]])}, {})
+
+    assert largest_gap_of(one, other, {"price": (4.0,)}) == pytest.approx(0.5)
+    assert largest_gap_of(one, one, {}) == 0.0
+
+
+def test_an_export_of_an_earlier_release_has_one_class(tmp_path):
+    (tmp_path / "export.json").write_text(json.dumps({"class_names": ["cat", "dog"]}))
+
+    (label,) = Export.read(tmp_path).labels
+
+    assert (label.name, label.kind, label.outputs) == ("label", "class", ("cat", "dog"))
+
+
+def test_a_model_without_an_output_for_a_label_is_refused(tmp_path):
+    manifest = write_labelled(tmp_path / "dataset", "two", images=True)
+    _, one_output = CASES["number"]
+
+    with pytest.raises(ModelError, match=r"the model has 1 output; .* a dict of kind, price"):
+        export_model(one_output, manifest, tmp_path / "out")
+    wide = write_labelled(tmp_path / "wide", "numbers", images=True)
+    with pytest.raises(ModelError, match=r"output is shape \(n, 1\), the dataset has 2 numbers"):
+        export_model(one_output, wide, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
