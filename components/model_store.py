@@ -4,6 +4,7 @@ A validation fills one directory:
 
     OUT/saved_model/      the exported model
     OUT/model.keras       the trained model it was made from, with the settings.json of its training
+    OUT/transform/        what makes the model's inputs of the dataset's, where a transformation did it
     OUT/training.keys     what the training examples are known by, 8 bytes each, where the dataset says it
     OUT/model.tflite      the export converted for LiteRT, where it was asked for; model.int8.tflite, the same
                           with whole numbers of 8 bits inside, and model.onnx for ONNX

@@ -15,7 +15,7 @@ import tensorflow as tf
 from shardline.trainer import files, progress, saving
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.data import memory
+from shardline.trainer.data import memory, preparation
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, choose_policy
@@ -98,6 +98,11 @@ class Run:
             augmentation=load_augmentation(settings.augment, manifest.info()) if settings.augment else None,
             class_weights=class_weights(settings.class_weights, manifest),
         )
+
+    def preparation(self) -> tf.Module | None:
+        """Returns what the transformation does to inputs, if anything: the export will do it too."""
+        exported = not self.settings.allow_unexportable
+        return preparation.of_training(self.settings.transform, self.manifest.info(), exported=exported)
 
     def _fits(self, split: str) -> bool:
         """Whether this process keeps its examples of a split in memory."""

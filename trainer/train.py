@@ -30,7 +30,7 @@ from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.cluster.meeting import facts
 from shardline.trainer.cluster.peers import Peers
-from shardline.trainer.data import faults
+from shardline.trainer.data import faults, preparation
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import ModelError, RunError, SettingsError
@@ -145,7 +145,8 @@ def check_strategy(settings: TrainSettings, name: str) -> None:
 def _train(run: Run, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.feed("train")
-    model, frozen, interface = _assemble(run, feed)
+    prepared = run.preparation()
+    model, frozen, interface = _assemble(run, feed, prepared)
     feed = replace(feed, forms=interface.forms, order=interface.order)
     record = Record.of(settings, run.replicas, learning_rates(model))
     if chief:
@@ -170,6 +171,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     if settings.early_stopping or settings.tuning_metric:
         check_metrics(settings, chosen, _shown(model, engines[0]))
     if chief:
+        preparation.save(prepared, run.dirs.model)
         write_settings(run, interface, state.record["changes"])
     _count_steps(run, counters, position)
     preemption.ready()
@@ -193,7 +195,7 @@ def _train(run: Run, preemption: Preemption) -> Logs:
 def _evaluate(run: Run) -> None:
     """Evaluates the checkpoints of a run until it has ended: the evaluator's part."""
     feed = run.feed("validation")
-    model, _, interface = _assemble(run, feed, evaluate_only=True)
+    model, _, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)
     evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps)
     evaluator.Evaluator(
@@ -210,23 +212,23 @@ def _evaluate(run: Run) -> None:
 
 
 def _assemble(
-    run: Run, feed: Feed, *, evaluate_only: bool = False
+    run: Run, feed: Feed, prepared: tf.Module | None, *, evaluate_only: bool = False
 ) -> tuple[keras.Model, FrozenLayers | None, Interface]:
     """Returns a model built in the strategy's scope, its frozen layers if any, and its interface.
 
     Frozen layers are those that are to be trained later. The model will take data as the feed has it;
-    `evaluate_only` when its weights will be restored.
+    `evaluate_only` when its weights will be restored. `prepared` makes its inputs.
     """
     settings = run.settings
     # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
     element, exported = feed.element_spec, not settings.allow_unexportable
+    info, prepare = run.manifest.info(), prepared.prepare if prepared else None
     with run.strategy.scope():
-        info = run.manifest.info()
         model = build(settings.model, info, settings.model_arguments)
         interface = read_interface(
-            model, info, element, transformed=bool(settings.transform), exported=exported
+            model, info, transformed=bool(settings.transform), prepare=prepare, exported=exported
         )
         strategies.check_model(run.strategy, model)
         frozen = None
@@ -238,7 +240,7 @@ def _assemble(
         with frozen.thawed() if frozen else contextlib.nullcontext():
             create_variables(model, element)
     if not evaluate_only:
-        check_export(model, info, exported=exported)
+        check_export(model, info, prepare=prepare, exported=exported)
     with run.strategy.scope():
         weigh_output_losses(model)
         if settings.initial_model and not evaluate_only:

@@ -24,9 +24,11 @@ from shardline.components.validate.answers import largest_gap, name_outputs, rea
 from shardline.components.validate.conversions import check_formats, convert
 from shardline.components.validate.training_keys import TrainingKeys
 from shardline.trainer import files
+from shardline.trainer.data import preparation
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.models.export_check import check_operations
 from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers
@@ -84,7 +86,8 @@ def export_model(
             number for two classes) or per number; of several labels a dict of these, or a list.
         manifest: Manifest of the dataset that the model was trained on.
         out: Output directory; made if it is not there. An earlier validation in it is removed.
-        model_file: The model.keras that the model was loaded from.
+        model_file: The model.keras that the model was loaded from; what makes its inputs of the dataset's
+            lies beside it, where a transformation did it in training, and is part of the graph.
         samples: Serialized tf.train.Example on which the export, loaded again, is compared with the model,
             and from which the golden set is taken.
         settings: Settings of the training, for export.json.
@@ -102,27 +105,28 @@ def export_model(
     """
     check_formats(formats, manifest)
     known = {manifest.labels[0].name: head} if isinstance(head, str) else head
-    heads = read_heads(model, manifest.info(), known)
-    functions = signatures.make_signatures(model, manifest, heads)
+    prepared = preparation.load(model_file) if model_file else None
+    prepare = prepared.prepare if prepared else None
+    heads = read_heads(model, manifest.info(), known, prepare=prepare)
+    functions = signatures.make_signatures(model, manifest, heads, prepare)
     for function in functions.values():
         check_operations(function.get_concrete_function())
     model_store.clear(out)
     saved_model = out / model_store.SAVED_MODEL
     # The endpoints bring their variables along; `track(model)` would store each of them a second time.
     archive = keras.export.ExportArchive()
+    if prepared:
+        archive.track(prepared)
     for name, function in functions.items():
         archive.add_endpoint(name, function)
     archive.write_out(saved_model, verbose=False)
     if model_file is not None:
-        _copy(model_file, out / model_store.MODEL_FILE)
-        beside = model_file.with_name(model_store.SETTINGS_FILE)  # names the module of the model's function
-        if beside.is_file():
-            _copy(beside, out / model_store.SETTINGS_FILE)
+        _copy_model(model_file, out)
     loaded = tf.saved_model.load(str(saved_model))
     export = replace(_describe(model, manifest, heads, loaded, saved_model), settings=dict(settings or {}))
     if samples:
         say("validate", f"comparing the export with the model on {len(samples):,} examples")
-        difference = largest_difference(model, heads, manifest, loaded, samples)
+        difference = largest_difference(model, heads, manifest, loaded, samples, prepare)
         export = replace(export, compared_examples=len(samples), max_difference=difference)
     if formats:
         converted = {name: convert(name, out, manifest, samples, representative) for name in formats}
@@ -155,7 +159,12 @@ def take_samples(
 
 
 def largest_difference(
-    model: keras.Model, heads: Heads, manifest: Manifest, loaded: Any, samples: Sequence[bytes]
+    model: keras.Model,
+    heads: Heads,
+    manifest: Manifest,
+    loaded: Any,
+    samples: Sequence[bytes],
+    prepare: Prepare | None = None,
 ) -> float:
     """Returns the largest difference of a probability or number between an export and its model.
 
@@ -167,7 +176,8 @@ def largest_difference(
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def trained(inputs: Any) -> dict[str, tf.Tensor]:
-        return to_answers(model(inputs, training=False), heads, labels, output_order(model, labels))
+        taken = prepare(inputs) if prepare else inputs
+        return to_answers(model(taken, training=False), heads, labels, output_order(model, labels))
 
     largest = 0.0
     try:
@@ -252,6 +262,21 @@ def _describe_signature(signature: Any, gives: Sequence[str]) -> dict[str, Any]:
     _, inputs = signature.structured_input_signature
     outputs = signature.structured_outputs
     return {"inputs": describe(inputs, list(inputs)), "outputs": describe(outputs, gives)}
+
+
+def _copy_model(model_file: Path, out: Path) -> None:
+    """Copies a model with what lies beside it: its settings, and what makes its inputs of the dataset's."""
+    _copy(model_file, out / model_store.MODEL_FILE)
+    settings = model_file.with_name(model_store.SETTINGS_FILE)  # names the module of the model's function
+    if settings.is_file():
+        _copy(settings, out / model_store.SETTINGS_FILE)
+    prepared, target = model_file.with_name(preparation.DIRECTORY), out / preparation.DIRECTORY
+    if model_file.parent.resolve() == out.resolve():
+        return
+    if target.exists():
+        shutil.rmtree(target)
+    if prepared.is_dir():
+        shutil.copytree(prepared, target, copy_function=shutil.copyfile)
 
 
 def _copy(source: Path, target: Path) -> None:

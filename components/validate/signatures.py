@@ -12,6 +12,7 @@ from shardline.components.validate.answers import THRESHOLD, name_outputs, name_
 from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, encode_stored, parse_batch
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.models.head import Heads, output_order, to_answers
 
 #: What a client sends: encoded images, or the columns of a table by name.
@@ -34,12 +35,18 @@ Answer = dict[str, tf.Tensor]
 Function = Any
 
 
-def make_signatures(model: keras.Model, manifest: Manifest, heads: Heads) -> dict[str, Function]:
-    """Returns the signatures of a model by name, as `export.export_model` documents them."""
+def make_signatures(
+    model: keras.Model, manifest: Manifest, heads: Heads, prepare: Prepare | None = None
+) -> dict[str, Function]:
+    """Returns the signatures of a model by name, as `export.export_model` documents them.
+
+    The model takes the inputs of a dataset as `prepare` gives them; None where it takes them as they are.
+    """
     names, order = name_outputs(manifest.labels), output_order(model, manifest.labels)
 
     def answer(inputs: Inputs) -> Answer:
-        said = to_answers(model(inputs, training=False), heads, manifest.labels, order)
+        taken = prepare(inputs) if prepare else inputs
+        said = to_answers(model(taken, training=False), heads, manifest.labels, order)
         found: Answer = {}
         for label in manifest.labels:
             found.update(zip(names[label.name], _tell(said[label.name], label), strict=True))

@@ -240,9 +240,7 @@ def test_a_model_learns_with_each_option(dataset, tmp_path, changes):
 
 def test_a_model_with_several_inputs_and_outputs_takes_what_a_transformation_makes(dataset, tmp_path):
     changes = {"model": "tests.helpers.models:several", "transform": "tests.helpers.models:several_inputs"}
-    with pytest.raises(ModelError, match=r"transform makes .* of the dataset's .*set allow_unexportable"):
-        run(dataset, tmp_path, **changes)
-    logs = run(dataset, tmp_path, epochs=4, allow_unexportable=True, **changes)
+    logs = run(dataset, tmp_path, epochs=4, **changes)
 
     assert logs["val_label_accuracy"] > 0.9
     assert logs["val_brightness_loss"] < 0.2

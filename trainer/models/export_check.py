@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
@@ -36,13 +37,15 @@ _SAVEABLE = (
 _TOLERANCE = 1e-3
 
 
-def check_export(model: keras.Model, dataset: DatasetInfo, *, exported: bool = True) -> None:
+def check_export(
+    model: keras.Model, dataset: DatasetInfo, *, prepare: Prepare | None = None, exported: bool = True
+) -> None:
     """Saves a model, loads it in safe mode, and traces it, where it has any code that is not Keras' own.
 
     Collective: every replica must call it at the same point, outside the strategy's scope, since to read
     what each replica keeps for itself is an exchange. A model of Keras' own layers alone can be saved, loaded
     and traced: that would take seconds for a large one and is not tried. One that is not to be `exported` is
-    saved only.
+    saved only. It takes what `prepare` makes of the dataset's inputs.
 
     Raises:
         ModelError: When one of it fails, or the loaded model gives other answers than the model.
@@ -60,8 +63,9 @@ def check_export(model: keras.Model, dataset: DatasetInfo, *, exported: bool = T
                 raise ModelError(f"the model cannot be saved: {reason(error)}; {_SAVEABLE}") from error
             loaded = _loaded(path) if exported else None
     if loaded is not None:
-        check_operations(_traced(loaded, dataset))
-        _compare(model, loaded, dataset)
+        inputs = probe_inputs(dataset, prepare)
+        check_operations(_traced(loaded, inputs))
+        _compare(model, loaded, inputs)
 
 
 def _described(model: keras.Model) -> Any:
@@ -103,11 +107,9 @@ def _loaded(path: Path) -> keras.Model:
         ) from error
 
 
-def _traced(model: keras.Model, dataset: DatasetInfo) -> Any:
+def _traced(model: keras.Model, inputs: Any) -> Any:
     """Returns the concrete function of a model that predicts, as an export has it."""
-    specs = tf.nest.map_structure(
-        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), probe_inputs(dataset)
-    )
+    specs = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), inputs)
     predict = tf.function(lambda inputs: model(inputs, training=False), autograph=False)
     try:
         return predict.get_concrete_function(specs)
@@ -141,9 +143,8 @@ def check_operations(concrete: Any) -> None:
         )
 
 
-def _compare(model: keras.Model, loaded: keras.Model, dataset: DatasetInfo) -> None:
+def _compare(model: keras.Model, loaded: keras.Model, inputs: Any) -> None:
     """Refuses a model that forgets weights when it is saved; not one whose answers are never the same."""
-    inputs = probe_inputs(dataset)
 
     def answer(one: keras.Model) -> list[Any]:
         return [np.asarray(part, np.float64) for part in tf.nest.flatten(one(inputs, training=False))]

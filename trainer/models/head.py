@@ -15,19 +15,23 @@ import tensorflow as tf
 from shardline.trainer.data.decode import Inputs
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
 
 
-def probe_inputs(dataset: DatasetInfo) -> Inputs:
-    """Returns two examples: a black and a white image, or rows of 0, "" and of 1, "1"."""
-    if not dataset.is_table:
+def probe_inputs(dataset: DatasetInfo, prepare: Prepare | None = None) -> Any:
+    """Returns two examples, through `prepare`: a black and a white image, or rows of 0, "", and 1, "1"."""
+    rows: Inputs
+    if dataset.is_table:
+        rows = {
+            name: tf.constant(["", "1"]) if column.dtype == "string" else tf.constant([0, 1], column.dtype)
+            for name, column in dataset.inputs.items()
+        }
+    else:
         black_and_white = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1)
-        return tf.constant(np.broadcast_to(black_and_white, (2, *dataset.input_shape)))
-    return {
-        name: tf.constant(["", "1"]) if column.dtype == "string" else tf.constant([0, 1], column.dtype)
-        for name, column in dataset.inputs.items()
-    }
+        rows = tf.constant(np.broadcast_to(black_and_white, (2, *dataset.input_shape)))
+    return prepare(rows) if prepare else rows
 
 
 #: What to do about a model that cannot be exported.
@@ -46,7 +50,9 @@ Heads = Mapping[str, Head]
 _TOLERANCE = 1e-2
 
 
-def read_heads(model: keras.Model, dataset: DatasetInfo, known: Heads | None = None) -> Heads:
+def read_heads(
+    model: keras.Model, dataset: DatasetInfo, known: Heads | None = None, *, prepare: Prepare | None = None
+) -> Heads:
     """Checks that a model fits a dataset and says what its outputs are, where that is not `known`.
 
     Of classes, they are logits, and the export adds the softmax (or sigmoid), when a loss that the model was
@@ -55,9 +61,11 @@ def read_heads(model: keras.Model, dataset: DatasetInfo, known: Heads | None = N
     must be probabilities: on two made-up examples each row has to be non-negative and to sum to 1; or a
     single number in 0..1, for two classes, or a number in 0..1 for each of several labels. Outputs that are
     not finite are let through here, because the evaluation counts them. All else is a ModelError.
+
+    A model whose inputs a transformation makes of the dataset's takes them as `prepare` gives them.
     """
     labels = list(dataset.labels.values())
-    outputs = by_label(_outputs_on_probe(model, dataset), labels, output_order(model, labels))
+    outputs = by_label(_outputs_on_probe(model, dataset, prepare), labels, output_order(model, labels))
     for label in labels:
         _check_shape(outputs[label.name], label)
     if known and known.keys() == dataset.labels.keys():
@@ -143,7 +151,7 @@ def by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str] = ()) -
     """
     names = [label.name for label in labels]
     nested = isinstance(outputs, Mapping | list | tuple)
-    if isinstance(outputs, Mapping) and set(outputs) == set(names):
+    if isinstance(outputs, Mapping) and set(outputs) >= set(names):  # others serve the training alone
         return {name: outputs[name] for name in names}
     if isinstance(outputs, list | tuple) and len(outputs) == len(names):
         return dict(zip(order or names, outputs, strict=True))
@@ -175,7 +183,7 @@ def compiled_by_label(
 ) -> dict[str, list[Any]]:
     """Returns of what was given to `compile` the part for each label; all of it where it is not by output."""
     names = [label.name for label in labels]
-    if isinstance(given, Mapping) and set(given) <= set(names):
+    if isinstance(given, Mapping) and set(given) & set(names):
         parts = dict(given)
     elif isinstance(given, list | tuple) and len(given) == len(names) > 1:
         parts = dict(zip(output_order(model, labels), given, strict=True))
@@ -197,14 +205,17 @@ def _are_shares(values: npt.NDArray[np.float32]) -> bool:
     return bool(((values >= 0) & (values <= 1 + _TOLERANCE)).all() and (values > 0).any())
 
 
-def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo) -> Any:
+def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo, prepare: Prepare | None) -> Any:
     """Returns the outputs on two made-up examples."""
-    (_check_columns if dataset.is_table else _check_input)(model, dataset)
+    if prepare is None:
+        (_check_columns if dataset.is_table else _check_input)(model, dataset)
     try:
-        return model(probe_inputs(dataset), training=False)
+        return model(probe_inputs(dataset, prepare), training=False)
     except Exception as error:  # The model's own code runs here and may raise anything.
         columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
         inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
+        if prepare is not None:
+            inputs += ", as the transform makes them"
         raise ModelError(f"the model does not take this dataset's {inputs}: {reason(error)}") from error
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from shardline.trainer.data.features import CLASS, LABEL, REGRESSION
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.transforms import USUAL_FORMS, LabelForm, describe_structure
+from shardline.trainer.data.preparation import Prepare
+from shardline.trainer.data.transforms import USUAL_FORMS, LabelForm
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import (
     compiled_metrics,
@@ -22,7 +22,6 @@ from shardline.trainer.keras_compilation import (
     wrapped_function,
 )
 from shardline.trainer.models.head import (
-    ALL_THE_SAME,
     Heads,
     by_label,
     compiled_by_label,
@@ -63,21 +62,20 @@ def only(by_label: Mapping[str, str] | None) -> Any:
 def read_interface(
     model: keras.Model,
     dataset: DatasetInfo,
-    element: Any,
     *,
     transformed: bool = False,
+    prepare: Prepare | None = None,
     exported: bool = True,
 ) -> Interface:
-    """Returns the interface of a compiled model; `element` is the specification of what it is trained on.
+    """Returns the interface of a compiled model.
 
-    The targets that a transformation makes stay as they are. Raises ModelError when a model that is to be
-    exported cannot be, or when losses and metrics take labels of different forms, as `fit` would too.
+    The targets that a transformation makes stay as they are, and its inputs are those of `prepare`. Raises
+    ModelError when a model that is to be exported cannot be, or when losses and metrics take labels of
+    different forms, as `fit` would too.
     """
     heads = None
     try:
-        if transformed:
-            _check_inputs(dataset, element)
-        heads = read_heads(model, dataset)
+        heads = read_heads(model, dataset, prepare=prepare)
     except ModelError:
         if exported:
             raise
@@ -127,20 +125,6 @@ def _outputs(model: keras.Model, dataset: DatasetInfo) -> tuple[tuple[str, ...],
         return (), {}
     order = tuple(output_order(model, labels)) if isinstance(outputs, list | tuple) else ()
     return order, {name: tuple(output.shape) for name, output in found.items()}
-
-
-def _check_inputs(dataset: DatasetInfo, element: Any) -> None:
-    """Refuses a transformation whose model takes other inputs than a dataset has, and an export gets."""
-    inputs = element[0] if isinstance(element, tuple) else element
-    given = tf.nest.map_structure(
-        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), probe_inputs(dataset)
-    )
-    found, wanted = (describe_structure(one) for one in (inputs, given))
-    if found != wanted:
-        raise ModelError(
-            f"transform makes {found} of the dataset's {wanted}, which an exported model gets as they are; "
-            f"make it of layers of the model; {ALL_THE_SAME}"
-        )
 
 
 def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int) -> tuple[LabelForm, str]:
