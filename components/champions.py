@@ -201,7 +201,7 @@ def check_judged(exported: Path, champion: str, run: str = "") -> None:
         raise _outdated(verdict, head, shelf, str(exported))
 
 
-def publish(exported: Path, champion: str | os.PathLike[str], *, accuracy: float, run: str = "") -> Version:
+def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, run: str = "") -> Version:
     """Makes an exported model the champion, if the champion is still the one that it was judged against.
 
     Each file is copied into a new directory and forced to disk. After a crash or an error before the commit
@@ -220,7 +220,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, accuracy: float
     if not verdict.blessed:
         raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
     shelf = open_shelf(champion)
-    stocked = contents.stock(shelf, exported, verdict, accuracy=accuracy, run=run)
+    stocked = contents.stock(shelf, exported, verdict, quality=quality, run=run)
     while True:
         head = contents.read_head(shelf)  # before the record, which whoever replaces a champion completes
         found = contents.first_of(shelf, stocked, head)

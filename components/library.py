@@ -162,7 +162,7 @@ def export_validate(  # noqa: D417  # the fields are explained where they are de
     champion_uri: str = "",
     formats: list = [],  # type: ignore[type-arg]  # noqa: B006
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
-) -> NamedTuple("Outputs", [("blessed", bool), ("accuracy", float)]):  # type: ignore[valid-type]
+) -> NamedTuple("Outputs", [("blessed", bool), ("quality", str)]):  # type: ignore[valid-type]
     """Exports a model and judges the export on the test split.
 
     From `min_accuracy` on, the inputs are the fields of `shardline.components.parameters.GateSettings`, which
@@ -179,7 +179,7 @@ def export_validate(  # noqa: D417  # the fields are explained where they are de
         job_name: Name of the run.
 
     Returns:
-        Whether the model is blessed, and its test accuracy.
+        Whether the model is blessed, and how good it is on the test split: "accuracy 0.9812".
     """
     given = dict(locals())
     from shardline.components.parameters import gate_of
@@ -211,7 +211,7 @@ def register(
 
     with errors_end_the_process("register"):
         if exported.metadata.get("blessed"):
-            register_model(Path(exported.path), exported.metadata["accuracy"], champion_uri, job_name)
+            register_model(Path(exported.path), exported.metadata["quality"], champion_uri, job_name)
         else:
             say("register", "the model is not blessed: it is not published")
 

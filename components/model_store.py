@@ -155,7 +155,7 @@ class Measured:
     fingerprint: str
     split: str
     examples: int
-    accuracy: float
+    accuracy: float | None
     log_loss: float | None
     class_names: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]

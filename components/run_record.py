@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from shardline.components.text import quality
 from shardline.components.vertex.causes import Explanation
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
@@ -121,8 +122,7 @@ class RunRecord:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
         if self.explanation is not None:
             return f"{self.pipeline} {self.state}: {self.explanation.failed}"
-        accuracy = self.metrics.get("accuracy")
-        figures = "" if accuracy is None else f", accuracy {accuracy:.4f}"
+        figures = f", {figures}" if (figures := quality(self.metrics)) else ""
         verdict = f": {self.verdict}{figures}" if self.verdict else ""
         return f"{self.pipeline} {self.state}{verdict}" + (f" ({self.reason})" if self.reason else "")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardline.components.run_directory import local_runs
 from shardline.components.run_record import SUCCEEDED, RunRecord
-from shardline.components.text import short
+from shardline.components.text import quality, short
 from shardline.pipelines.spec import defaults
 from shardline.trainer.errors import PipelineError
 
@@ -66,7 +66,6 @@ def _words(record: RunRecord, spec: Mapping[str, Any]) -> str:
         if value != usual.get(name) and name not in _OWN
     ]
     given = f"with {', '.join(changed)}" if changed else "with all defaults"
-    accuracy = record.metrics.get("accuracy")
-    figures = "" if accuracy is None else f", accuracy {accuracy:.4f}"
+    figures = f", {figures}" if (figures := quality(record.metrics)) else ""
     verdict = f" ({record.verdict}{figures})" if record.verdict else ""
     return f"{record.name} {record.state}{verdict}, {given}"

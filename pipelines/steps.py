@@ -222,12 +222,12 @@ def _training(settings: Settings, name: str) -> Callable[..., Any]:
 def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
     """Adds what becomes of a blessed model: the champion, but only once it is uploaded and deployed."""
     component = on_machine(settings, settings.register.uncached())
-    exported, accuracy = validated.outputs["exported"], validated.outputs["accuracy"]
+    exported, quality = validated.outputs["exported"], validated.outputs["quality"]
     of_run = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
     before = []
     if settings.model_upload:
         image_uri = settings.model_upload.serving_image_uri
-        ready = component(serving_model)(exported=exported, accuracy=accuracy, image_uri=image_uri, **of_run)
+        ready = component(serving_model)(exported=exported, quality=quality, image_uri=image_uri, **of_run)
         uploaded = upload_task(component, settings.model_upload, ready, labels=labels)
         before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
         if settings.deploy:
@@ -235,5 +235,5 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
         if settings.batch_predict:
             name = settings.model_upload.display_name
             batch_prediction_task(settings.batch_predict, name, uploaded, labels)
-    registered = component(register)(exported=exported, accuracy=accuracy, **of_run)
+    registered = component(register)(exported=exported, quality=quality, **of_run)
     registered.after(*before)

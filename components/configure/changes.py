@@ -27,7 +27,7 @@ from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns
 from shardline.components.preprocess.sources.snapshots import pinned
-from shardline.components.text import short
+from shardline.components.text import quality, short
 from shardline.components.validate.formats import check_installed, refuse_table
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
@@ -210,8 +210,8 @@ def _say_unchanged(history: Path, last: Run, content: Fingerprint, job_name: str
     again = replace(last, run=job_name, outcome="unchanged", reason=reason, finished=now, same_as=last.run)
     last_run.write_run(history, again)
     fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
-    if (accuracy := last.metrics.get("accuracy")) is not None:
-        fact("test accuracy", accuracy, f"{accuracy:.4f} (of {last.run})")
+    if reached := quality(last.metrics):
+        fact("quality", reached, f"{reached} (of {last.run})")
     fact("blessed", last.blessed, f"{'yes' if last.blessed else 'no'}: {last.verdict} (of {last.run})")
     if last.champion:
         published = where(last.state.settings["champion_uri"], last.champion)

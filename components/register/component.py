@@ -8,12 +8,12 @@ from google_cloud_pipeline_components.types.artifact_types import (
 from kfp import dsl
 
 
-def register(exported: dsl.Input[dsl.Model], accuracy: float, gate: dict, job_name: str = "") -> None:  # type: ignore[type-arg]  # KFP reads it
+def register(exported: dsl.Input[dsl.Model], quality: str, gate: dict, job_name: str = "") -> None:  # type: ignore[type-arg]  # KFP reads it
     """Publishes a blessed model as the champion, once in a run.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
-        accuracy: On the test split, 0..1.
+        quality: How good it is on the test split, in words: "accuracy 0.9812".
         gate: Where it is published: the fields of `shardline.components.parameters.GateSettings`.
         job_name: Name of the run.
     """
@@ -25,13 +25,13 @@ def register(exported: dsl.Input[dsl.Model], accuracy: float, gate: dict, job_na
 
     with errors_end_the_process("register"):
         champion_uri = read(GateSettings, gate, "gate").champion_uri
-        register_model(Path(exported.path), accuracy, champion_uri, job_name)
+        register_model(Path(exported.path), quality, champion_uri, job_name)
 
 
 def serving_model(
     exported: dsl.Input[dsl.Model],
     serving: dsl.Output[UnmanagedContainerModel],
-    accuracy: float,
+    quality: str,
     image_uri: str,
     gate: dict,  # type: ignore[type-arg]
     job_name: str = "",
@@ -43,7 +43,7 @@ def serving_model(
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         serving: Base path of the model for TensorFlow Serving, with the container that serves it.
-        accuracy: On the test split, 0..1.
+        quality: How good it is on the test split, in words: "accuracy 0.9812".
         image_uri: TensorFlow Serving.
         gate: Where it will be published: the fields of `shardline.components.parameters.GateSettings`.
         job_name: Name of the run.
@@ -62,7 +62,7 @@ def serving_model(
         check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
         lay_out(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = container_spec(image_uri)
-        return describe(Path(exported.path), accuracy)
+        return describe(Path(exported.path), quality)
 
 
 def model_upload(

@@ -9,7 +9,7 @@ from shardline.trainer.errors import ModelError
 from shardline.trainer.progress import fact, say
 
 
-def register_model(exported: Path, accuracy: float, champion_uri: str, run: str = "") -> None:
+def register_model(exported: Path, quality: str, champion_uri: str, run: str = "") -> None:
     """Makes an exported, blessed model the champion; champion_uri "" publishes nothing.
 
     Repeated in the same `run`, it publishes once.
@@ -25,7 +25,7 @@ def register_model(exported: Path, accuracy: float, champion_uri: str, run: str 
         return
     champions.refuse_container("champion_uri", champion_uri)
     try:
-        published = champions.publish(exported, champion_uri, accuracy=accuracy, run=run)
+        published = champions.publish(exported, champion_uri, quality=quality, run=run)
     except ModelError as error:
         raise ModelError(f"{error}; an endpoint to which this run has deployed it serves it") from error
     now = champions.require_current(champion_uri).version

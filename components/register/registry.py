@@ -77,10 +77,10 @@ def container_spec(image_uri: str) -> dict[str, Any]:
     }
 
 
-def describe(exported: Path, accuracy: float) -> str:
+def describe(exported: Path, quality: str) -> str:
     """Returns a line that describes an exported model in the registry."""
     export = Export.read(exported)
-    return f"test accuracy {accuracy:.4f}, {export.parameters:,} parameters, dataset {export.fingerprint}"
+    return f"{quality}, {export.parameters:,} parameters, dataset {export.fingerprint}"
 
 
 def upload_model(

@@ -22,6 +22,7 @@ from shardline.components.shelf.version import (
     Version,
     is_name,
 )
+from shardline.components.text import quality as describe_quality
 from shardline.trainer.errors import ModelError, ShardlineError
 
 ROLLED_BACK = "rolled back"
@@ -111,7 +112,7 @@ def stock(
     exported: Path,
     verdict: Verdict,
     *,
-    accuracy: float | None = None,
+    quality: str = "",
     run: str = "",
     source: str = "",
     override: str = "",
@@ -119,12 +120,12 @@ def stock(
     """Copies a validated model to the shelf and returns its record, which completes the version.
 
     What this `run` or `source` has put there already, and completed, is not copied again. Each copy has a
-    directory of its own: an attempt that seems to be dead may be at work. The accuracy is that of the
+    directory of its own: an attempt that seems to be dead may be at work. The quality is that of the
     evaluation, unless given.
     """
     export, created = Export.read(exported), datetime.now(UTC)
     measured = None
-    if accuracy is None or (exported / EVALUATION_FILE).exists():
+    if not quality or (exported / EVALUATION_FILE).exists():
         measured = read_part(exported, EVALUATION_FILE, Measured)
     mark = _digest(exported, run or source)
     if (run or source) and (found := _of_mark(shelf, mark, shelf.head())):
@@ -135,7 +136,7 @@ def stock(
     version = Version(
         version=name,
         path=path,
-        accuracy=measured.accuracy if measured and accuracy is None else accuracy or 0.0,
+        quality=quality or (describe_quality(measured.metrics) if measured else ""),
         fingerprint=export.fingerprint,
         created=created.isoformat(timespec="seconds"),
         run=run,

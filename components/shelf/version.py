@@ -46,7 +46,7 @@ class Version:
     Attributes:
         version: Time at which it was put on the shelf, a short digest, a random end: they sort by time.
         path: Directory of the version, relative to the champion's.
-        accuracy: Accuracy on the test split, 0..1.
+        quality: How good it is on the test split: "accuracy 0.9812", "rmse 53.2".
         fingerprint: Fingerprint of the dataset that it was judged on.
         created: Time at which it was put on the shelf, ISO 8601, UTC.
         previous: The version that it replaced as champion; "" where there was none, or it never was.
@@ -58,13 +58,14 @@ class Version:
         blessed: Whether the gate has blessed it.
         override: Reason for which it was promoted all the same; "" for a blessed one.
         commit: In champion.json the last change, in version.json the one that first made it the champion.
+        accuracy: Accuracy on the test split, in records of earlier releases, which have no `quality`.
     """
 
     version: str
     path: str
-    accuracy: float
     fingerprint: str
     created: str
+    quality: str = ""
     previous: str = ""
     run: str = ""
     by: str = ""
@@ -74,6 +75,7 @@ class Version:
     blessed: bool = True
     override: str = ""
     commit: Commit = field(default=Commit(), compare=False)
+    accuracy: float | None = None
 
     @property
     def been_champion(self) -> bool:
@@ -83,6 +85,8 @@ class Version:
     def __post_init__(self) -> None:
         if not is_name(self.version) or self.path != f"{VERSIONS}/{self.version}":
             raise ValueError(f"{self.path!r} is not the path of a version {self.version!r}")
+        if self.accuracy is not None and not self.quality:
+            object.__setattr__(self, "quality", f"accuracy {self.accuracy:.4f}")
         for name in (self.previous, self.commit.replaced, *self.commit.removing):
             if name and not is_name(name):
                 raise ValueError(f"{name!r} is not the name of a version")

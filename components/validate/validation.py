@@ -15,6 +15,7 @@ from shardline.components import champions, model_store
 from shardline.components.html import moved, page_path
 from shardline.components.model_store import Export, Verdict
 from shardline.components.parameters import GateSettings, read
+from shardline.components.text import quality
 from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.conversions import REPRESENTATIVE, measure_formats
@@ -198,7 +199,7 @@ def validate_artifacts(
     sliced: Any,
     report: Any,
     run: str = "",
-) -> tuple[bool, float]:
+) -> tuple[bool, str]:
     """Validates the model of one task for the next; the artifacts are handed in, kfp is not imported.
 
     Args:
@@ -214,7 +215,7 @@ def validate_artifacts(
         run: Name of the run.
 
     Returns:
-        Whether the model is blessed, and its accuracy.
+        Whether the model is blessed, and how good it is: "accuracy 0.9812".
 
     Raises:
         ShardlineError: As `validate` does.
@@ -235,14 +236,14 @@ def validate_artifacts(
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(
-        blessed=blessed, accuracy=evaluation.accuracy, fingerprint=evaluation.fingerprint
+        blessed=blessed, quality=quality(evaluation.metrics), fingerprint=evaluation.fingerprint
     )
     _log(evaluation, metrics, confusion)
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
     sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
     page = page_path(report)
     files.write_text(page, moved((out / model_store.REPORT_FILE).read_text(), out, page.parent))
-    return blessed, evaluation.accuracy
+    return blessed, quality(evaluation.metrics)
 
 
 def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple[str, ...]:
@@ -263,8 +264,8 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
 
 def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
     """Reports the outcome for the table at the end of the run."""
-    accuracy = evaluation.accuracy
-    fact("test accuracy", accuracy, f"{accuracy:.4f} on {evaluation.examples:,} examples")
+    reached = quality(evaluation.metrics)
+    fact("quality", reached, f"{reached} on {evaluation.examples:,} examples")
     words = Verdict(blessed=blessing.blessed, reason=blessing.reason, headline=blessing.headline).words
     fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {words}")
     for rule in blessing.rules:

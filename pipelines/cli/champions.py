@@ -35,7 +35,7 @@ def list_versions(directory: str, as_json: bool) -> None:
     show(
         as_json,
         {"champion": present and present.version, "versions": list(map(asdict, versions))},
-        table(("", "version", "accuracy", "created", "by", "run", ""), rows, align="llrl"),
+        table(("", "version", "quality", "created", "by", "run", ""), rows, align="l"),
     )
     if trouble:
         raise trouble
@@ -60,7 +60,7 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
         {"champion": about, "versions": list(map(asdict, versions))},
         *((*_lines(about), "") if about else ()),
         *(
-            f"{'*' if item is present else ' '} {item.version}  accuracy {item.accuracy:.4f}  {item.created}"
+            f"{'*' if item is present else ' '} {item.version}  {item.quality}  {item.created}"
             for item in versions
         ),
     )
@@ -123,7 +123,7 @@ def prune(directory: str, keep: int, as_json: bool) -> None:
 
 
 def _tell(present: Version, as_json: bool) -> None:
-    words = f"version {present.version} is the champion (accuracy {present.accuracy:.4f})"
+    words = f"version {present.version} is the champion ({present.quality})"
     show(as_json, asdict(present), words)
 
 
@@ -146,7 +146,7 @@ def _on_shelf(directory: str) -> tuple[Version | None, list[Version], ModelError
 
 def _row(item: Version, mark: str) -> tuple[str, ...]:
     created = item.created.removesuffix("+00:00").replace("T", " ")
-    return (mark, item.version, f"{item.accuracy:.4f}", created, item.by, item.run, _note(item))
+    return (mark, item.version, item.quality, created, item.by, item.run, _note(item))
 
 
 def _note(item: Version) -> str:
@@ -168,7 +168,7 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
     export, commit = read_export(directory, version), version.commit
     known = {
         "path": where(directory, version.version),
-        "accuracy": f"{version.accuracy:.4f}",
+        "quality": version.quality,
         "metrics": _metrics(version),
         "dataset": version.fingerprint,
         "put here": " by ".join(filter(None, (version.created, version.by))),

@@ -155,7 +155,7 @@ def test_a_champion_under_the_name_of_earlier_releases_is_not_passed_over(tmp_pa
     assert of_source(tmp_path, "x" * 300).parent == tmp_path
 
     (tmp_path / EARLIER).rename(own)
-    assert current(of_source(tmp_path, "images:/data/flowers")).accuracy == 0.9
+    assert current(of_source(tmp_path, "images:/data/flowers")).quality == "accuracy 0.9000"
 
 
 def test_a_run_beside_an_earlier_champion_begins_nothing(tmp_path):
@@ -304,7 +304,7 @@ def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(shelf, tmp_pa
 
     assert current(shelf).version == promoted["version"]
     assert (promoted["previous"], promoted["source"]) == (first.version, str(exported))
-    assert promoted["accuracy"] == EVALUATION["accuracy"]
+    assert promoted["quality"] == f"accuracy {EVALUATION['accuracy']:.4f}"
     with champions.fetched(shelf, current(shelf)) as copy:
         assert contents(copy) == contents(exported)
     assert "is the champion already; name another" in invoke("promote", shelf, exported).output
@@ -373,7 +373,7 @@ def test_a_version_that_never_was_the_champion_is_shown_as_such(shelf, tmp_path)
     late = judge_again(write_export(tmp_path / "late"), shelf)
     first = publish_next(write_export(tmp_path / "first"), shelf)
     with pytest.raises(ModelError, match="since; validate it again"):
-        champions.publish(late, shelf, accuracy=0.5, run="late")
+        champions.publish(late, shelf, quality="accuracy 0.5000", run="late")
     (never,) = (item for item in complete_versions(shelf) if item.run == "late")
 
     lines = invoke("show", shelf, never.version).output.splitlines()

@@ -520,7 +520,7 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
     assert (evaluation["accuracy"], evaluation["examples"]) == (1.0, TEST_RECORDS)
     facts = {event.topic: (event.value, event.text) for event in events if event.kind == "fact"}
     assert facts == {
-        "test accuracy": (1.0, "1.0000 on 90 examples"),
+        "quality": ("accuracy 1.0000", "accuracy 1.0000 on 90 examples"),
         "blessed": (True, "yes: Compared with no champion, accuracy 1.0000"),
         "report": (str(tmp_path / "out/report.html"),) * 2,
         "model card": (str(tmp_path / "out/model_card.html"),) * 2,

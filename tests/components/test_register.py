@@ -37,11 +37,11 @@ def events():
 def test_publish_makes_a_complete_copy_the_champion(exported, champion):
     assert current(champion) is None
 
-    published = publish(exported, champion, accuracy=0.98)
+    published = publish(exported, champion, quality="accuracy 0.9800")
 
     assert current(champion) == published
     assert contents(champion / published.path) == contents(exported)
-    assert (published.accuracy, published.fingerprint) == (0.98, "sha256:abc")
+    assert (published.quality, published.fingerprint) == ("accuracy 0.9800", "sha256:abc")
     age = datetime.now(UTC) - datetime.fromisoformat(published.created)
     assert 0 <= age.total_seconds() < 60
 
@@ -57,7 +57,7 @@ def test_on_the_platform_nothing_is_published_in_a_container(exported, champion,
 
 
 def test_the_previous_version_is_kept(exported, champion, tmp_path):
-    first = publish(exported, champion, accuracy=0.97)
+    first = publish(exported, champion, quality="accuracy 0.9700")
     second = publish_next(write_export(tmp_path / "next", weights=b"better"), champion, accuracy=0.98)
 
     assert current(champion) == second
@@ -76,7 +76,7 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     )
-    published = publish(exported, champion, accuracy=0.97)
+    published = publish(exported, champion, quality="accuracy 0.9700")
 
     version = champion / published.path
     copied = [path for path in version.rglob("*") if path.name != "version.json"]
@@ -90,7 +90,7 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
 
 
 def test_nothing_temporary_is_left(exported, champion):
-    published = publish(exported, champion, accuracy=0.97)
+    published = publish(exported, champion, quality="accuracy 0.9700")
 
     assert sorted(path.name for path in champion.iterdir()) == ["champion.json", "commits", "versions"]
     assert [path.name for path in (champion / "commits").iterdir()] == ["1.json"]
@@ -114,7 +114,7 @@ print(len(seen))
 
 def test_a_reader_never_sees_half_a_model(champion, tmp_path):
     exported = write_export(tmp_path / "large", weights=b"w" * 100_000)
-    publish(exported, champion, accuracy=0.9)
+    publish(exported, champion, quality="accuracy 0.9000")
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, str(champion)], stdout=subprocess.PIPE, text=True
     )
@@ -132,7 +132,7 @@ def test_a_reader_never_sees_half_a_model(champion, tmp_path):
 def test_publishing_on_a_disk_loads_neither_tensorflow_nor_kfp_nor_google(exported, champion):
     script = (
         "import pathlib, sys; from shardline.components.register.publish import register_model; "
-        "register_model(pathlib.Path(sys.argv[1]), 0.97, sys.argv[2]); "
+        "register_model(pathlib.Path(sys.argv[1]), 'accuracy 0.97', sys.argv[2]); "
         "print([name for name in ('tensorflow', 'keras', 'kfp', 'google.auth') if name in sys.modules])"
     )
     command = [sys.executable, "-c", script, str(exported), str(champion)]
@@ -145,7 +145,7 @@ def test_what_is_not_blessed_is_not_published(champion, tmp_path):
     weak = write_export(tmp_path / "weak", blessed=False)
 
     with pytest.raises(ModelError, match=r"is not blessed \(accuracy 0.9 is not >= 0.95\)"):
-        publish(weak, champion, accuracy=0.9)
+        publish(weak, champion, quality="accuracy 0.9000")
     assert not champion.exists()
 
 
@@ -154,7 +154,7 @@ def test_an_unfinished_validation_is_not_published(missing, exported, champion):
     (exported / missing).unlink()
 
     with pytest.raises(ModelError, match=f"no {missing} in .*: validation did not finish"):
-        publish(exported, champion, accuracy=0.97)
+        publish(exported, champion, quality="accuracy 0.9700")
     assert not champion.exists()
 
 
@@ -187,7 +187,7 @@ def test_a_place_that_cannot_be_written_to_is_refused(exported, tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(SettingsError, match=r"cannot write to .*; choose another champion_uri"):
-        publish(exported, tmp_path / "file" / "champion", accuracy=0.97)
+        publish(exported, tmp_path / "file" / "champion", quality="accuracy 0.9700")
 
 
 def test_a_bucket_without_a_client_is_reached_through_its_mount_or_not_at_all():
@@ -196,10 +196,14 @@ def test_a_bucket_without_a_client_is_reached_through_its_mount_or_not_at_all():
 
 
 def test_the_component_publishes(exported, champion, events):
-    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, gate={"champion_uri": str(champion)})
+    register(
+        exported=dsl.Model(uri=str(exported)), quality="accuracy 0.9700", gate={"champion_uri": str(champion)}
+    )
     first = current(champion)
     judge_again(exported, champion)
-    register(exported=dsl.Model(uri=str(exported)), accuracy=0.98, gate={"champion_uri": str(champion)})
+    register(
+        exported=dsl.Model(uri=str(exported)), quality="accuracy 0.9800", gate={"champion_uri": str(champion)}
+    )
     second = current(champion)
 
     facts = [(event.topic, event.value) for event in events if event.kind == "fact"]
@@ -211,7 +215,7 @@ def test_the_component_publishes(exported, champion, events):
 def test_without_a_place_nothing_is_published(exported, tmp_path, events):
     before = sorted(tmp_path.rglob("*"))
 
-    register(exported=dsl.Model(uri=str(exported)), accuracy=0.97, gate={"champion_uri": ""})
+    register(exported=dsl.Model(uri=str(exported)), quality="accuracy 0.9700", gate={"champion_uri": ""})
 
     assert [event.text for event in events] == ["champion_uri is empty: the blessed model is not published"]
     assert sorted(tmp_path.rglob("*")) == before
@@ -221,14 +225,16 @@ def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, ev
     weak = write_export(tmp_path / "weak", blessed=False)
 
     with pytest.raises(SystemExit) as ended:
-        register(exported=dsl.Model(uri=str(weak)), accuracy=0.9, gate={"champion_uri": str(champion)})
+        register(
+            exported=dsl.Model(uri=str(weak)), quality="accuracy 0.9000", gate={"champion_uri": str(champion)}
+        )
 
     assert ended.value.code == 2
     assert [event.kind for event in events] == ["error"]
 
 
 def test_a_model_that_lost_the_race_may_be_served(exported, champion, tmp_path):
-    publish(write_export(tmp_path / "other"), champion, accuracy=0.9)
+    publish(write_export(tmp_path / "other"), champion, quality="accuracy 0.9000")
 
     with pytest.raises(ModelError, match=r"; an endpoint to which this run has deployed it serves it$"):
         register_model(exported, 0.97, str(champion))

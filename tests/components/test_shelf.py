@@ -54,10 +54,10 @@ def chain(shelf: str) -> list[str]:
 def test_what_was_judged_against_another_champion_is_refused_and_kept(shelf: str, tmp_path: Path) -> None:
     first = publish_next(write_export(tmp_path / "first"), shelf)
     late, fast = (judge_again(write_export(tmp_path / name), shelf) for name in ("late", "fast"))
-    second = publish(fast, shelf, accuracy=0.98)
+    second = publish(fast, shelf, quality="accuracy 0.9800")
 
     with pytest.raises(ModelError, match=f"judged against {first.version}, the champion is {second.version}"):
-        publish(late, shelf, accuracy=0.99, run="late")
+        publish(late, shelf, quality="accuracy 0.9900", run="late")
 
     assert current(shelf) == second
     (kept,) = (item for item in complete_versions(shelf) if item.run == "late")
@@ -71,7 +71,7 @@ def test_what_was_judged_against_another_champion_is_refused_and_kept(shelf: str
 def test_the_loser_is_refused_before_it_is_served(shelf: str, tmp_path: Path) -> None:
     late, fast = (judge_again(write_export(tmp_path / name), shelf) for name in ("late", "fast"))
     champions.check_judged(late, shelf, "late")
-    publish(fast, shelf, accuracy=0.98, run="fast")
+    publish(fast, shelf, quality="accuracy 0.9800", run="fast")
 
     with pytest.raises(ModelError, match=f"judged against no champion, .* promote {shelf} {late}"):
         champions.check_judged(late, shelf, "late")
@@ -84,7 +84,7 @@ def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(shelf: 
     second = publish_next(write_export(tmp_path / "second"), shelf, run="today")
     rollback(shelf)
 
-    assert publish(tmp_path / "second", shelf, accuracy=0.97, run="today") == second
+    assert publish(tmp_path / "second", shelf, quality="accuracy 0.9700", run="today") == second
     assert current(shelf) == first
     assert champions.published_by(shelf, "today") == second
     assert champions.published_by(shelf, "tomorrow") is None
@@ -101,17 +101,17 @@ def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
         put(self, source, directory)
         if attempts:
             attempts.pop()
-            publish(exported, shelf, accuracy=0.97, run="today")
+            publish(exported, shelf, quality="accuracy 0.9700", run="today")
 
     monkeypatch.setattr(place, "put", put_while_another_does)
-    done = publish(exported, shelf, accuracy=0.97, run="today")
+    done = publish(exported, shelf, quality="accuracy 0.9700", run="today")
 
     assert current(shelf) == done
     assert [item.commit.serial for item in complete_versions(shelf) if item.commit.serial] == [1]
     assert len(set(champions.open_shelf(shelf).names("versions"))) == 2
     with champions.fetched(shelf, done) as copy:
         assert contents(copy) == contents(exported)
-    assert publish(exported, shelf, accuracy=0.97, run="today") == done
+    assert publish(exported, shelf, quality="accuracy 0.9700", run="today") == done
     assert len(complete_versions(shelf)) == 2
 
 
@@ -167,7 +167,7 @@ def test_no_rollback_leads_to_a_version_that_never_was_the_champion(shelf: str, 
     late = judge_again(write_export(tmp_path / "late"), shelf)
     second = publish_next(write_export(tmp_path / "second"), shelf)
     with pytest.raises(ModelError, match="since; validate it again"):
-        publish(late, shelf, accuracy=0.5, run="late")
+        publish(late, shelf, quality="accuracy 0.5000", run="late")
     (never,) = (item for item in complete_versions(shelf) if item.run == "late")
 
     with pytest.raises(
@@ -184,7 +184,7 @@ def test_a_record_that_is_gone_is_no_first_run(shelf: str, tmp_path: Path) -> No
     champions.open_shelf(shelf).remove("champion.json")
 
     if shelf.startswith("gs://"):
-        for use in (current, lambda shelf: publish(tmp_path / "first", shelf, accuracy=0.97)):
+        for use in (current, lambda shelf: publish(tmp_path / "first", shelf, quality="accuracy 0.9700")):
             with pytest.raises(ModelError, match=f"champion.json is gone, but {second.version} has been the"):
                 use(shelf)
         assert promote(shelf, second.version).version == second.version
@@ -329,7 +329,7 @@ def prepared(tmp_path: Path) -> tuple[Path, Path]:
 
 
 ACTIONS: dict[str, Callable[[str, Path], Any]] = {
-    "publish": lambda shelf, exported: publish(exported, shelf, accuracy=0.99, run="next"),
+    "publish": lambda shelf, exported: publish(exported, shelf, quality="accuracy 0.9900", run="next"),
     "rollback": lambda shelf, _: rollback(shelf),
     "prune": lambda shelf, _: prune(shelf, 0),
 }
@@ -359,7 +359,7 @@ def test_a_process_killed_at_any_step_leaves_a_champion_and_the_next_one_finishe
         assert done is not None
         if action == "publish":
             assert (done.run, done.previous) == ("next", before.version)
-            assert publish(exported, shelf, accuracy=0.99, run="next") == done
+            assert publish(exported, shelf, quality="accuracy 0.9900", run="next") == done
             assert len(chain(shelf)) == len(complete_versions(shelf)) == 4
         elif action == "prune":
             assert chain(shelf) == [before.version, before.previous]
@@ -405,12 +405,12 @@ def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
             judge_again(exported, shelf)
             cut = asked + step
             with contextlib.suppress(PlatformError):
-                publish(exported, shelf, accuracy=0.97, run=f"run-{step}")
+                publish(exported, shelf, quality="accuracy 0.9700", run=f"run-{step}")
             was_cut, cut = asked >= cut, sys.maxsize
             found = current(shelf)
             assert found is not None
             outcomes.add(found != before)
-            done = publish(exported, shelf, accuracy=0.97, run=f"run-{step}")
+            done = publish(exported, shelf, quality="accuracy 0.9700", run=f"run-{step}")
             assert (current(shelf), done.previous) == (done, before.version)
             with champions.fetched(shelf, done) as copy:
                 assert contents(copy) == contents(exported)

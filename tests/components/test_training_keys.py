@@ -294,7 +294,7 @@ def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(t
         model = learn_by_heart(tmp_path / name, tmp_path / f"{name}-model")
         out = tmp_path / f"{name}-out"
         done = validation.validate(model, tmp_path / name, out, gate=Gate(()), champion_uri=str(shelf))
-        publish_model(out, shelf, accuracy=0.5)
+        publish_model(out, shelf, quality="accuracy 0.5000")
         warnings.append(done.blessing.warnings)
 
     found = json.loads((out / "evaluation.json").read_text())

@@ -381,7 +381,7 @@ def test_a_model_that_can_become_the_champion_no_more_gets_no_traffic(
     def check() -> None:
         champion = str(tmp_path / "champion")
         if services.endpoints[ENDPOINT].traffic_split.get(ids(services)[-1], 0) == lost_at:
-            publish(write_export(tmp_path / "other"), champion, accuracy=0.9)
+            publish(write_export(tmp_path / "other"), champion, quality="accuracy 0.9000")
         check_judged(exported, champion, "retrain-1")
 
     with pytest.raises(ModelError, match=r"was judged against no champion, .* is without it again"):

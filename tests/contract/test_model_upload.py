@@ -81,7 +81,7 @@ def compile_upload(path: Path, upload: ModelUpload) -> dict[str, Any]:
     def pipeline(result: str) -> None:
         exported = export().outputs["exported"]
         ready = serving_model_op(
-            exported=exported, accuracy=0.9712, image_uri=upload.serving_image_uri, gate={}
+            exported=exported, quality="accuracy 0.9712", image_uri=upload.serving_image_uri, gate={}
         )
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
         uploaded = upload_task(component(), upload, stored, labels={"pipeline": "retrain"})
@@ -117,7 +117,7 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     assert list(vertex.services.models) == [OLD]
     _, model = vertex.services.models[OLD]
     assert model.display_name == UPLOAD.display_name
-    assert model.description == "test accuracy 0.9712, 0 parameters, dataset sha256:abc"
+    assert model.description == "accuracy 0.9712, 0 parameters, dataset sha256:abc"
     assert list(model.version_aliases) == ["candidate", "default"]
     assert {"pipeline": "retrain", "team": "vision"}.items() <= dict(model.labels).items()
     assert model.artifact_uri.startswith(f"gs://{BUCKET}/")

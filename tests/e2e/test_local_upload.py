@@ -43,7 +43,7 @@ def run(directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str
     def pipeline() -> None:
         exported = export().outputs["exported"]
         ready = serving_model_op(
-            exported=exported, accuracy=0.97, image_uri=upload.serving_image_uri, gate={}
+            exported=exported, quality="accuracy 0.97", image_uri=upload.serving_image_uri, gate={}
         )
         uploaded = upload_task(component(), upload, ready, labels={})
         evaluation_op(exported=exported, model=uploaded.outputs["model"])

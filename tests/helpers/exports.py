@@ -76,7 +76,7 @@ def judge_again(exported: Path, champion: Path | str) -> Path:
 
 def publish_next(exported: Path, champion: Path | str, *, accuracy: float = 0.97, run: str = "") -> Version:
     """Publishes a validated model that was judged against the champion of now."""
-    return publish(judge_again(exported, champion), champion, accuracy=accuracy, run=run)
+    return publish(judge_again(exported, champion), champion, quality=f"accuracy {accuracy:.4f}", run=run)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -115,7 +115,7 @@ def test_the_description_says_what_was_measured(tmp_path):
     exported = write_export(tmp_path / "exported")
     (exported / "export.json").write_text('{"fingerprint": "sha256:abc", "parameters": 12345}')
 
-    assert describe(exported, 0.97) == "test accuracy 0.9700, 12,345 parameters, dataset sha256:abc"
+    assert describe(exported, "accuracy 0.9700") == "accuracy 0.9700, 12,345 parameters, dataset sha256:abc"
 
 
 def test_the_evaluation_in_the_registrys_words():

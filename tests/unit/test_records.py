@@ -106,7 +106,7 @@ def read_champion(place: Path, content: Any) -> Any:
     (place / VERSION["path"] / "export.json").write_text("{}")
     found = champions.require_current(place)
     versions = champions.complete_versions(place)
-    return f"{found.accuracy:.4f} {found.created} {found.previous}", list(map(asdict, versions))
+    return f"{found.quality} {found.created} {found.previous}", list(map(asdict, versions))
 
 
 def read_export(place: Path, content: Any) -> Any:
@@ -120,7 +120,7 @@ def publish(place: Path, content: Any) -> Any:
     if not exported.exists():
         write_export(exported)
     write(exported / "blessing.json", content)
-    return champions.publish(exported, place / "champion", accuracy=0.9)
+    return champions.publish(exported, place / "champion", quality="accuracy 0.9000")
 
 
 def evaluate(place: Path, content: Any) -> Any:
