@@ -97,7 +97,9 @@ def _find_one(
     name: str, wanted: Wanted, types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
 ) -> Label:
     for column in wanted.columns:
-        _check_type(column, types[column], wanted.kind)
+        if wanted.kind == REGRESSION and types[column] == "string":
+            _refuse_text(column, values(column))
+        _check_type(column, types[column], wanted)
     first = wanted.columns[0]
     kind = wanted.kind or {"float32": REGRESSION, "strings": MULTILABEL}.get(types[first], CLASS)
     if kind == REGRESSION:
@@ -114,6 +116,8 @@ def _find_one(
             distinct.add(value)
     distinct -= {None, ""}
     if types[first] != "int64":
+        if kind == CLASS and not wanted.kind:
+            _check_names(first, distinct, records, values)
         return Label(name, kind, tuple(sorted(distinct)))
     if not wanted.kind:
         _check_classes(first, distinct, records)
@@ -132,8 +136,9 @@ _FITTING = {
 }
 
 
-def _check_type(column: str, found: str, kind: str) -> None:
-    if found in _FITTING[kind]:
+def _check_type(column: str, found: str, wanted: Wanted) -> None:
+    kind = wanted.kind
+    if found in _FITTING[kind] and not (found == "strings" and len(wanted.columns) > 1):
         return
     words = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
     raise SourceError(
@@ -148,9 +153,39 @@ def _check_classes(column: str, distinct: set[Any], records: int) -> None:
         return
     raise SourceError(
         f"column {column!r} has {len(distinct):,} different whole numbers in {records:,} rows: say whether "
-        "they "
-        f"are numbers, label=regression:{column}, or classes, label=class:{column}"
+        f"they are numbers, label=regression:{column}, or classes, label=class:{column}"
     )
+
+
+def _check_names(
+    column: str, distinct: set[str], records: int, values: Callable[[str], Iterable[Any]]
+) -> None:
+    """Refuses text that is hardly the name of a class: numbers but for a slip, or another in most rows."""
+    if sum(map(_is_number, distinct)) > len(distinct) / 2:
+        _refuse_text(column, values(column))
+    if len(distinct) > FEW and len(distinct) > records / 2:
+        raise SourceError(
+            f"column {column!r} has {len(distinct):,} different texts in {records:,} rows, which are hardly "
+            f"names of classes; name another column, or say that they are with label=class:{column}"
+        )
+
+
+def _refuse_text(column: str, values: Iterable[Any]) -> None:
+    """Names the first value that is no number in a column where numbers are wanted, if there is one."""
+    for row, value in enumerate(values, start=1):
+        if value not in (None, "") and not _is_number(value):
+            raise SourceError(
+                f"column {column!r} has {printable(repr(value))[:60]} in row {row:,}, which is no number; "
+                f"correct it, or say that the column is of classes, label=class:{column}"
+            )
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def names_of(value: Any) -> Sequence[str] | None:
@@ -170,6 +205,5 @@ def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool
     last = [*types][-1] if [*types] else "fare"
     return SourceError(
         f"{table!r} has no column 'label', it has {there}; say which one is to be predicted with label, "
-        "such as "
-        f"label={last}, or with its kind, label=regression:{last}"
+        f"such as label={last}, or with its kind, label=regression:{last}"
     )

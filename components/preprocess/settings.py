@@ -40,11 +40,12 @@ class PreprocessSettings:
             pkg.module:Source; {date} in a pipeline's becomes the day for which the run is scheduled,
             {date:%Y/%m} any part of it.
         data_dir: Where tfds finds prepared datasets; empty for its own default.
-        labels: For images:DIR, a CSV file with the columns path and label; empty for a folder per class.
+        labels: For images:DIR, a CSV file with the columns path and label, or a table with others that
+            `label` names; empty for a folder per class.
         features: For tfrecord, table and bigquery, names of the source's features by ours:
             {"image": "image/encoded"}.
-        label: For table and bigquery, what is to be predicted: KIND:COLUMN[,COLUMN] with the kinds class,
-            multilabel and regression, ; between several labels, and [UNIT] behind a number's column:
+        label: For table, bigquery and `labels`, what is to be predicted: KIND:COLUMN[,COLUMN], of kinds
+            class, multilabel and regression, ; between several, and [UNIT] behind a number's column:
             "regression:fare [USD]", "class:kind;regression:rating". A COLUMN alone has the kind that its
             values show; empty for a column label, or the one that features name.
         image_size: Side of the stored square images in pixels, 4..4096; 0 keeps them as they are.

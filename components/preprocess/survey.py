@@ -126,9 +126,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
     ):
         examples = _Examples(images, features, labels, rejected, by_content=by_content)
-        taken = _Taken(
-            settings, rows.Buckets(work.buckets), images, keys, len(labels[0].outputs), named=named
-        )
+        strata = max(len(label.outputs) for label in labels)
+        taken = _Taken(settings, rows.Buckets(work.buckets), images, keys, strata, named=named)
         meter = Meter("read", length)
         for columns in examples.columns(_examples(source, brings=brings)):
             taken.take(columns)
@@ -283,12 +282,12 @@ class _Taken:
         buckets: rows.Buckets,
         images: ImageLocator,
         keys: BinaryIO | None,
-        classes: int,
+        strata: int,
         *,
         named: bool,
     ) -> None:
         self.buckets = buckets
-        self.seen = np.zeros(classes, bool)
+        self.seen = np.zeros(strata, bool)
         self.count = 0
         self._digested = Digested(settings, named=named)
         self.counts, self.sizes = np.zeros((2, self._digested.codes), np.int64)

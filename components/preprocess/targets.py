@@ -35,14 +35,15 @@ class Targets:
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
+        self._stratum = next((one.name for one in labels if one.kind == CLASS), "")
         self.positives = {one.name: np.zeros(len(one.class_names), np.int64) for one in labels}
         self.ranges = {one.name: [[math.inf, -math.inf] for _ in one.outputs] for one in labels}
 
     def of(self, given: Any, name: str) -> tuple[int, bytes]:
         """Returns a stratum and the entries of one example.
 
-        Raises BadRecordError if its labels are not those that were declared. A stratum is mixed over the
-        shards: the first label's class, 0 for anything else.
+        Raises BadRecordError if its labels are not those that were declared. Strata are mixed over the
+        shards: those are the classes of the first label that has such, or else one of all examples.
         """
         several = len(self._labels) > 1
         if several and (not isinstance(given, Mapping) or given.keys() != {one.name for one in self._labels}):
@@ -54,8 +55,8 @@ class Targets:
             value = given[label.name] if several else given
             stored[label.name] = kept = _store(label, value, name)
             self._count(label, kept)
-            if label.kind == CLASS:
-                stratum = stratum or int(kept[0])
+            if label.name == self._stratum:
+                stratum = int(kept[0])
         return stratum, entries(stored)
 
     def check(self, count: int) -> None:

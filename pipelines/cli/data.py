@@ -35,7 +35,9 @@ def _setting(
 @click.argument("source")
 @click.argument("out", type=PATH)
 @_setting("data_dir", "Where tfds finds prepared datasets.")
-@_setting("labels", "Of images:DIR, a file with the columns path and label.", metavar="CSV")
+@_setting(
+    "labels", "Of images:DIR, a file with the columns path and label, or those of --label.", metavar="CSV"
+)
 @click.option(
     "--feature",
     "features",

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess import storage
+from shardline.components.preprocess.checks import check_labels
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -36,7 +37,7 @@ def content(source: Source) -> dict[str, tuple[str, Any]]:
     found = {}
     for example in source:
         assert not isinstance(example, BadExample), example
-        found[example.key] = source.class_names[example.label], payload(example.image)
+        found[example.key] = check_labels(source)[0].class_names[example.label], payload(example.image)
     return found
 
 

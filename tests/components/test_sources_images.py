@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from shardline.components.preprocess.checks import check_labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source, open_source
-from shardline.trainer.errors import SourceError
+from shardline.trainer.data.features import Label
+from shardline.trainer.errors import SettingsError, SourceError
 from tests.helpers.data import payload, real_data
 
 
-def opened(directory: Path | str, labels: Path | str = "") -> Source:
-    return open_source(PreprocessSettings(source=f"images:{directory}", labels=str(labels)))
+def opened(directory: Path | str, labels: Path | str = "", label: str = "") -> Source:
+    return open_source(PreprocessSettings(source=f"images:{directory}", labels=str(labels), label=label))
 
 
 def content(source: Source) -> dict[str, tuple[str, bytes]]:
@@ -181,3 +183,54 @@ def test_missing_files(tmp_path: Path) -> None:
     csv = write_csv(tmp_path / "labels.csv", "path,label\n1.jpg,cat\n")
     with pytest.raises(SourceError, match=r"cannot read the directory '.*absent': it is not there"):
         opened(tmp_path / "absent", csv)
+    with pytest.raises(
+        SourceError, match=r"labels.csv' has no column 'size' for the label, it has path, label"
+    ):
+        opened(tmp_path / "images", csv, "size")
+    other = write_csv(tmp_path / "other.csv", "path,size\n1.jpg,2\n")
+    with pytest.raises(SourceError, match=r"has no column 'label', it has path, size; .* label=size"):
+        opened(tmp_path / "images", other)
+    with pytest.raises(SettingsError, match="whose labels are in no table: name one with labels"):
+        opened(tmp_path / "images", label="size")
+
+
+def test_a_table_gives_images_labels_of_every_kind(tmp_path: Path) -> None:
+    root = write(tmp_path / "images", "a/1.jpg", "a/2.jpg", "3.jpg")
+    write(tmp_path, "outside.jpg")
+    csv = write_csv(
+        tmp_path / "labels.csv",
+        "note,path,kind,size,wet,cold,tags\n"
+        "x,a/1.jpg,cat,1.5,0,true,in|out\n"
+        "y,./a/2.jpg,dog,2,1,false,\n"
+        "z,3.jpg,cat,,1,true,in\n"
+        "z,3.jpg,cat,4,1,false,in\n"
+        "z,a/1.jpg,cat,4,1,false,in\n"
+        "z,absent.jpg,cat,4,1,false,in\n"
+        "z,../outside.jpg,cat,4,1,false,in\n"
+        "z,,cat,4,1,false,in\n",
+    )
+    source = opened(root, csv, "kind;regression:size [m];multilabel:wet,cold;multilabel:tags")
+    assert check_labels(source) == (
+        Label("kind", "class", ("cat", "dog")),
+        Label("size", "regression", ("size",), ("m",)),
+        Label("wet", "multilabel", ("wet", "cold")),
+        Label("tags", "multilabel", ("in", "out")),
+    )
+    found = list(source)
+    good = {example.key: example for example in found if isinstance(example, Example)}
+    assert {key: payload(example.image) for key, example in good.items()} == {
+        "a/1.jpg": b"a/1.jpg",
+        "a/2.jpg": b"a/2.jpg",
+        "3.jpg": b"3.jpg",
+    }
+    assert good["a/1.jpg"].label == {"kind": 0, "size": 1.5, "wet": [0, 1], "tags": ["in", "out"]}
+    assert good["a/2.jpg"].label == {"kind": 1, "size": 2.0, "wet": [1, 0], "tags": []}
+    assert not good["a/1.jpg"].features
+    assert [example for example in found if isinstance(example, BadExample)] == [
+        BadExample(f"{csv} 3.jpg", "has no value in column 'size'"),
+        BadExample(f"{csv} a/1.jpg", "is listed before"),
+        BadExample(f"{csv} absent.jpg", "there is no such file"),
+        BadExample(f"{csv} ../outside.jpg", "lies outside the directory of images"),
+        BadExample(f"{csv} row 8", "has no value in column 'path'"),
+    ]
+    assert [example.key for example in source if isinstance(example, Example)] == [*good]

@@ -78,9 +78,26 @@ def test_columns_of_0_and_1_are_several_labels() -> None:
 
 def test_a_type_that_does_not_fit_the_kind_is_refused() -> None:
     with pytest.raises(
-        SourceError, match="column 'x' is text; as a label of kind regression, whole numbers, floats"
+        SourceError, match="column 'x' is lists of text; as a label of kind regression, whole"
     ):
-        found("string", ["a"], "regression:x")
+        found("strings", [["a"]], "regression:x")
+    with pytest.raises(SourceError, match="column 'x' is lists of text; as a label of kind multilabel"):
+        labels.find(labels.parse("multilabel:x,y"), {"x": "strings", "y": "int64"}, lambda _: [["a"]])
+
+
+@pytest.mark.parametrize("wanted", ["x", "regression:x"])
+def test_text_in_a_column_of_numbers_is_named_by_its_row(wanted: str) -> None:
+    with pytest.raises(SourceError, match="column 'x' has 'n/a' in row 3, which is no number; correct it"):
+        found("string", ["1", "", "n/a", "2.5", "-1e3"], wanted)
+    assert found("string", ["1", "n/a"], "class:x").outputs == ("1", "n/a")
+
+
+def test_text_that_is_another_in_each_row_is_not_silently_classes() -> None:
+    values = [f"n{number}" for number in range(20)]
+    with pytest.raises(SourceError, match=r"'x' has 20 different texts in 20 rows, .* label=class:x"):
+        found("string", values)
+    assert len(found("string", values, "class:x").outputs) == 20
+    assert len(found("string", values * 2).outputs) == 20
 
 
 def test_targets_are_stored_by_their_kind_and_counted() -> None:
@@ -89,6 +106,13 @@ def test_targets_are_stored_by_their_kind_and_counted() -> None:
     targets.of({"kind": 0, "price": 4, "tags": (0, 1, 0)}, "two")
     targets.check(2)
     assert first == 1
+
+
+def test_a_stratum_is_a_class_of_the_first_label_that_has_such() -> None:
+    other = Label("other", "class", tuple("abcdefgh"))
+    targets = Targets([PRICE, KIND, other])
+    assert [targets.of({"price": 1.0, "kind": kind, "other": 7}, "one")[0] for kind in (0, 1)] == [0, 1]
+    assert Targets([PRICE]).of(2.0, "one")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -155,11 +155,15 @@ def open_source(settings: PreprocessSettings) -> Source:
             "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
             f"{settings.source!r}; leave it out"
         )
-    if settings.label and form not in ("table", "bigquery"):
+    if settings.label and form not in ("table", "bigquery") and not settings.labels:
+        instead = (
+            "whose labels are in no table: name one with labels"
+            if form == "images"
+            else "which says itself what is to be predicted: leave it out"
+        )
         raise SettingsError(
-            f"label is for table:PATH and bigquery:TABLE, the source is {settings.source!r}, which says "
-            "itself "
-            "what is to be predicted; leave it out"
+            "label is for table:PATH, bigquery:TABLE, and images:DIR with labels; the source is "
+            f"{settings.source!r}, {instead}"
         )
     if settings.source == "digits":
         from shardline.components.preprocess.sources.digits import Digits
@@ -171,9 +175,11 @@ def open_source(settings: PreprocessSettings) -> Source:
 
         return Tfds(rest, data_dir=settings.data_dir)
     if form == "images":
-        from shardline.components.preprocess.sources.images import open_images
+        from shardline.components.preprocess.sources import images, labelled
 
-        return open_images(rest, settings.labels)
+        if settings.labels:
+            return labelled.open_labelled(rest, settings.labels, settings.label)
+        return images.open_images(rest)
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import TfRecords
 

@@ -1,40 +1,32 @@
-"""Image files: a folder per class, or a CSV file that says of which class each is; local or at a URL.
+"""Image files in a folder per class, local or at a URL.
 
 Where each question costs a request, in a mounted bucket, none is asked of a single file.
 """
 
 from __future__ import annotations
 
-import csv
 import itertools
 import operator
 import os
 from collections.abc import Iterator
 
-import xxhash
-
 from shardline.components.preprocess import listing, storage
 from shardline.components.preprocess.ahead import in_order
-from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Seen, Source, Span
-from shardline.trainer.errors import SourceError, printable
-
-# Letters of what is in the place of a line of columns.
-_SHOWN = 300
+from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Source, Span
+from shardline.trainer.errors import SourceError
 
 
-def open_images(directory: str, labels: str) -> Source:
+def open_images(directory: str) -> Source:
     """Returns the images of a local directory or of one at a URL.
 
-    With `labels`, see `LabelledImages`. Without, the class is the folder directly under the directory, the
-    key the path relative to it. Folders inside a class folder belong to that class. Names that start with a
-    dot are ignored; every other file must be an image (whether it is one is found when it is read).
+    The class is the folder directly under the directory, the key the path relative to it. Folders inside a
+    class folder belong to that class. Names that start with a dot are ignored; every other file must be an
+    image (whether it is one is found when it is read).
 
     Raises:
-        SourceError: The directory is missing or holds something else, or the CSV file cannot be used.
+        SourceError: The directory is missing or holds something else.
     """
     root = storage.resolve(directory)
-    if labels:
-        return LabelledImages(root, storage.resolve(labels))
     found = listing.far(root)
     return ListedImages(root, found) if found else Images(root)
 
@@ -99,59 +91,6 @@ class ListedImages:
             yield Example(file.name, label, Span(file.path, generation, ~max(file.size, 0)))
         for folder in itertools.compress(self.class_names, map(operator.not_, seen)):
             raise _empty(self._root, folder)
-
-
-class LabelledImages:
-    """Images that a CSV file lists in its columns path (relative to the directory) and label (a class name).
-
-    The key is the path. Classes are sorted by name. Files that the CSV file does not list are not used.
-    """
-
-    def __init__(self, root: str, labels: str) -> None:
-        self._root, self._far = root, storage.is_far(root)
-        self._labels = labels
-        if not storage.is_remote(root) and not os.path.isdir(root):
-            raise SourceError(f"cannot read the directory {root!r}: it is not there")
-        self.class_names = tuple(sorted({label for _, _, label in self._rows() if label}))
-
-    def __iter__(self) -> Iterator[Example | BadExample]:
-        index = {name: label for label, name in enumerate(self.class_names)}
-        root, seen = self._root, Seen()
-        for line, listed, name in self._rows():
-            key = os.path.normpath(listed)
-            path = os.path.join(root, key)
-            fault = ""
-            if not listed or not name:
-                fault = f"has no {'label' if listed else 'path'}"
-            elif is_outside(key):
-                fault = "lies outside the directory of images"
-            elif not seen.add(xxhash.xxh3_64_intdigest(os.fsencode(key))):
-                fault = "is listed before"
-            elif not self._far and not os.path.isfile(path):
-                fault = "there is no such file"
-            if fault:
-                yield BadExample(f"{self._labels} line {line}: {listed}", fault)
-            else:
-                yield Example(key, index[name], Span(path, 0, WHOLE_FILE))
-
-    def _rows(self) -> Iterator[tuple[int, str, str]]:
-        """Yields line number, path and label of each row of the CSV file."""
-        with storage.one_line(self._labels), storage.open_text(self._labels) as text:
-            rows = csv.DictReader(storage.lines(text, self._labels))
-            try:
-                columns = [name.strip() for name in rows.fieldnames or ()]
-                if not {"path", "label"} <= set(columns):
-                    there = f"the columns {printable(', '.join(columns))[:_SHOWN]}" if columns else "no line"
-                    raise SourceError(
-                        f"{self._labels!r} has {there}; a first line with path and label is needed"
-                    )
-                rows.fieldnames = columns
-                for row in rows:
-                    yield rows.line_num, row["path"] or "", (row["label"] or "").strip()
-            except (csv.Error, OSError) as error:
-                raise SourceError(
-                    f"cannot read {self._labels!r} after line {rows.line_num}: {error}"
-                ) from None
 
 
 def is_outside(path: str) -> bool:

@@ -22,6 +22,9 @@ _OWN = (LABEL, *_ROLES)
 _SCALARS = ("int64", "float32", "string")
 _LARGEST_FLOAT32 = 3.4028235677973366e38
 
+# Values of a column that says whether an example has a label; CSV has words for them.
+_TRUTHS: Mapping[Any, int] = {0: 0, 1: 1, "false": 0, "true": 1}
+
 
 class Rows:
     """Rows of columns as examples.
@@ -95,7 +98,15 @@ class Rows:
         theirs = [*self._targets, *self._names.values()]
         first = len(self._targets)
         names = [*((LABEL, column) for column in self._targets), *self._names.items()]
-        checks = [(name, column, self._type(column)) for name, column in names]
+        lists = [
+            one.columns[0]
+            for one, label in zip(self._wanted, self.labels, strict=True)
+            if label.kind == MULTILABEL and len(one.columns) == 1
+        ]
+        checks = [
+            (name, column, "strings" if name == LABEL and column in lists else self._type(column))
+            for name, column in names
+        ]
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
@@ -203,9 +214,10 @@ class _Reader:
             elif label.kind == MULTILABEL and width == 1 and kind in ("string", "strings"):
                 value = labels.names_of(value)
             elif label.kind == MULTILABEL:
-                if any(one not in (0, 1) for one in values):
-                    return None, f"has {values} in the columns of label {label.name!r}, not 0 or 1 in each"
-                value = list(values)
+                value = [_TRUTHS.get(one.lower() if isinstance(one, str) else one) for one in values]
+                if None in value:
+                    place = value.index(None)
+                    return None, f"has {values[place]!r} in column {label.outputs[place]!r}, not 0 or 1"
             given[label.name] = value
         return (given[LABEL] if len(given) == 1 else given), ""
 
