@@ -30,7 +30,7 @@ from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.cluster.meeting import facts
 from shardline.trainer.cluster.peers import Peers
-from shardline.trainer.data import faults, preparation
+from shardline.trainer.data import faults, preparation, view
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import ModelError, RunError, SettingsError
@@ -224,7 +224,8 @@ def _assemble(
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
     element, exported = feed.element_spec, not settings.allow_unexportable
-    info, prepare = run.manifest.info(), prepared.prepare if prepared else None
+    info = view.describe(files.local_path(settings.dataset), run.manifest)
+    prepare = prepared.prepare if prepared else None
     with run.strategy.scope():
         model = build(settings.model, info, settings.model_arguments)
         interface = read_interface(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ class DatasetInfo:
         features: All features of an example, by name.
         records: Number of examples by split.
         train: What each label is in the training split, by its name.
+        reader: Reads training examples, for `training_examples`; None where only the manifest is known.
     """
 
     input_shape: tuple[int, ...]
@@ -105,11 +106,35 @@ class DatasetInfo:
     records: Mapping[str, int]
     inputs: Mapping[str, Feature]
     train: Mapping[str, Tally] = field(default_factory=dict)
+    reader: Callable[[Sequence[str], int | None], Mapping[str, Any]] | None = None
 
     @property
     def is_table(self) -> bool:
         """Whether a model takes a dict of columns, and not an image."""
         return not self.input_shape
+
+    def training_examples(
+        self, columns: Sequence[str] = (), limit: int | None = 100_000
+    ) -> Mapping[str, Any]:
+        """Returns examples of the training split, by which a model function may adapt layers.
+
+        They are the same on every replica and in every continuation of a run: the first of the split, in
+        whose shards preprocessing has dealt examples at random.
+
+        Args:
+            columns: Names of inputs, "image" for images; () for all.
+            limit: Number of examples, at most; None for all. They are held in memory.
+
+        Returns:
+            A NumPy array of each input, (examples,) or uint8 (examples, height, width, channels), by name.
+            Texts are bytes, a missing number is NaN, a missing text is empty.
+        """
+        if self.reader is None:
+            raise ModelError(
+                "the examples of the dataset are not at hand, only its manifest; "
+                "shardline.trainer.data.view.describe(DIRECTORY) gives a description that has them"
+            )
+        return self.reader(columns, limit)
 
     @property
     def label(self) -> Label:
