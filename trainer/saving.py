@@ -13,7 +13,7 @@ from shardline.trainer import files, models, plugins
 from shardline.trainer.data.features import LABEL
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
-from shardline.trainer.models import import_string
+from shardline.trainer.models import adapted, import_string
 from shardline.trainer.models.head import HEADS, Heads
 
 MODEL_FILE = "model.keras"
@@ -125,6 +125,7 @@ def warm_start(model: keras.Model, path: str) -> None:
             )
     for theirs, ours in pairs:
         ours.assign(keras.ops.convert_to_numpy(theirs))
+    adapted.copy(source, model, str(file))
 
 
 def _model_file(path: Path) -> Path:

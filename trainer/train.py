@@ -37,6 +37,7 @@ from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.keras_compilation import weigh_output_losses
 from shardline.trainer.keras_internals import asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine, Training, end_of_run
+from shardline.trainer.models import adapted
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
@@ -164,7 +165,8 @@ def _train(run: Run, preemption: Preemption) -> Logs:
     hooks.begin(model, epochs=settings.epochs, steps=run.plan("train").steps)
     # After on_train_begin, which resets what callbacks remember.
     state = TrainingState(model, hooks.remembering, hooks.chief_remembering)
-    checkpoints = _checkpoints(run, state.variables, write=chief, record=record)
+    fixed = {**record.fixed, **adapted.identity(model, numbers=settings.evaluator)}
+    checkpoints = _checkpoints(run, state.variables, write=chief, fixed=fixed)
     snapshot = _resume(run, model, hooks, state, checkpoints, record)
     position = snapshot.position if snapshot else Position()
     engines.append(_make_engine(run, model, feed, position))
@@ -244,18 +246,17 @@ def _assemble(
         check_export(model, info, prepare=prepare, exported=exported)
     with run.strategy.scope():
         weigh_output_losses(model)
-        if settings.initial_model and not evaluate_only:
+        if settings.initial_model:  # in the evaluator, too: vocabularies are in no checkpoint
             saving.warm_start(model, settings.initial_model)
     return model, frozen, interface
 
 
 def _checkpoints(
-    run: Run, variables: Mapping[str, str], *, write: bool, record: Record | None = None
+    run: Run, variables: Mapping[str, str], *, write: bool, fixed: Mapping[str, object] | None = None
 ) -> Checkpoints:
-    fixed = record.fixed if record else {}
     return Checkpoints(
         run.dirs.checkpoints,
-        Identity(run.settings.model, run.manifest.fingerprint, variables, fixed),
+        Identity(run.settings.model, run.manifest.fingerprint, variables, fixed or {}),
         keep=run.settings.keep_checkpoints,
         write=write,
         allow_new_data=run.settings.allow_new_data,
@@ -296,6 +297,8 @@ def _resume(
         # What callbacks do at the beginning of an epoch (to the learning rate) is part of what is restored.
         hooks("on_epoch_begin", at.last_epoch)
     state.restore(snapshot, run.process)
+    if run.settings.allow_new_data:  # to which layers have been adapted anew
+        adapted.refresh(model)
     take_changed_rates(model, before.learning_rates, now.learning_rates)
     state.record = now.json
     if run.cluster.is_chief:

@@ -119,6 +119,9 @@ def export_model(
         archive.track(prepared)
     for name, function in functions.items():
         archive.add_endpoint(name, function)
+    for part in tf.train.TrackableView(model).descendants():
+        if isinstance(part, tf.saved_model.experimental.TrackableResource):  # the table of a vocabulary
+            archive.track(part)
     archive.write_out(saved_model, verbose=False)
     if model_file is not None:
         _copy_model(model_file, out)

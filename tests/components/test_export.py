@@ -24,6 +24,7 @@ from shardline.components.validate.export import (
 )
 from shardline.components.validate.served import ServedModel
 from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.view import describe
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build
 from shardline.trainer.models.export_check import check_operations
@@ -96,7 +97,7 @@ def table(tmp_path_factory):
     directory = tmp_path_factory.mktemp("table")
     manifest = write_table(directory, records=RECORDS)
     keras.utils.set_random_seed(7)
-    model = build("mlp", manifest.info(), {"units": 8, "buckets": 16, "embedding": 2})
+    model = build("mlp", describe(directory), {"units": 8, "buckets": 16, "embedding": 2})
     return export(model, manifest, directory, tmp_path_factory.mktemp("table_export"))
 
 
@@ -355,8 +356,12 @@ def test_columns_of_any_name_are_served(table, tmp_path):
     by_old_name = table.model
 
     class Renamed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.by_old_name = by_old_name  # whose tables are exported
+
         def call(self, columns, training=False):
-            return by_old_name({old: columns[new] for old, new in renamed.items()}, training=training)
+            return self.by_old_name({old: columns[new] for old, new in renamed.items()}, training=training)
 
     model = Renamed()
     model.compile("sgd", "sparse_categorical_crossentropy")

@@ -1,21 +1,24 @@
 """Tables: columns instead of images, from the shards to a trained, saved model."""
 
 import dataclasses
+import warnings
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import Feature, Spread, Tally
+from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import load_augmentation
+from shardline.trainer.data.view import describe
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build, create_variables
 from shardline.trainer.models.head import read_head
-from shardline.trainer.models.mlp import Standardization
 from tests.helpers.datasets import example_batch, write_dataset, write_table
+from tests.helpers.labels import LABELLED
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,7 @@ def test_rows_are_augmented_and_weighted(table):
 
 
 def test_mlp_learns_a_table_and_is_saved_with_everything(table, tmp_path):
-    model = build("mlp", table[1].info(), {"learning_rate": 0.01, "label_smoothing": 0.1})
+    model = build("mlp", describe(*table), {"learning_rate": 0.01, "label_smoothing": 0.1})
     create_variables(model, example_batch(table[1].info()))
     batches = feed(table, "train", shuffle_seed=1).worker_dataset(1, 0, range(15))
     for x, y in batches:
@@ -105,38 +108,91 @@ def test_mlp_learns_a_table_and_is_saved_with_everything(table, tmp_path):
 @pytest.mark.parametrize("kept", [["city"], ["year"]])
 def test_mlp_takes_any_kind_of_columns_alone(table, kept):
     features = tuple(f for f in table[1].features if f.name in ["label", "key", *kept])
-    info = dataclasses.replace(table[1], features=features).info()
+    info = describe(table[0], dataclasses.replace(table[1], features=features))
 
     model = build("mlp", info, {"units": 4, "buckets": 16})
     create_variables(model, example_batch(info))
     assert model.optimizer.built
 
 
-def test_columns_are_standardized_whatever_their_scale():
-    """From the first batch on; a variance by squares would be lost in float32."""
+def described(**columns):
+    """Returns the description of a table of given training examples, with a number as its label."""
+    features = {
+        name: Feature(name, {"f": "float32", "i": "int64"}.get(np.asarray(values).dtype.kind, "string"))
+        for name, values in columns.items()
+    }
+    return DatasetInfo(
+        input_shape=(),
+        labels={"label": LABELLED["regression"][0]},
+        features=features,
+        records={"train": 4},
+        inputs=features,
+        train={"label": Tally(spreads=(Spread(10.0, 30.0, 20.0, 5.0),))},
+        reader=lambda names, limit: {name: np.asarray(values) for name, values in columns.items()},
+    )
+
+
+def features_of(model):
+    """Returns what a built-in model makes of columns before its first dense layer."""
+    first = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dense))
+    return keras.Model(model.input, first.input)
+
+
+def test_columns_are_normalized_whatever_their_scale():
+    """From the first step on; a deviation by squares would be lost in float32."""
     rng = np.random.default_rng(0)
-    columns = np.stack([rng.normal(5e6, 10.0, 512), rng.normal(0, 1e-2, 512)], axis=1).astype("float32")
-    layer = Standardization(dtype="float32")
-    layer.build((None, 2))
-    for batch in np.split(columns, 8):
-        layer(batch, training=True)
+    columns = {"income": rng.normal(5e6, 10.0, 512), "share": rng.normal(0, 1e-2, 512)}
+    columns = {name: values.astype("float32") for name, values in columns.items()}
+    features = features_of(build("mlp", described(**columns), {}))
 
-    standardized = np.asarray(layer(columns))
-    np.testing.assert_allclose(standardized.mean(axis=0), 0.0, atol=0.05)  # 5e6 in float32: to 0.5
-    np.testing.assert_allclose(standardized.std(axis=0), 1.0, atol=0.02)
-    assert np.asarray(layer(np.array([[0.0, 1e9]], "float32"))).tolist() == [[-10.0, 10.0]]
+    found = np.asarray(features(columns))
+    np.testing.assert_allclose(found.mean(axis=0), 0.0, atol=0.05)  # 5e6 in float32: to 0.5
+    np.testing.assert_allclose(found.std(axis=0), 1.0, atol=0.02)
+    extremes = {"income": np.array([0.0], "float32"), "share": np.array([1e9], "float32")}
+    assert np.asarray(features(extremes)).tolist() == [[-10.0, 10.0]]
 
 
-def test_replicas_standardize_alike():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        layer = Standardization(dtype="float32")
-        layer.build((None, 1))
-    values = tf.reshape(tf.range(8.0), (8, 1))
-    tf.function(lambda: strategy.run(lambda: layer(values, training=True)))()
+def test_a_missing_number_counts_as_the_mean_and_is_marked():
+    columns = {"age": np.array([1, np.nan, 3, 2], "float32"), "size": np.array([1, 2, 1, 2], "float32")}
+    features = features_of(build("mlp", described(**columns), {}))
 
-    assert float(layer.mean.numpy()[0]) == pytest.approx(3.5)
-    assert float(layer.variance.numpy()[0]) == pytest.approx(5.25)
+    filled = np.asarray(features(columns))
+    assert filled[1].tolist() == [0.0, 1.0, 1.0]  # age, size, and whether the age is missing
+    assert filled[:, 2].tolist() == [0, 1, 0, 0]
+    # A column of which the training split has every number is filled, and has no mark.
+    gone = np.asarray(features({**columns, "size": np.full(4, np.nan, "float32")}))
+    assert gone[:, 1].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("missing", ["", "never seen"])
+def test_texts_are_told_apart_by_value_while_they_are_few(missing):
+    columns = {"city": np.array([b"Ulm", b"Rom", b"", b"Rom"], object)}
+    few = features_of(build("mlp", described(**columns), {"buckets": 8}))
+    many = features_of(build("mlp", described(**columns), {"buckets": 3}))
+
+    given = {"city": np.array(["Ulm", "Rom", missing, "Rom"], object)}
+    for features, kind in ((few, keras.layers.StringLookup), (many, keras.layers.Hashing)):
+        assert any(isinstance(layer, kind) for layer in features.layers)
+        found = np.asarray(features(given))
+        np.testing.assert_array_equal(found[1], found[3])
+    assert len({tuple(row) for row in np.asarray(few(given)).tolist()}) == 3
+
+
+@pytest.mark.parametrize("name", ["od280/od315_of_diluted_wines", "dense", "city (of birth)/now", "cast_1"])
+@pytest.mark.parametrize("model", ["mlp", "text"])
+def test_a_column_may_have_any_name(name, model, tmp_path):
+    columns = {name: np.array([1, 2, 3, 4], "float32"), f"{name} 2": np.array([b"a b", b"b", b"", b"c"])}
+    if model == "text":
+        columns = {name: columns[f"{name} 2"], f"{name} 2": columns[name]}
+    info = described(**columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        built = build(model, info, {})
+        create_variables(built, (info.training_examples(), np.zeros(4, "float32")))
+        assert read_head(built, info) == "numbers"
+        built.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)
+    np.testing.assert_array_equal(loaded(columns), built(columns))
 
 
 @pytest.mark.parametrize("model", ["mnist_cnn", "resnet50", "keras:MobileNetV2"])

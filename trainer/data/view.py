@@ -53,7 +53,6 @@ def _read(
     records = tf.data.Dataset.from_tensor_slices(paths).interleave(
         lambda path: tf.data.TFRecordDataset(path, compression_type=manifest.compression.upper()),
         cycle_length=len(paths),
-        deterministic=True,
     )
     batches = records.take(-1 if limit is None else limit).batch(_BATCH)
     parse = tf.autograph.experimental.do_not_convert(

@@ -1,59 +1,58 @@
-"""A multilayer perceptron on the columns of a table, and the layer that standardizes its numbers."""
+"""Model of a table's columns: numbers normalized, text looked up or hashed, and a multilayer perceptron."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
+from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models.zoo import finish
 
-# How much of the statistics a batch replaces once enough have been seen.
-_RATE = 0.01
-_EPSILON = 1e-6
 # Standard deviations beyond which a value says no more than that it is extreme.
 _LARGEST = 10.0
 
+_UNKNOWN = "[UNK]"
+
+# Names that Keras gives to layers of built-in models, beside those of its operations.
+_LAYERS = {
+    "concatenate",
+    "dense",
+    "embedding",
+    "hashing",
+    "normalization",
+    "rescaling",
+    "string_lookup",
+    "text_vectorization",
+}
+
 
 @keras.saving.register_keras_serializable("shardline")
-class Standardization(keras.layers.Layer):  # type: ignore[misc]  # keras has no types
-    """Subtracts each column's mean and divides by its standard deviation.
+class Column(keras.layers.InputLayer):  # type: ignore[misc]  # keras has no types
+    """Input of a column whose name no layer of Keras may have, such as "od280/od315", or has already."""
 
-    Unlike BatchNormalization, as a table's raw columns need it: the first batches count in full, so that a
-    short training does not end with statistics of half-way; the variance is taken around the mean, as in
-    float32 the squares of a column such as a year say nothing of it; and both are the global batch's.
-    """
+    def __init__(self, column: str, dtype: str, name: str | None = None, **_: Any):
+        tensor = keras.KerasTensor((None,), dtype, name=column)
+        super().__init__(input_tensor=tensor, name=name)
+        self.column = column
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Creates the statistics of (batch, columns)."""
-        columns = (input_shape[-1],)
-        self.mean = self.add_weight(columns, "zeros", trainable=False, name="mean")
-        self.variance = self.add_weight(columns, "ones", trainable=False, name="variance")
-        self.batches = self.add_weight((), "zeros", trainable=False, name="batches")
-
-    def call(self, inputs: Any, training: bool = False) -> Any:
-        """Standardizes float32 (batch, columns); in training also learns its statistics."""
-        if training:
-            self._learn(inputs)
-        standardized = (inputs - self.mean) / keras.ops.sqrt(self.variance + _EPSILON)
-        return keras.ops.clip(standardized, -_LARGEST, _LARGEST)
-
-    def _learn(self, inputs: Any) -> None:
-        centred = inputs - self.mean
-        shift = _mean(centred)
-        variance = _mean(keras.ops.square(centred - shift))
-        self.batches.assign(self.batches + 1)
-        rate = keras.ops.maximum(1 / self.batches, _RATE)
-        # Of two groups together: the mean of their variances and what their means differ by.
-        self.variance.assign((1 - rate) * (self.variance + rate * shift**2) + rate * variance)
-        self.mean.assign(self.mean + rate * shift)
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {"column": self.column, "dtype": self.dtype, "name": self.name}
 
 
-def _mean(values: Any) -> Any:
-    """Returns the mean of each column over the batches of all replicas."""
-    return keras.ops.moments(values, axes=[0], synchronized=True)[0]
+def make_input(name: str, column: Feature) -> keras.KerasTensor:
+    """Returns the input of a column, (batch,), under the column's own name, whatever it is."""
+    taken = re.sub(r"_\d+$", "", name)
+    if "/" in name or taken in _LAYERS or hasattr(keras.ops, taken):
+        return Column(name, column.dtype).output
+    return keras.Input((), name=name, dtype=column.dtype)
 
 
 def build_model(
@@ -64,38 +63,67 @@ def build_model(
     buckets: int = 1024,
     embedding: int = 8,
 ) -> keras.Model:
-    """Numbers standardized, text hashed and embedded -> Dense relu, twice -> softmax.
+    """Numbers normalized, text looked up or hashed and embedded -> Dense relu, twice -> what labels need.
+
+    A missing number counts as the mean of its column, and where the training split has some, a column of 0
+    and 1 says which. A missing text is a value like any other.
 
     Args:
-        dataset: Columns and number of classes. Whole numbers and floats are numbers, text is a category.
+        dataset: Columns and labels. Whole numbers and floats are numbers, text is a category.
         learning_rate: Learning rate of Adam.
-        label_smoothing: Share of each label that is spread evenly over all classes, in 0..1.
+        label_smoothing: Share of each label of classes that is spread evenly over all of them, in 0..1.
         units: Size of each hidden layer.
-        buckets: Number of buckets into which the values of a text column are hashed.
-        embedding: Numbers that stand for a bucket.
+        buckets: Values of a text column, at most, that are told apart; of more the hashes are.
+        embedding: Numbers that stand for a value of a text column.
     """
     if not dataset.is_table:
         raise ModelError(
             "mlp takes a table, and the dataset has images; use mnist_cnn, resnet50 or keras:NAME"
         )
-    inputs = {name: keras.Input((), name=name, dtype=column.dtype) for name, column in dataset.inputs.items()}
-    parts, numbers = [], []
-    for name, column in dataset.inputs.items():
-        if column.dtype == "string":
-            hashed = keras.layers.Hashing(buckets, name=f"{name}_hash")(inputs[name])
-            parts.append(keras.layers.Embedding(buckets, embedding, name=f"{name}_embedding")(hashed))
-        else:
-            numbers.append(inputs[name])
+    inputs = {name: make_input(name, column) for name, column in dataset.inputs.items()}
+    examples = dataset.training_examples()
+    texts = [name for name, column in dataset.inputs.items() if column.dtype == "string"]
+    numbers = [name for name in inputs if name not in texts]
+    parts = [_embed(inputs[name], examples[name], buckets, embedding) for name in texts]
     if numbers:
-        parts.append(_numbers(numbers))
+        parts.append(_normalize({name: inputs[name] for name in numbers}, examples))
     features = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
     return finish("mlp", inputs, features, dataset, learning_rate, label_smoothing)
 
 
-def _numbers(columns: list[Any]) -> Any:
-    """Returns all number columns side by side, (batch, columns), each with mean 0 and variance 1."""
-    floats = [keras.ops.expand_dims(keras.ops.cast(column, "float32"), -1) for column in columns]
-    stacked = keras.ops.concatenate(floats, axis=-1) if len(floats) > 1 else floats[0]
-    return Standardization(dtype="float32")(stacked)
+def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:
+    """Returns numbers for the values of a text column, (batch, embedding)."""
+    # One bucket is for what the training split does not have, and stands for Keras' own name of that, too.
+    values = sorted(set(examples.tolist()) - {_UNKNOWN.encode()})
+    try:
+        names = [value.decode() for value in values]
+    except UnicodeDecodeError:  # stored by another program
+        names = []
+    lookup = (
+        keras.layers.StringLookup(vocabulary=names, oov_token=_UNKNOWN)
+        if 0 < len(names) < buckets
+        else keras.layers.Hashing(buckets)
+    )
+    return keras.layers.Embedding(buckets, embedding)(lookup(column))
+
+
+def _normalize(columns: Mapping[str, keras.KerasTensor], examples: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """Returns all numbers side by side, each with mean 0 and deviation 1, and then which are missing."""
+    stacked = keras.ops.stack([keras.ops.cast(column, "float32") for column in columns.values()], axis=-1)
+    # In 64 bits: in 32 the squares of a column such as a year say nothing of its deviation.
+    known = np.stack([examples[name].astype(np.float64) for name in columns], axis=-1)
+    absent = ~np.isfinite(known)
+    known[absent] = np.nan
+    means = [np.nanmean(column) if np.isfinite(column).any() else 0.0 for column in known.T]
+    layer = keras.layers.Normalization(dtype="float32")
+    layer.adapt(np.where(absent, means, known))
+    normalized = keras.ops.clip(layer(stacked), -_LARGEST, _LARGEST)
+    missing = keras.ops.isnan(normalized)
+    filled = keras.ops.where(missing, 0.0, normalized)
+    gaps = np.flatnonzero(absent.any(axis=0)).tolist()
+    if not gaps:
+        return filled
+    indicators = keras.ops.cast(keras.ops.take(missing, gaps, axis=-1), "float32")
+    return keras.ops.concatenate([filled, indicators], axis=-1)

@@ -78,7 +78,7 @@ def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
 
 def finish(
     name: str,
-    inputs: keras.KerasTensor | dict[str, keras.KerasTensor],
+    inputs: keras.KerasTensor | list[keras.KerasTensor] | dict[str, keras.KerasTensor],
     features: keras.KerasTensor,
     dataset: DatasetInfo,
     learning_rate: float,
