@@ -15,8 +15,9 @@ import tensorflow as tf
 from shardline.trainer import files, progress, saving
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.data import memory, preparation
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data import memory, preparation, view
+from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, choose_policy
 from shardline.trainer.data.transforms import USUAL_FORMS, class_weights, load_augmentation, load_transform
@@ -104,6 +105,10 @@ class Run:
         exported = not self.settings.allow_unexportable
         return preparation.of_training(self.settings.transform, self.manifest.info(), exported=exported)
 
+    def info(self) -> DatasetInfo:
+        """Returns what a model function is told about the dataset, with its training examples."""
+        return view.describe(files.local_path(self.settings.dataset), self.manifest)
+
     def _fits(self, split: str) -> bool:
         """Whether this process keeps its examples of a split in memory."""
         if self.settings.cache != "auto" or self.strategy_name == "parameter_server":
@@ -126,6 +131,14 @@ class Run:
         used = sorted({p % len(files) for p in examples if p % self.cluster.num_workers == process})
         names = ", ".join(files[index] for index in used[:_NAMED_SHARDS])
         return names + (f" and {len(used) - _NAMED_SHARDS} more shards" if len(used) > _NAMED_SHARDS else "")
+
+
+def load_data(settings: TrainSettings, sharing: int, *, evaluator: bool) -> Manifest:
+    """Loads the manifest of a dataset that can be shared out to so many workers, and has what is needed."""
+    manifest = manifests.load(files.local_path(settings.dataset))
+    manifest.info()  # images that differ in size are refused
+    check_splits(settings, manifest, sharing, evaluator=settings.evaluator or evaluator)
+    return manifest
 
 
 def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, evaluator: bool) -> None:

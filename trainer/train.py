@@ -30,8 +30,8 @@ from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.cluster.meeting import facts
 from shardline.trainer.cluster.peers import Peers
-from shardline.trainer.data import faults, preparation, view
-from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data import faults, preparation
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.keras_compilation import weigh_output_losses
@@ -49,7 +49,7 @@ from shardline.trainer.optimizers import (
 )
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.reports import Counters, as_json
-from shardline.trainer.run import Run, announce, check_splits, write_settings
+from shardline.trainer.run import Run, announce, load_data, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, Loop, Shapes, metric_shapes
 from shardline.trainer.watchdog import Watchdog
@@ -79,7 +79,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     dirs = output_dirs(settings, environ)
     # Where workers take whole steps each, no step is shared out.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
-    manifest = _load_data(settings, sharing, evaluator=cluster.role == "evaluator")
+    manifest = load_data(settings, sharing, evaluator=cluster.role == "evaluator")
     data = manifest.fingerprint
     check_model_dir(dirs.model, model=settings.model, dataset=data, allow_new_data=settings.allow_new_data)
     model_function(settings.model)
@@ -112,7 +112,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
 
 
 @contextlib.contextmanager
-def _explained(dataset: Path, manifest: manifests.Manifest, peers: Peers) -> Iterator[None]:
+def _explained(dataset: Path, manifest: Manifest, peers: Peers) -> Iterator[None]:
     """Says of an error from inside TensorFlow which record or which peer it comes from, where one does."""
     try:
         yield
@@ -120,14 +120,6 @@ def _explained(dataset: Path, manifest: manifests.Manifest, peers: Peers) -> Ite
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise faults.explain(error, dataset, manifest) or peers.explain(error) or error from error
-
-
-def _load_data(settings: TrainSettings, sharing: int, *, evaluator: bool) -> manifests.Manifest:
-    """Loads the manifest of a dataset that can be shared out to so many workers, and has what is needed."""
-    manifest = manifests.load(files.local_path(settings.dataset))
-    manifest.info()  # images that differ in size are refused
-    check_splits(settings, manifest, sharing, evaluator=settings.evaluator or evaluator)
-    return manifest
 
 
 def check_strategy(settings: TrainSettings, name: str) -> None:
@@ -226,8 +218,7 @@ def _assemble(
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
     element, exported = feed.element_spec, not settings.allow_unexportable
-    info = view.describe(files.local_path(settings.dataset), run.manifest)
-    prepare = prepared.prepare if prepared else None
+    info, prepare = run.info(), prepared.prepare if prepared else None
     with run.strategy.scope():
         model = build(settings.model, info, settings.model_arguments)
         interface = read_interface(
