@@ -179,7 +179,7 @@ class Counts:
         return {label.name: tally(label, self._values[label.name]) for label in self._labels}
 
 
-def tally(label: Label, values: Sequence[Sequence[float]]) -> Tally:
+def tally(label: Label, values: Sequence[Sequence[Any]]) -> Tally:
     """Returns what a label is in some examples, one or more, whose stored values are given."""
     table = np.asarray(values, np.float64).reshape(len(values), -1)
     if label.kind == CLASS:

@@ -20,7 +20,6 @@ from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.parameters import GateSettings, TrainingSettings, read
 from shardline.trainer import files, progress
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import LABEL, Tally
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.files import local_path
@@ -177,7 +176,11 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     from shardline.components.validate.validation import export_trained
     from shardline.components.validate.verdict import NOT_MEASURED, judge
 
-    examples, out, rules = Examples(dataset, manifest), model / "exported", gate.gate
+    examples, out, rules = (
+        Examples(dataset, manifest),
+        model / "exported",
+        gate.gate.for_labels(manifest.labels),
+    )
     export = export_trained(
         model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
     )
@@ -191,7 +194,8 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
         if wanted and challenge.absence and not challenge.absence.first:
             raise ModelError(f"the champion cannot be compared with: {challenge.absence.text}")
     # On so few examples a class may be missing, or a model of one step give no number.
-    if 0 in examples.split.class_counts or challenge.evaluation.metrics.get("non_finite"):
+    missing = any(0 in found.counts for found in examples.split.labels.values())
+    if missing or challenge.evaluation.metrics.get("non_finite"):
         return
     for rule in judge(challenge.evaluation, rules, absence=challenge.absence).rules:
         if rule.note == NOT_MEASURED and rule.metric not in _NOT_HERE:
@@ -204,13 +208,14 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import tensorflow as tf
 
     from shardline.components.preprocess.example import parse
+    from shardline.components.preprocess.targets import tally
     from shardline.components.validate.export import take_samples
 
     out.mkdir()
     splits = {}
     for name in manifest.splits:
         examples = take_samples(manifest, dataset, _EXAMPLES, [name])
-        labels = [int(parse(example)["label"][1][0]) for example in examples]
+        parsed = [parse(example) for example in examples]
         path = out / f"{name}-00000-of-00001.tfrecord"
         with tf.io.TFRecordWriter(str(path)) as writer:
             for example in examples:
@@ -218,8 +223,8 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
         data = path.read_bytes()
         checksum = f"{google_crc32c.value(data):08x}"
         shard = manifests.Shard(path.name, len(examples), len(data), checksum)
-        counts = tuple(labels.count(label) for label in range(len(manifest.class_names)))
-        splits[name] = Split((shard,), {LABEL: Tally(counts)})
+        tallies = {one.name: tally(one, [found[one.name][1] for found in parsed]) for one in manifest.labels}
+        splits[name] = Split((shard,), tallies)
     sample = replace(manifest, splits=splits, compression="", keys=None)
     manifests.save(sample, out)
     return sample

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +104,9 @@ def read_deviations(manifest: Manifest) -> dict[str, tuple[float, ...]]:
     }
 
 
-def largest_gap(expected: Floats, found: Floats, deviations: Sequence[float] = ()) -> float:
+def largest_gap(
+    expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()
+) -> float:
     """Returns the largest difference; at least 1 where one of two is a number and the other is not."""
     finite = np.isfinite(expected)
     gaps = np.abs(np.where(finite, expected, 0) - np.where(np.isfinite(found), found, 0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate.answers import largest_gap
-from shardline.components.validate.evaluate import Examples, Measured
-from shardline.components.validate.evaluation import Converted
+from shardline.components.validate.answers import largest_gap, name_outputs, read_deviations
+from shardline.components.validate.classes import ClassOutcomes
+from shardline.components.validate.evaluate import Examples, Measured, Outcomes
+from shardline.components.validate.evaluation import Converted, Interval
 from shardline.components.validate.formats import FORMATS, check_installed, refuse_table
-from shardline.components.validate.metrics import share_interval
+from shardline.components.validate.metrics import MAIN
+from shardline.components.validate.resampling import share_interval
 from shardline.components.validate.served import REQUESTS, time_calls
 from shardline.components.validate.signatures import PIXELS, TENSOR, read_batches
 from shardline.trainer import files
@@ -110,18 +113,34 @@ def _measure(name: str, out: Path, examples: Examples, exported: Measured) -> Co
     content = (out / FORMATS[name].file).read_bytes()
     predict = load(name, content)
     seconds = time_calls(lambda some: predict(some.numpy()), next(_pixels(examples)), 1)
-    probabilities = np.concatenate([predict(some.numpy()) for some in _pixels(examples)])
-    right = int((probabilities.argmax(axis=1) == exported.outcomes.labels).sum())
+    said = np.concatenate([predict(some.numpy()) for some in _pixels(examples)])
+    (ours,) = exported.outcomes.values()
+    value, interval = _quality(ours, said)
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
     return Converted(
         name=name,
-        accuracy=right / len(probabilities),
-        interval=share_interval(right, len(probabilities)),
+        value=value,
+        interval=interval,
         size_mb=len(content) / _MB,
         latency_p50_ms=p50,
         latency_p95_ms=p95,
-        max_difference=largest_gap(exported.outcomes.probabilities, probabilities),
+        max_difference=largest_gap(ours.said, said.reshape(ours.said.shape), _deviations(examples.manifest)),
     )
+
+
+def _quality(exported: Outcomes, said: npt.NDArray[np.float32]) -> tuple[float, Interval]:
+    """Returns the metric that counts first of the answers of a converted model, and its interval."""
+    if isinstance(exported, ClassOutcomes):
+        right = int((said.argmax(axis=1) == exported.labels).sum())
+        return right / len(said), share_interval(right, len(said))
+    same: Any = exported
+    found = replace(same, said=said.reshape(exported.said.shape).astype(exported.said.dtype))
+    metric = MAIN[exported.label.kind]
+    return found.score()[metric], found.intervals()[metric]
+
+
+def _deviations(manifest: Manifest) -> Sequence[float]:
+    return read_deviations(manifest).get(manifest.labels[0].name, ())
 
 
 def _pixels(examples: Examples) -> Iterator[tf.Tensor]:
@@ -132,10 +151,13 @@ def _pixels(examples: Examples) -> Iterator[tf.Tensor]:
 def _compare(predict: Predict, saved_model: Path, manifest: Manifest, samples: Sequence[bytes]) -> float:
     loaded = tf.saved_model.load(str(saved_model))
     serve = loaded.signatures[TENSOR]
-    return max(
-        largest_gap(serve(**{PIXELS: pixels})["probabilities"].numpy(), predict(pixels.numpy()))
-        for _, pixels in read_batches(manifest, samples)
-    )
+    (names,) = name_outputs(manifest.labels).values()
+
+    def gap(pixels: tf.Tensor) -> float:
+        expected = serve(**{PIXELS: pixels})[names[0]].numpy()
+        return largest_gap(expected, predict(pixels.numpy()).reshape(expected.shape), _deviations(manifest))
+
+    return max(gap(pixels) for _, pixels in read_batches(manifest, samples))
 
 
 def _to_tflite(saved_model: Path, _: Iterator[Pixels]) -> bytes:

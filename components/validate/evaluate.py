@@ -7,7 +7,7 @@ Examples come straight from the shards that the manifest names.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from sklearn.metrics import confusion_matrix
 
-from shardline.components.validate import metrics
 from shardline.components.validate.answers import Predictions
-from shardline.components.validate.evaluation import (
-    COUNTED,
-    MIN_SLICE,
-    QUALITY,
-    Baseline,
-    Evaluation,
-    Mistake,
-)
-from shardline.components.validate.metrics import Outcomes
+from shardline.components.validate.classes import ClassOutcomes
+from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Lead, Mistake
+from shardline.components.validate.metrics import QUALITY
+from shardline.components.validate.mistakes import Ranked, find_mistakes
+from shardline.components.validate.numbers import NumberOutcomes
 from shardline.components.validate.served import REQUESTS, ServedModel, measure_costs
+from shardline.components.validate.several import SeveralOutcomes
 from shardline.trainer.data.decode import encode_stored
-from shardline.trainer.data.features import LABEL
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Split, check_files
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.progress import advance
@@ -40,13 +35,11 @@ MOST_MISTAKES = 24
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 
-# All others are what the model costs, or of the export.
-_FROM_OUTCOMES = {metric.name for metric in QUALITY}
-
 # TensorFlow's type of a stored feature, where it is neither text nor an image.
 _STORED = {"int64": tf.int64, "float32": tf.float32}
 
-_Ranked = tuple[float, int, Mistake]
+#: What a model's answers to examples are beside the truth, by the kind of the label.
+Outcomes = ClassOutcomes | SeveralOutcomes | NumberOutcomes
 
 
 @dataclass(frozen=True)
@@ -55,13 +48,13 @@ class Batch:
 
     Attributes:
         images: Encoded images, a string tensor of shape [n]; raw pixels become a PNG. None for a table.
-        labels: int64 [n].
+        labels: Targets by name of the label, as they are stored, [n] or [n, outputs].
         records: Serialized tf.train.Example, a string tensor of shape [n].
         columns: Every further feature of one value, by name, each [n]; text as str.
     """
 
     images: tf.Tensor | None
-    labels: npt.NDArray[np.int64]
+    labels: Mapping[str, npt.NDArray[Any]]
     keys: tuple[str, ...]
     records: tf.Tensor
     columns: Mapping[str, npt.NDArray[np.generic]]
@@ -107,12 +100,13 @@ class Examples:
             for serialized, parsed in batches:
                 batch = Batch(
                     images=parsed.pop("image", None),
-                    labels=parsed.pop("label").numpy(),
+                    labels={one.name: parsed.pop(one.name).numpy() for one in self.manifest.labels},
                     keys=tuple(_text(parsed.pop("key").numpy()).tolist()),
                     records=serialized,
                     columns={name: _text(column.numpy()) for name, column in parsed.items()},
                 )
-                _check_labels(batch, len(self.manifest.class_names))
+                for label in self.manifest.labels:
+                    _check_label(batch, label)
                 seen += len(batch.keys)
                 yield batch
         except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
@@ -133,15 +127,27 @@ class Measured:
     """An evaluation, the single predictions that it is made from, and the smallest slice that is judged."""
 
     evaluation: Evaluation
-    outcomes: Outcomes
+    outcomes: Mapping[str, Outcomes]
     min_slice: int = MIN_SLICE
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Measured:
         """Returns the same of some of the examples; what the model costs was measured on all."""
-        outcomes = self.outcomes.only(chosen)
-        fields = _summarize(outcomes, self.min_slice, self.evaluation.metrics)
-        evaluation = replace(self.evaluation, mistakes=(), baseline=None, **fields)
-        return Measured(evaluation, outcomes, self.min_slice).counted()
+        outcomes = {name: one.only(chosen) for name, one in self.outcomes.items()}
+        whole, known = self.evaluation, _names_of_quality(self.evaluation)
+        costs = {name: value for name, value in whole.metrics.items() if name not in known}
+        parts = {
+            part.label: replace(
+                part, mistakes=(), baseline=None, **outcomes[part.label].summarize(self.min_slice)
+            )
+            for part in whole.each
+        }
+        if not whole.parts:
+            part = parts[whole.label]
+            return Measured(
+                replace(part, metrics={**part.metrics, **costs}), outcomes, self.min_slice
+            ).counted()
+        joined = join(whole, tuple(parts.values()), costs)
+        return Measured(replace(joined, baseline=None), outcomes, self.min_slice).counted()
 
     def with_metrics(self, notes: Mapping[str, str] | None = None, /, **measured: float) -> Measured:
         """Returns this with more metrics, and with `notes` on them by their names."""
@@ -158,6 +164,27 @@ class Measured:
         )
 
 
+def _names_of_quality(evaluation: Evaluation) -> set[str]:
+    names = {metric.name for metric in QUALITY}
+    return names | {f"{part.label}.{name}" for part in evaluation.parts for name in names}
+
+
+def join(whole: Evaluation, parts: tuple[Evaluation, ...], costs: Mapping[str, float]) -> Evaluation:
+    """Returns the evaluation of several labels, with the `costs` of serving the model."""
+
+    def named(values: str) -> dict[str, Any]:
+        return {f"{one.label}.{name}": value for one in parts for name, value in getattr(one, values).items()}
+
+    return replace(
+        whole,
+        examples=parts[0].examples,
+        non_finite=max(part.non_finite for part in parts),
+        metrics={**named("metrics"), **costs},
+        intervals=named("intervals"),
+        parts=parts,
+    )
+
+
 def measure(
     saved_model: Path, examples: Examples, *, batch_size: int = 64, min_slice: int = MIN_SLICE
 ) -> Measured:
@@ -166,65 +193,34 @@ def measure(
     Raises ModelError when the SavedModel is missing or lacks a signature that Shardline exports, DatasetError
     when an example cannot be read or served.
     """
-    model = ServedModel(saved_model, examples.manifest)
+    manifest = examples.manifest
+    model = ServedModel(saved_model, manifest)
     outcomes, mistakes = gather(model, examples, batch_size)
     first = next(examples.batches(REQUESTS))
     costs = measure_costs(model, first.images, first.records)
-    evaluation = Evaluation(
-        fingerprint=examples.manifest.fingerprint,
-        split=examples.name,
-        class_names=outcomes.class_names,
-        mistakes=mistakes,
-        **_summarize(outcomes, min_slice, costs),
+    train = manifest.splits.get("train")
+    parts = tuple(
+        Evaluation(
+            fingerprint=manifest.fingerprint,
+            split=examples.name,
+            label=label.name,
+            kind=label.kind,
+            outputs=label.outputs,
+            mistakes=mistakes[label.name],
+            baseline=outcomes[label.name].baseline(train.labels[label.name] if train else None),
+            **outcomes[label.name].summarize(min_slice),
+        )
+        for label in manifest.labels
     )
-    baseline = measure_baseline(outcomes, examples.manifest, evaluation.metrics)
-    return Measured(replace(evaluation, baseline=baseline), outcomes, min_slice).counted()
-
-
-def _summarize(outcomes: Outcomes, min_slice: int, others: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the fields of an evaluation that follow from the outcomes; `others` are further metrics."""
-    labels, predicted, names = outcomes.labels, outcomes.predicted, outcomes.class_names
-    bins = metrics.calibrate(outcomes)
-    roc, precision_recall = metrics.draw_curves(outcomes)
-    measured = metrics.score(outcomes, bins)
-    if roc:
-        measured["roc_auc"] = metrics.mean_area(roc)
-        measured["pr_auc"] = metrics.mean_area(precision_recall)
-    found = metrics.intervals(labels, predicted, names)
-    if "top5_accuracy" in measured:
-        right = round(measured["top5_accuracy"] * len(labels))
-        found["top5_accuracy"] = metrics.share_interval(right, len(labels))
-    confusion = confusion_matrix(labels, predicted, labels=list(range(len(names)))).tolist()
-    return {
-        "examples": len(labels),
-        "accuracy": measured["accuracy"],
-        "log_loss": measured.get("log_loss"),
-        "non_finite": int((~outcomes.finite).sum()),
-        "classes": metrics.score_classes(outcomes),
-        "confusion": tuple(map(tuple, confusion)),
-        "metrics": measured | {name: value for name, value in others.items() if name not in _FROM_OUTCOMES},
-        "intervals": found,
-        "slices": metrics.slice_outcomes(outcomes, min_slice),
-        "calibration": bins,
-        "roc": metrics.worst(roc),
-        "precision_recall": metrics.worst(precision_recall),
-    }
-
-
-def measure_baseline(outcomes: Outcomes, manifest: Manifest, ours: Mapping[str, float]) -> Baseline:
-    """Returns the trivial answer, the class that is most frequent in training, on the same examples.
-
-    `ours` are the model's own metrics.
-    """
-    train, labels = manifest.splits.get("train"), outcomes.labels
-    counts = train.class_counts if train else np.bincount(labels)
-    answer = int(np.argmax(counts))
-    leads = metrics.leads(labels, outcomes.predicted, np.full_like(labels, answer), outcomes.class_names)
-    return Baseline(
-        answer=outcomes.class_names[answer],
-        metrics={name: ours[name] - leads[name].difference for name in COUNTED},
-        leads={name: leads[name] for name in COUNTED},
-    )
+    if len(parts) == 1:
+        evaluation = replace(parts[0], metrics={**parts[0].metrics, **costs})
+    else:
+        empty = replace(parts[0], label="", kind="", outputs=(), class_names=(), accuracy=None, log_loss=None)
+        empty = replace(empty, classes=(), confusion=(), mistakes=(), slices=(), calibration=(), roc=())
+        evaluation = join(
+            replace(empty, precision_recall=(), numbers=(), together=(), baseline=None), parts, costs
+        )
+    return Measured(evaluation, outcomes, min_slice).counted()
 
 
 def compare(
@@ -238,55 +234,63 @@ def compare(
     if trained_on is not None and trained_on.any():
         challenger, champion = challenger.only(~trained_on), champion.only(~trained_on)
         whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
-    ours, theirs = challenger.outcomes, champion.outcomes
     metrics_of_theirs = dict(champion.evaluation.metrics)
     # The process has had both models in memory by then.
     del metrics_of_theirs["peak_memory_mb"]
+    leads: dict[str, Lead] = {}
+    for name, ours in challenger.outcomes.items():
+        prefix, theirs = f"{name}." if whole.parts else "", champion.outcomes[name]
+        leads |= {f"{prefix}{one}": lead for one, lead in _leads(ours, theirs).items()}
     return replace(
         whole,
         champion=replace(champion.evaluation, mistakes=(), metrics=metrics_of_theirs),
-        leads=metrics.leads(ours.labels, ours.predicted, theirs.predicted, ours.class_names),
+        leads=leads,
     )
 
 
-def gather(model: ServedModel, examples: Examples, batch_size: int) -> tuple[Outcomes, tuple[Mistake, ...]]:
-    """Returns a model's answers to all examples, and the wrong predictions that it was surest of."""
-    names = examples.manifest.class_names
+def _leads(ours: Outcomes, theirs: Any) -> dict[str, Lead]:
+    """Returns the lead over another model's outcomes, which are of the same label."""
+    return ours.leads(theirs)
+
+
+def gather(
+    model: ServedModel, examples: Examples, batch_size: int
+) -> tuple[dict[str, Outcomes], dict[str, tuple[Mistake, ...]]]:
+    """Returns by label a model's answers to all examples, and its worst ones."""
+    labels = examples.manifest.labels
     batches, answers, seen = [], [], 0
-    ranked: list[_Ranked] = []
+    ranked: dict[str, list[Ranked]] = {label.name: [] for label in labels}
     for batch in _reported(examples.batches(batch_size), examples.split.records):
         answer = _predict(model, batch)
-        ranked = sorted([*ranked, *_find_mistakes(batch, answer, seen, names)], reverse=True)[:MOST_MISTAKES]
+        for label in labels:
+            found = find_mistakes(label, batch, answer, seen)
+            ranked[label.name] = sorted([*ranked[label.name], *found], reverse=True)[:MOST_MISTAKES]
         seen += len(batch.keys)
         # The images themselves would not fit in memory.
         batches.append(replace(batch, images=None, records=None))
         answers.append(answer)
-    outcomes = Outcomes(
-        class_names=names,
-        labels=np.concatenate([batch.labels for batch in batches]),
-        predicted=Predictions.join(answers).classes[LABEL],
-        probabilities=Predictions.join(answers).said[LABEL],
-        columns={
-            name: np.concatenate([batch.columns[name] for batch in batches]) for name in batches[0].columns
-        },
-    )
-    return outcomes, tuple(mistake for *_, mistake in ranked)
+    columns = {
+        name: np.concatenate([batch.columns[name] for batch in batches]) for name in batches[0].columns
+    }
+    joined = Predictions.join(answers)
+    outcomes = {
+        label.name: _outcomes(label, np.concatenate([b.labels[label.name] for b in batches]), joined, columns)
+        for label in labels
+    }
+    mistakes = {name: tuple(mistake for *_, mistake in found) for name, found in ranked.items()}
+    return outcomes, mistakes
 
 
-def _find_mistakes(batch: Batch, answer: Predictions, seen: int, names: Sequence[str]) -> Iterator[_Ranked]:
-    """Yields the wrong predictions of a batch with what ranks them: the probability, then the order."""
-    classes, said = answer.classes[LABEL], answer.said[LABEL]
-    for index in map(int, np.flatnonzero(classes != batch.labels)):
-        predicted, row = int(classes[index]), said[index]
-        probability = float(row[predicted]) if np.isfinite(row).all() else None
-        mistake = Mistake(
-            key=batch.keys[index],
-            true=names[batch.labels[index]],
-            predicted=names[predicted],
-            probability=probability,
-            image=b"" if batch.images is None else batch.images[index].numpy(),
-        )
-        yield np.inf if probability is None else probability, -(seen + index), mistake
+def _outcomes(
+    label: Label, true: npt.NDArray[Any], answers: Predictions, columns: Mapping[str, npt.NDArray[np.generic]]
+) -> Outcomes:
+    said = answers.said[label.name]
+    if label.kind == CLASS:
+        return ClassOutcomes(label.outputs, true, answers.classes[label.name], said, columns)
+    if label.kind == MULTILABEL:
+        return SeveralOutcomes(label, true, said, columns)
+    exact = true.reshape(len(true), -1).astype(np.float64)
+    return NumberOutcomes(label, exact, said.astype(np.float64), columns)
 
 
 def _predict(model: ServedModel, batch: Batch) -> Predictions:
@@ -314,11 +318,15 @@ def _reported(batches: Iterator[Batch], total: int) -> Iterator[Batch]:
 
 
 def _parse(records: tf.Tensor, manifest: Manifest) -> Any:
-    single = [feature for feature in manifest.features if feature.name == "image" or not feature.shape]
-    parsed = tf.io.parse_example(
-        records,
-        {item.name: tf.io.FixedLenFeature([], _STORED.get(item.dtype, tf.string)) for item in single},
-    )
+    labels = {label.name for label in manifest.labels}
+    read = {
+        item.name: tf.io.FixedLenFeature(
+            item.shape if item.name in labels else [], _STORED.get(item.dtype, tf.string)
+        )
+        for item in manifest.features
+        if item.name == "image" or item.name in labels or not item.shape
+    }
+    parsed = tf.io.parse_example(records, read)
     if "image" in parsed and manifest.image.encoding == "raw":  # the model is served files
         parsed["image"] = tf.map_fn(
             lambda stored: encode_stored(stored, manifest.image),
@@ -335,11 +343,18 @@ def _text(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.array([value.decode("utf-8", "replace") for value in column], dtype=np.str_)
 
 
-def _check_labels(batch: Batch, classes: int) -> None:
-    wrong = np.flatnonzero((batch.labels < 0) | (batch.labels >= classes))
+def _check_label(batch: Batch, label: Label) -> None:
+    values, classes = batch.labels[label.name], len(label.outputs) if label.kind == CLASS else 2
+    if label.kind == REGRESSION:
+        wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        there = "finite numbers"
+    else:
+        wrong = np.flatnonzero(((values < 0) | (values >= classes)).reshape(len(values), -1).any(axis=1))
+        there = f"classes 0..{classes - 1}"
     if wrong.size:
         first = int(wrong[0])
         raise DatasetError(
-            f"example {batch.keys[first]!r} has label {batch.labels[first]}, the dataset has classes "
-            f"0..{classes - 1}; preprocess the data again"
+            f"example {batch.keys[first]!r} has label {values[first]}, the dataset has {there}; preprocess "
+            "the "
+            "data again"
         )

@@ -2,93 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from shardline.components import text
+from shardline.components.validate.metrics import FORMAT_METRICS, MAIN
+from shardline.trainer.data.features import CLASS, LABEL
 
 #: A value's 95 % interval: its lower and its upper end.
 Interval = tuple[float, float]
 
 #: A slice with fewer examples is not judged, unless another number is asked for.
 MIN_SLICE = 10
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One metric, by its name in rules and its label for a person.
-
-    Attributes:
-        text: Writes a value with its unit.
-        rising: Whether more is better.
-    """
-
-    name: str
-    label: str
-    text: Callable[[float], str] = "{:.4f}".format
-    rising: bool = True
-
-
-_ms, _mb, _count = "{:,.2f} ms".format, "{:,.2f} MB".format, "{:,.0f}".format
-
-
-def _tiny(value: float) -> str:
-    return f"{value:.1e}" if value else "0"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-QUALITY = (
-    Metric("accuracy", "accuracy"),
-    Metric("top5_accuracy", "top-5 accuracy"),
-    Metric("macro_precision", "precision, mean of classes"),
-    Metric("macro_recall", "recall, mean of classes"),
-    Metric("macro_f1", "F1, mean of classes"),
-    Metric("weighted_f1", "F1, weighted by examples"),
-    Metric("log_loss", "log loss", rising=False),
-    Metric("roc_auc", "ROC AUC"),
-    Metric("pr_auc", "PR AUC"),
-    Metric("ece", "calibration error (ECE)", rising=False),
-)
-SERVING = (
-    Metric("latency_p50_ms", "latency of one example, median", _ms, rising=False),
-    Metric("latency_p95_ms", "latency of one example, 95th percentile", _ms, rising=False),
-    Metric("latency_batch32_p50_ms", "latency of 32 examples, median", _ms, rising=False),
-    Metric("latency_batch32_p95_ms", "latency of 32 examples, 95th percentile", _ms, rising=False),
-    Metric("throughput", "throughput", "{:,.0f} / s".format),
-    Metric("size_mb", "size on disk", _mb, rising=False),
-    Metric("peak_memory_mb", "peak memory", _mb, rising=False),
-    Metric("max_difference", "largest difference from the trained model", _tiny, rising=False),
-    Metric("batch_difference", "largest difference between batches", _tiny, rising=False),
-    Metric("jpeg_flips", "predictions that JPEG changes", _percent, rising=False),
-    Metric("shift_flips", "predictions that a shift by one pixel changes", _percent, rising=False),
-)
-
-CHECKS = (
-    Metric("examples", "test examples", _count),
-    Metric("non_finite", "examples with non-finite output", _count, rising=False),
-    Metric("leaked", "groups of equal examples across splits, of test examples", _percent, rising=False),
-    Metric("never_predicted", "classes that are never predicted", _count, rising=False),
-    Metric("golden_difference", "largest difference in a clean process", _tiny, rising=False),
-    Metric("drifted", "features whose distribution has moved", _count, rising=False),
-)
-
-#: Every metric that a rule may name; times are in milliseconds, sizes in MB, throughput in examples/s.
-METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
-
-#: Metrics that are measured of a new model only, and have no value of the champion's.
-OF_THE_NEW = ("peak_memory_mb", "max_difference", "golden_difference", "leaked", "examples")
-
-#: Metrics that are shares, 0..1, and those in which less is better.
-SHARES = tuple(metric.name for metric in QUALITY if metric.name != "log_loss")
-FALLING = tuple(metric.name for metric in QUALITY + SERVING + CHECKS if not metric.rising)
-
-#: Metrics that are counted from right and wrong predictions: they have intervals, and leads.
-COUNTED = ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1")
-
-#: Metrics of a converted model, as in `accuracy[format=int8]`.
-FORMAT_METRICS = ("accuracy", "size_mb", "latency_p50_ms", "latency_p95_ms", "max_difference")
 
 
 @dataclass(frozen=True)
@@ -111,19 +37,39 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Slice:
-    """Accuracy, 0..1, on the examples with something in common.
+    """The metric that counts first, on the examples with something in common.
 
     Attributes:
         name: What they have in common: "class=healthy", "height=96..128", "camera=left".
+        value: Of classes the accuracy, of several labels their F1, of numbers the RMSE.
         decided: Whether there are enough of them for a rule to be judged on.
-        interval: 95 % interval of the accuracy; None where it is not decided.
+        interval: 95 % interval of the value; None where it is not decided.
     """
 
     name: str
     examples: int
-    accuracy: float
+    value: float
     decided: bool
     interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class NumberScore:
+    """How well one number is told, in its unit.
+
+    Attributes:
+        bias: Mean of prediction minus truth.
+        errors: Quantiles of prediction minus truth, by share: 0.05, 0.25, 0.5, 0.75, 0.95.
+        points: (true, predicted) of some examples, drawn at random where there are many.
+    """
+
+    name: str
+    unit: str
+    rmse: float
+    mae: float
+    bias: float
+    errors: Mapping[str, float] = field(default_factory=dict)
+    points: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,11 +124,13 @@ class Lead:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The trivial answer, which looks at nothing: for classes the most frequent one in training.
+    """The trivial answer, which looks at nothing: of classes the most frequent one in training.
+
+    Of several labels it is all of them, of numbers their means in training.
 
     Attributes:
-        answer: What it always says: the name of a class.
-        metrics: Its values on the same examples, by the names in COUNTED.
+        answer: What it always says: the name of a class, "all labels", the means.
+        metrics: Its values on the same examples, by the names in LEADING.
         leads: Leads of the model over it.
     """
 
@@ -196,8 +144,9 @@ class Mistake:
     """One wrong prediction.
 
     Attributes:
-        true: Name of the example's class.
-        probability: Probability of the predicted class; None when an output was not finite.
+        true: Name of the example's class, its labels or its numbers.
+        probability: Probability of the predicted class; None when an output was not finite, and where there
+            is not one class.
         image: The encoded image; b"" for a row of a table.
     """
 
@@ -240,7 +189,7 @@ class Converted:
 
     Attributes:
         name: Name of the format.
-        accuracy: Share of right predictions, 0..1, with its 95 % interval.
+        value: The metric that counts first, with its 95 % interval.
         size_mb: Size of the file.
         latency_p50_ms: Time of one example, median.
         latency_p95_ms: Time of one example, 95th percentile.
@@ -248,7 +197,7 @@ class Converted:
     """
 
     name: str
-    accuracy: float
+    value: float
     interval: Interval
     size_mb: float
     latency_p50_ms: float
@@ -260,9 +209,12 @@ class Converted:
 class Evaluation:
     """Everything measured of an exported model, with every example of a split used once.
 
+    It is that of the only label. Of several labels it has `parts`, an evaluation of each, and their metrics
+    with the label's name before them: "sentiment.rmse".
+
     Attributes:
         fingerprint: Fingerprint of the dataset.
-        accuracy: Share of right predictions, 0..1.
+        accuracy: Share of right predictions, 0..1; None where there is not one class.
         log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
         non_finite: Number of examples with an output that is not finite.
         class_names: Class names in the order of the labels, which is also that of `classes`.
@@ -270,7 +222,7 @@ class Evaluation:
         mistakes: The wrong predictions that the model was surest of, surest first.
         metrics: Values by the names in METRICS; what could not be measured is left out.
         intervals: 95 % bootstrap intervals of those metrics that have one.
-        slices: By class, then by other features. The accuracy of a class's slice is its recall.
+        slices: By class, then by other features. The value of a class's slice is its recall.
         calibration: Reliability by confidence, lowest first.
         roc: ROC curves of the classes; of many classes, of those with the smallest area.
         precision_recall: The same for precision over recall.
@@ -284,12 +236,18 @@ class Evaluation:
         drift: Features of the training data beside those of the champion's.
         no_drift: Why they were not compared, or "".
         skew: Features of the examples beside those of the training data.
+        label: Name of the label; "" of several.
+        kind: Its kind; "" of several.
+        outputs: Names of its classes, or numbers.
+        numbers: How well each number is told.
+        together: Examples by true label (row) and predicted label (column), where there are several of them.
+        parts: An evaluation of each of several labels.
     """
 
     fingerprint: str
     split: str
     examples: int
-    accuracy: float
+    accuracy: float | None
     log_loss: float | None
     non_finite: int
     class_names: tuple[str, ...]
@@ -312,6 +270,32 @@ class Evaluation:
     drift: tuple[Drift, ...] = ()
     no_drift: str = ""
     skew: tuple[Drift, ...] = ()
+    label: str = LABEL
+    kind: str = CLASS
+    outputs: tuple[str, ...] = ()
+    numbers: tuple[NumberScore, ...] = ()
+    together: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[Evaluation, ...] = ()
+
+    @property
+    def each(self) -> tuple[Evaluation, ...]:
+        """The evaluation of each label."""
+        return self.parts or (self,)
+
+    def of(self, label: str) -> Evaluation:
+        """Returns the evaluation of a label; "" is the only one."""
+        return next((part for part in self.parts if part.label == label), self)
+
+    @property
+    def main(self) -> Mapping[str, float]:
+        """The metric that counts first of each label, by its name in rules, where it has a value."""
+        names = [f"{part.label}.{MAIN[part.kind]}" if self.parts else MAIN[part.kind] for part in self.each]
+        return {name: self.metrics[name] for name in names if name in self.metrics}
+
+    @property
+    def quality(self) -> str:
+        """The metrics that count first, in words: "accuracy 0.9812", of several labels a list."""
+        return text.quality(self.metrics)
 
     @property
     def beside_champion(self) -> Evaluation:
@@ -323,27 +307,33 @@ class Evaluation:
     @property
     def never_predicted(self) -> tuple[Slice, ...]:
         """Slices of the classes that have examples, and are never predicted."""
+        return tuple(one for part in self.each for one in part._never_predicted())
+
+    def _never_predicted(self) -> Iterator[Slice]:
         said = {
-            name
+            name: any(column)
             for name, column in zip(self.class_names, zip(*self.confusion, strict=True), strict=True)
-            if any(column)
         }
-        by_class = {f"class={name}" for name in self.class_names if name not in said}
-        return tuple(one for one in self.slices if one.name in by_class and one.examples)
+        if self.kind != CLASS:
+            said = {score.name: score.f1 > 0 for score in self.classes}
+        prefix = "class" if self.kind == CLASS else "label"
+        missed = {f"{prefix}={name}" for name, ever in said.items() if not ever}
+        yield from (one for one in self.slices if one.name in missed and one.examples)
 
     @property
     def blind_to(self) -> tuple[str, ...]:
         """Classes with at least MIN_SLICE examples that are never predicted."""
         found = [one for one in self.never_predicted if one.examples >= MIN_SLICE]
-        return tuple(one.name.removeprefix("class=") for one in found)
+        return tuple(one.name.partition("=")[2] for one in found)
 
     @property
-    def parts(self) -> dict[str, float]:
+    def distances(self) -> dict[str, float]:
         """Values of converted models and distances of features, by the left side of a rule about them."""
         of_formats = {
-            f"{metric}[format={one.name}]": float(getattr(one, metric))
+            f"{metric}[format={one.name}]": one.value if metric in self.main else float(getattr(one, metric))
             for one in self.formats
             for metric in FORMAT_METRICS
+            if metric in self.main or hasattr(one, metric)
         }
         return of_formats | {f"drift[{one.feature}]": one.distance for one in self.drift}
 
@@ -354,4 +344,5 @@ class Evaluation:
             del mistake["image"]
         for name in ("champion", "compared"):
             content[name] = (other := getattr(self, name)) and other.to_json()
+        content["parts"] = [part.to_json() for part in self.parts]
         return content

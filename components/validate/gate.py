@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from shardline.components.parameters import FIRST_RUN, FIRST_RUNS
 from shardline.components.validate.evaluation import MIN_SLICE
 from shardline.components.validate.formats import check_names
-from shardline.components.validate.rules import DRIFT, OFF, Rule, parse_rule, parse_rules
+from shardline.components.validate.metrics import BY_KIND, FORMAT_METRICS, MAIN, PARTS, QUALITY
+from shardline.components.validate.rules import DRIFT, OFF, PART_METRICS, Rule, parse_rule, parse_rules
 from shardline.trainer import files
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError
 
-_NO_SLICES = ("image", "label", "key")
 _MOST_NAMES = 20
 
 #: The rule about the champion: without a place for champions there is nothing that it could compare with.
@@ -22,24 +23,43 @@ CHAMPION = "champion"
 #: The rule about the number of examples, of which first_run says what becomes of it.
 EXAMPLES = "examples"
 
-#: The gate's own rules, in force unless one with their name takes their place: rule, and what it is for.
-#: Kernels for other batch sizes, and other machines, round differently, in 16 bits by a percent.
-DEFAULTS = tuple(
-    replace(parse_rule(text), why=why)
-    for text, why in (
-        (
-            "champion: accuracy >= champion (within 0.01)",
-            "A model that is worse replaces none that is better.",
-        ),
-        ("baseline: accuracy > baseline (p < 0.025)", "Whoever always gives the same answer needs no model."),
-        ("classes: never_predicted == 0", "A class that is never predicted might as well not be there."),
-        ("examples: examples >= 50", "On fewer test examples a verdict is chance."),
-        ("export: max_difference <= 0.02", "The exported model answers as the trained one does."),
-        ("golden: golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."),
-        ("finite: non_finite == 0", "An output that is no number is no answer."),
-        ("batch: batch_difference <= 0.02", "What else is in a request does not matter."),
-    )
+
+def _own(name: str, text: str, why: str) -> Rule:
+    return replace(parse_rule(f"{name}: {text}"), why=why)
+
+
+_WORSE = "A model that is worse replaces none that is better."
+_TRIVIAL = "Whoever always gives the same answer needs no model."
+
+#: The gate's own rules about the answers to a label, by its kind, in force unless one with their name takes
+#: their place: rule, and what it is for.
+OF_LABEL = {
+    CLASS: (
+        _own(CHAMPION, "accuracy >= champion (within 0.01)", _WORSE),
+        _own("baseline", "accuracy > baseline (p < 0.025)", _TRIVIAL),
+    ),
+    MULTILABEL: (
+        _own(CHAMPION, "macro_f1 >= champion (within 0.01)", _WORSE),
+        _own("baseline", "macro_f1 > baseline (p < 0.025)", _TRIVIAL),
+    ),
+    REGRESSION: (
+        _own(CHAMPION, "rmse <= champion (within 2 %)", _WORSE),
+        _own("baseline", "rmse < baseline (p < 0.025)", _TRIVIAL),
+    ),
+}
+#: The others. Kernels for other batch sizes, and other machines, round differently, in 16 bits by a percent.
+OF_MODEL = (
+    _own("classes", "never_predicted == 0", "A class that is never predicted might as well not be there."),
+    _own(EXAMPLES, "examples >= 50", "On fewer test examples a verdict is chance."),
+    _own("export", "max_difference <= 0.02", "The exported model answers as the trained one does."),
+    _own(
+        "golden", "golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."
+    ),
+    _own("finite", "non_finite == 0", "An output that is no number is no answer."),
+    _own("batch", "batch_difference <= 0.02", "What else is in a request does not matter."),
 )
+#: The gate's own rules for one class of several; `Gate.for_labels` has those of other labels.
+DEFAULTS = (*OF_LABEL[CLASS], *OF_MODEL)
 
 
 @dataclass(frozen=True)
@@ -79,11 +99,32 @@ class Gate:
                 raise SettingsError(
                     f"there is no rule {rule.name!r} to replace; there are {', '.join(names)}"
                 )
-            found = [place for place, one in enumerate(rules) if rule.name and one.name == rule.name]
-            if found:
+            found = [
+                place
+                for place, one in enumerate(rules)
+                if rule.name and one.name == rule.name and (not rule.label or one.label == rule.label)
+            ]
+            if rule.name:
                 _check_replacement(rule, next(one for one in DEFAULTS if one.name == rule.name))
+            if found:
                 rules[found[0]] = rule
+            else:  # also of one of several labels: those of the others stay
+                rules.append(rule)
+        return replace(self, rules=tuple(rules))
+
+    def for_labels(self, labels: Sequence[Label]) -> Gate:
+        """Returns this gate with its own rules for the kinds of some labels, of several one for each.
+
+        Raises SettingsError when a rule that a user has written does not say which of several labels it is
+        about, names one that is not there, or a metric that its kind does not have.
+        """
+        rules: list[Rule] = []
+        for rule in self.rules:
+            if rule.why and rule.name in (CHAMPION, "baseline"):
+                meant = [one for one in self.rules if one.name == rule.name and not one.why]
+                rules += _rules_of_labels(rule.name, labels, {one.label for one in meant})
             else:
+                _check_label(rule, labels)
                 rules.append(rule)
         return replace(self, rules=tuple(rules))
 
@@ -102,24 +143,25 @@ class Gate:
         """
         self.check_formats(formats)
         self.check_champion(champion_uri)
-        known = ["class"]
-        known += [item.name for item in manifest.features if item.name not in _NO_SLICES and not item.shape]
-        for rule in self.rules:
-            if rule.format:
+        known = [item.name for item in manifest.columns if not item.shape]
+        for rule in self.for_labels(manifest.labels).rules:
+            if rule.format or rule.operator == OFF:
                 continue
             if rule.metric == DRIFT:
                 _check_drift(rule, manifest)
                 continue
             feature, _, value = rule.slice.partition("=")
-            if feature == "class" and value not in manifest.class_names:
+            label = _find_label(rule, manifest.labels)
+            part = PARTS[label.kind][0]
+            if feature == part and value not in label.outputs:
                 raise SettingsError(
-                    f"the rule {rule.text!r} is about class {value!r}; "
-                    f"the dataset has {_enumerate(manifest.class_names)}"
+                    f"the rule {rule.text!r} is about {part} {value!r}; the dataset has "
+                    f"{_enumerate(label.outputs)}"
                 )
-            if feature and feature not in known:
+            if feature and feature != part and feature not in known:
                 raise SettingsError(
                     f"the rule {rule.text!r} is about feature {feature!r}; the dataset can be sliced by "
-                    f"{_enumerate(known)}"
+                    f"{_enumerate([part, *known])}"
                 )
 
     def check_champion(self, champion_uri: str) -> None:
@@ -141,6 +183,56 @@ class Gate:
                 )
 
 
+def _rules_of_labels(name: str, labels: Sequence[Label], written: set[str]) -> Iterator[Rule]:
+    """Yields the gate's own rule of a name for each label, but those for which a user has written one."""
+    for label in labels:
+        own = next(rule for rule in OF_LABEL[label.kind] if rule.name == name)
+        prefix = label.name if len(labels) > 1 else ""
+        if prefix not in written or not prefix:
+            text = f"{prefix}.{own.text}" if prefix else own.text
+            yield replace(own, label=prefix, text=text)
+
+
+def _find_label(rule: Rule, labels: Sequence[Label]) -> Label:
+    """Returns the label that a rule is about; of several the first where it is about none of them."""
+    return next((label for label in labels if label.name == rule.label), labels[0])
+
+
+def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
+    """Refuses a rule about a label or a metric that is not there."""
+    names = [label.name for label in labels]
+    if rule.label and (rule.label not in names or len(labels) == 1):
+        there = _enumerate(names) if len(labels) > 1 else "one label, whose metrics stand alone"
+        raise SettingsError(f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {there}")
+    part = rule.slice.partition("=")[0]
+    of_label = rule.worst or bool(rule.slice and rule.metric != DRIFT) or rule.metric in _OF_QUALITY
+    if rule.operator == OFF or not of_label:
+        return
+    if len(labels) > 1 and not rule.label and not rule.format:
+        raise SettingsError(
+            f"the rule {rule.text!r} does not say which label it is about; write the label's name before the "
+            f"metric, {names[0]}.{rule.text}: there are {_enumerate(names)}"
+        )
+    kind = _find_label(rule, labels).kind
+    own, of_part = PARTS[kind]
+    if rule.format:
+        fitting: Sequence[str] = (MAIN[kind], *(one for one in FORMAT_METRICS if one not in MAIN.values()))
+    elif rule.slice:
+        fitting = of_part if part == own else (MAIN[kind],)
+    elif rule.worst:
+        fitting = tuple(dict.fromkeys((MAIN[kind], *(of_part if kind == CLASS else ()))))
+    else:
+        fitting = [metric.name for metric in BY_KIND[kind]]
+    if rule.metric not in fitting or (part in PART_METRICS and part != own):
+        raise SettingsError(
+            f"the rule {rule.text!r} does not fit a label of kind {kind}, which has {', '.join(fitting)}"
+            + (f", of one {own} as in {of_part[-1]}[{own}=...]" if rule.slice else "")
+        )
+
+
+_OF_QUALITY = {metric.name for metric in QUALITY}
+
+
 def _check_replacement(rule: Rule, default: Rule) -> None:
     """Refuses a rule about something else than the one whose place it takes: that would be open then."""
     same = rule.reference == default.reference if default.reference else rule.metric == default.metric
@@ -152,11 +244,11 @@ def _check_replacement(rule: Rule, default: Rule) -> None:
 
 
 def _check_drift(rule: Rule, manifest: Manifest) -> None:
-    names = ["label"]
-    for feature in manifest.features:
-        if feature.encoding:
-            names += [f"{feature.name} {what}" for what in ("brightness", "height", "width")]
-        elif feature.name not in _NO_SLICES and not feature.shape:
+    names = [label.name for label in manifest.labels if not label.feature.shape]
+    for feature in (one for one in manifest.features if one.encoding):
+        names += [f"{feature.name} {what}" for what in ("brightness", "height", "width")]
+    for feature in manifest.columns:
+        if not feature.shape:
             names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
     if rule.slice not in names:
         raise SettingsError(

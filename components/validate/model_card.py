@@ -178,7 +178,7 @@ def _use(manifest: Manifest) -> Section:
 
 
 def _quality(evaluation: Evaluation) -> Section:
-    metrics = evaluation.metrics or {"accuracy": evaluation.accuracy}
+    metrics = evaluation.metrics
     rows = [
         (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
         for name, value in metrics.items()

@@ -16,16 +16,8 @@ from shardline.components.model_store import Export
 from shardline.components.validate import plots
 from shardline.components.validate.calls import make_calls
 from shardline.components.validate.differences import find_differences
-from shardline.components.validate.evaluation import (
-    QUALITY,
-    SERVING,
-    Evaluation,
-    Interval,
-    Lead,
-    Metric,
-    Mistake,
-    Slice,
-)
+from shardline.components.validate.evaluation import Evaluation, Interval, Lead, Mistake, Slice
+from shardline.components.validate.metrics import FALLING, MAIN, QUALITY, SERVING, Metric
 from shardline.components.validate.model_card import MOST_COLUMNS, TrainingRecord, describe_tensors, set_rows
 from shardline.components.validate.verdict import Blessing, Verdict
 from shardline.trainer import files
@@ -62,11 +54,14 @@ def render_report(
 
     `champion` describes the champion, with which the model is compared in data, code and parameters.
     """
-    confusions = plots.most_confused(evaluation.confusion, evaluation.class_names, _MOST_DRAWN_CLASSES)
+    confusions = None
+    if evaluation.confusion:
+        confusions = plots.most_confused(evaluation.confusion, evaluation.class_names, _MOST_DRAWN_CLASSES)
     return render(
         Path(__file__).with_name("report.html.j2"),
         model_name=training.settings.get("model", "model"),
         evaluation=evaluation,
+        main=MAIN.get(evaluation.kind, ""),
         wrong=evaluation.examples - sum(row[i] for i, row in enumerate(evaluation.confusion)),
         blessing=blessing,
         rules=sorted(blessing.rules, key=lambda rule: _ORDER.index(rule.verdict)),
@@ -83,10 +78,12 @@ def render_report(
         most_rows=_MOST_ROWS,
         # The plots are our own markup; all text in them was escaped when it was drawn.
         learning=[Markup(plots.draw_learning(name, training.history)) for name in training.metrics],
-        left_out=confusions.left_out,
-        confusion=Markup(plots.draw_confusion(confusions)),
-        confusion_large=len(confusions.names) > _MOST_CLASSES_ON_A_PHONE,
-        pairs=plots.confused_pairs(evaluation.confusion, evaluation.class_names, _MOST_PAIRS),
+        left_out=confusions.left_out if confusions else 0,
+        confusion=Markup(plots.draw_confusion(confusions)) if confusions else None,
+        confusion_large=len(confusions.names) > _MOST_CLASSES_ON_A_PHONE if confusions else False,
+        pairs=plots.confused_pairs(evaluation.confusion, evaluation.class_names, _MOST_PAIRS)
+        if confusions
+        else [],
         calibration=_drawn(plots.draw_calibration, evaluation.calibration),
         roc=_drawn(plots.draw_roc, evaluation.roc),
         precision_recall=_drawn(plots.draw_precision_recall, evaluation.precision_recall),
@@ -240,7 +237,8 @@ def _drawn(draw: Callable[[Any], str], points: Sequence[Any]) -> Markup | None:
 def _weakest_slices(evaluation: Evaluation, *, decided: bool) -> list[Slice]:
     """Returns the slices with examples enough for a rule, or too few, the weakest and then largest first."""
     slices = [one for one in evaluation.slices if one.examples and one.decided == decided]
-    return sorted(slices, key=lambda one: (one.accuracy, -one.examples, one.name))
+    sign = -1 if MAIN.get(evaluation.kind) in FALLING else 1
+    return sorted(slices, key=lambda one: (sign * one.value, -one.examples, one.name))
 
 
 def _weakest_slice(evaluation: Evaluation) -> Slice | None:
@@ -248,15 +246,15 @@ def _weakest_slice(evaluation: Evaluation) -> Slice | None:
 
 
 def _shown_slices(evaluation: Evaluation, *, decided: bool) -> list[dict[str, Any]]:
-    """Returns the weakest slices, with the champion's accuracy on the same examples.
+    """Returns the weakest slices, with the champion's value on the same examples.
 
     Only of a class it is known by which interval the two differ.
     """
-    champion = {one.name: one.accuracy for one in evaluation.champion.slices} if evaluation.champion else {}
+    champion = {one.name: one.value for one in evaluation.champion.slices} if evaluation.champion else {}
     rows = []
     for one in _weakest_slices(evaluation, decided=decided)[:_MOST_ROWS]:
         before, lead = champion.get(one.name), evaluation.leads.get(f"recall[{one.name}]")
-        difference = None if before is None else one.accuracy - before
+        difference = None if before is None else one.value - before
         row = {**asdict(one), "interval": show_interval(one.interval), "champion": before}
         row["difference"] = "" if difference is None else show_difference(difference)
         row["change"] = "" if difference is None or lead is None else _change(difference, lead)

@@ -4,13 +4,15 @@ A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion
 of the gate's own rules before it, it takes the place of that rule; "off" leaves that rule out.
 
     rule    = [name ":"] (value operator limit [tail] | "off")
-    value   = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")" | "drift[" feature "]"
-    limit   = number | ("champion" | "baseline") [("+" | "-") number]
+    value   = [label "."] quality | "drift[" feature "]"
+    quality = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")"
+    limit   = number | ("champion" | "baseline") [("+" | "-" | "*") number]
     tail    = "(p <" number ")" | "(within" number ["%"] ")"
 
-`baseline` is the trivial answer, for classes the most frequent one. "(p < 0.05)" asks that the lead be more
-than chance; "(within 0.01)" allows a model to be worse by so much, unless it is surely worse.
-Rules are read by a regular expression; nothing in them is ever evaluated.
+Of several labels, the label says whose quality is meant: `sentiment.rmse <= 0.9`. `baseline` is the trivial
+answer: the most frequent class, all of several labels, the means of numbers. "(p < 0.05)" asks that the lead
+be more than chance; "(within 0.01)" allows a model to be worse by so much, unless it is surely worse. Rules
+are read by a regular expression; nothing in them is ever evaluated.
 """
 
 from __future__ import annotations
@@ -21,19 +23,24 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from shardline.components.validate.evaluation import (
-    COUNTED,
+from shardline.components.validate.formats import FORMATS
+from shardline.components.validate.metrics import (
     FALLING,
     FORMAT_METRICS,
+    LED,
+    MAIN,
     METRICS,
     OF_THE_NEW,
+    PARTS,
     SHARES,
 )
-from shardline.components.validate.formats import FORMATS
 from shardline.trainer.errors import SettingsError
 
-#: Metrics of one class, as in `recall[class=healthy]`; any other slice has only the accuracy.
-CLASS_METRICS = ("accuracy", "precision", "recall", "f1")
+#: Metrics of one class, as in `recall[class=healthy]`, of one label or number, by what stands before "=".
+PART_METRICS = dict(PARTS.values())
+CLASS_METRICS = PART_METRICS["class"]
+#: Any other slice has only the metric that counts first.
+SLICED = tuple(MAIN.values())
 
 #: Every one of them is False for NaN.
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -54,12 +61,13 @@ _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RULE = re.compile(
     rf"""\s*(?:(?P<name>[a-z]+)\s*:\s*)?
      (?:(?P<off>{OFF})
-      |(?:worst_slice\(\s*(?P<worst>\w+)\s*\)
+      |(?:(?P<label>[^\[\]()<>=.\s][^\[\]()<>=.]*)\.)?
+       (?:worst_slice\(\s*(?P<worst>\w+)\s*\)
          |{DRIFT}\s*\[(?P<drift>.+)\]
          |(?P<metric>\w+)\s*(?:\[(?P<slice>[^=]+=.*)\])?)
        \s*(?P<operator>>=|<=|==|>|<)
        \s*(?:(?P<limit>{_NUMBER})
-            |(?P<reference>champion|baseline)\s*(?:(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?)
+            |(?P<reference>champion|baseline)\s*(?:(?P<sign>[-+*])\s*(?P<offset>{_NUMBER}))?)
        \s*(?:\(\s*(?:p\s*<\s*(?P<p>{_NUMBER})|within\s+(?P<within>{_NUMBER})\s*(?P<percent>%)?)\s*\))?)\s*""",
     re.VERBOSE,
 )
@@ -74,6 +82,8 @@ class Rule:
         metric: Name of the metric: one of METRICS, or of CLASS_METRICS for a slice.
         operator: One of OPERATORS; OFF for a rule that is left out.
         limit: The number to compare with, or what is added to the reference's value.
+        factor: By what the reference's value is multiplied before.
+        label: Name of the label that is meant, "" for the only one.
         slice: Name of the slice, "class=healthy", or of a converted model, "format=int8", or of the feature
             that may drift; "" for all examples.
         worst: Whether the worst slice is meant.
@@ -97,13 +107,16 @@ class Rule:
     relative: bool = False
     name: str = ""
     why: str = ""
+    factor: float = 1.0
+    label: str = ""
 
     @property
     def left(self) -> str:
         """The left side."""
+        prefix = f"{self.label}." if self.label else ""
         if self.worst:
-            return f"worst_slice({self.metric})"
-        return f"{self.metric}[{self.slice}]" if self.slice else self.metric
+            return f"{prefix}worst_slice({self.metric})"
+        return f"{prefix}{self.metric}[{self.slice}]" if self.slice else f"{prefix}{self.metric}"
 
     @property
     def format(self) -> str:
@@ -137,7 +150,8 @@ def parse_rule(text: str) -> Rule:
         written = written.partition(":")[2].lstrip()
     if part["off"]:
         return Rule(OFF, "", OFF, 0.0, name=part["name"])
-    offset = float(part["offset"] or 0) * (-1 if part["sign"] == "-" else 1)
+    number = float(part["offset"] or 0)
+    offset = {"-": -number, "*": 0.0}.get(part["sign"], number)
     feature, _, value = (part["slice"] or "").partition("=")
     of_slice = f"{feature.strip()}={value.strip()}" if part["slice"] else ""
     rule = Rule(
@@ -152,6 +166,8 @@ def parse_rule(text: str) -> Rule:
         within=float(part["within"]) / (100 if part["percent"] else 1) if part["within"] else None,
         relative=bool(part["percent"]),
         name=part["name"] or "",
+        factor=number if part["sign"] == "*" else 1.0,
+        label=(part["label"] or "").strip(),
     )
     if not math.isfinite(rule.limit):
         raise SettingsError(f"the limit of the rule {rule.text!r} is too large a number")
@@ -166,15 +182,17 @@ def _check_metric(rule: Rule) -> None:
         known = (DRIFT,)
     elif rule.format:
         known = FORMAT_METRICS
-    elif rule.worst or rule.slice.startswith("class="):
-        known = CLASS_METRICS
+    elif rule.worst:
+        known = tuple(dict.fromkeys((*CLASS_METRICS, *SLICED)))
+    elif part := PART_METRICS.get(rule.slice.partition("=")[0]):
+        known = part
     elif rule.slice:
-        known = ("accuracy",)
+        known = SLICED
     elif rule.reference == "baseline":
-        known = COUNTED
+        known = LED
     if rule.metric not in known:
         where = f" of the slice {rule.slice!r}" if rule.slice else " of slices" if rule.worst else ""
-        where = where or (" of the baseline" if known is COUNTED else "")
+        where = where or (" of the baseline" if known is LED else "")
         raise SettingsError(
             f"there is no metric {rule.metric!r}{where} (in the rule {rule.text!r}); "
             f"there are: {', '.join(known)}"
@@ -190,19 +208,28 @@ def _check_tail(rule: Rule) -> None:
         _check_within(rule)
     if rule.p is None:
         return
-    is_counted = not rule.worst and rule.metric in (CLASS_METRICS[1:] if rule.slice else COUNTED)
-    if not (rule.reference and rule.operator == ">" and rule.limit == 0 and is_counted):
+    of_part = PART_METRICS.get(rule.slice.partition("=")[0], ()) if rule.slice else LED
+    leads = not rule.worst and rule.metric in of_part and not (rule.slice and rule.metric == "accuracy")
+    ahead = "<" if rule.metric in FALLING else ">"
+    if not (rule.reference and rule.operator == ahead and _is_plain(rule) and leads):
         raise SettingsError(
-            f"(p < ...) belongs to a rule like 'accuracy > champion (p < 0.05)', got {rule.text!r}; its "
-            f"metric may be one of {', '.join(COUNTED)}, or precision, recall or f1 of a class"
+            "(p < ...) belongs to a rule like 'accuracy > champion (p < 0.05)' or 'rmse < champion (p < "
+            "0.05)', "
+            f"got {rule.text!r}; its metric may be one of {', '.join(LED)}, or precision, recall or f1 of "
+            "a class"
         )
     if not 0 < rule.p < 1:
         raise SettingsError(f"p must be between 0 and 1, got {rule.p} in the rule {rule.text!r}; try 0.05")
 
 
+def _is_plain(rule: Rule) -> bool:
+    """Whether a rule's limit is the reference's own value."""
+    return rule.limit == 0 and rule.factor == 1
+
+
 def _check_within(rule: Rule) -> None:
     falling = rule.metric in FALLING
-    if not (rule.reference and rule.operator == ("<=" if falling else ">=") and rule.limit == 0):
+    if not (rule.reference and rule.operator == ("<=" if falling else ">=") and _is_plain(rule)):
         raise SettingsError(
             "(within ...) belongs to a rule like 'accuracy >= champion (within 0.01)' or "
             f"'log_loss <= champion (within 2 %)', got {rule.text!r}"

@@ -15,7 +15,6 @@ from shardline.components import champions, model_store
 from shardline.components.html import moved, page_path
 from shardline.components.model_store import Export, Verdict
 from shardline.components.parameters import GateSettings, read
-from shardline.components.text import quality
 from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.conversions import REPRESENTATIVE, measure_formats
@@ -91,6 +90,7 @@ def validate(
     manifest = manifests.load(dataset)
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri, formats)
+    gate = gate.for_labels(manifest.labels)
     if champion_uri:
         champions.require_shelf(champion_uri)
     training = read_training(model_file)
@@ -236,23 +236,30 @@ def validate_artifacts(
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(
-        blessed=blessed, quality=quality(evaluation.metrics), fingerprint=evaluation.fingerprint
+        blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint
     )
     _log(evaluation, metrics, confusion)
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
     sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
     page = page_path(report)
     files.write_text(page, moved((out / model_store.REPORT_FILE).read_text(), out, page.parent))
-    return blessed, quality(evaluation.metrics)
+    return blessed, evaluation.quality
 
 
 def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple[str, ...]:
     """Returns warnings that decide nothing, a sentence each; `others` come first, "" is none."""
     warnings = [other for other in others if other] + drift_warnings(evaluation)
     if "train" in manifest.splits:
-        trained, tested = (manifest.splits[name].class_counts for name in ("train", evaluation.split))
-        counts = zip(manifest.class_names, trained, tested, strict=True)
-        if unseen := [name for name, before, now in counts if now and not before]:
+        trained, tested = (manifest.splits[name].labels for name in ("train", evaluation.split))
+        unseen = [
+            name
+            for label in manifest.labels
+            for name, before, now in zip(
+                label.class_names, trained[label.name].counts, tested[label.name].counts, strict=True
+            )
+            if now and not before
+        ]
+        if unseen:
             warnings.append(f"Without examples in training: {', '.join(unseen)}")
     if leaked := manifest.duplicates.straddling:
         warnings.append(
@@ -264,7 +271,7 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
 
 def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
     """Reports the outcome for the table at the end of the run."""
-    reached = quality(evaluation.metrics)
+    reached = evaluation.quality
     fact("quality", reached, f"{reached} on {evaluation.examples:,} examples")
     words = Verdict(blessed=blessing.blessed, reason=blessing.reason, headline=blessing.headline).words
     fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {words}")

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED
-from shardline.components.validate.evaluation import CHECKS, SHARES, Evaluation, Interval, Lead, Slice
+from shardline.components.validate.evaluation import Evaluation, Interval, Lead, Slice
 from shardline.components.validate.gate import CHAMPION, EXAMPLES, Gate
+from shardline.components.validate.metrics import CHECKS, FALLING, MAIN, SHARES
 from shardline.components.validate.rules import OFF, OPERATORS, Rule
 
 # Changes that should not change a prediction, and the share of images from which on they are worth a warning.
@@ -169,7 +170,7 @@ def judge(
 
 
 def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
-    blind = [f"{one.name.removeprefix('class=')} ({one.examples:,})" for one in evaluation.never_predicted]
+    blind = [f"{one.name.partition('=')[2]} ({one.examples:,})" for one in evaluation.never_predicted]
     more = f" and {len(blind) - _MOST_NAMES:,} more" if len(blind) > _MOST_NAMES else ""
     found = [f"Never predicted, with test examples: {', '.join(blind[:_MOST_NAMES])}{more}"] if blind else []
     if off := [rule.name for rule in rules if rule.verdict == "off"]:
@@ -250,10 +251,10 @@ def _without_champion(gate: Gate, absence: Absence | None) -> dict[str, Any]:
 def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[JudgedRule, Lead | None]:
     """Returns a rule with the value of the other that it compares with, and the lead over it."""
     if rule.reference == "baseline":
-        other = evaluation.baseline
+        other = evaluation.of(rule.label).baseline
         theirs = other.metrics.get(rule.metric) if other else None
         lead = other.leads.get(rule.metric) if other else None
-        note = f"always answering {other.answer!r}" if other else "the baseline was not measured"
+        note = f"always answering {other.answer}" if other else "the baseline was not measured"
     else:
         assert evaluation.champion is not None
         theirs, reason = _measure(rule, evaluation.champion)
@@ -261,7 +262,7 @@ def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[Jud
         note = f"of the champion {reason}" if theirs is None else ""
     return replace(
         judged,
-        right=None if theirs is None else theirs + rule.limit,
+        right=None if theirs is None else theirs * rule.factor + rule.limit,
         champion=theirs if rule.reference == "champion" else None,
         difference=lead.interval if lead else None,
         p=lead.p if lead and rule.p is not None else None,
@@ -317,8 +318,10 @@ def _headline(
     versus = next((rule for rule in rules if rule.name == CHAMPION), None)
     if versus is None or versus.left is None or versus.champion is None:
         start = "First champion" if first and not off else "Compared with no champion"
-        return f"{start}, accuracy {evaluation.accuracy:.4f}{few}{BLESSED}"
-    return f"{_in_words(versus, evaluation)}{few}{BLESSED}"
+        return f"{start}, {evaluation.quality}{few}{BLESSED}"
+    others = [rule for rule in rules if rule.name == CHAMPION and rule is not versus]
+    words = [_in_words(rule, evaluation) for rule in (versus, *others)]
+    return f"{'; '.join(words)}{few}{BLESSED}"
 
 
 def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
@@ -326,8 +329,9 @@ def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
         return _beside_champion(rule)
     if not rule.why:
         return str(rule)
-    if rule.name == "baseline" and evaluation.baseline and rule.verdict == "failed":
-        return f"Not surely better than always answering {evaluation.baseline.answer!r}"
+    if rule.name == "baseline" and rule.verdict == "failed" and rule.note.startswith("always"):
+        of = f" as {rule.metric.rpartition('.')[0]}" if "." in rule.metric else ""
+        return f"Not surely better than {rule.note.partition(';')[0]}{of}"
     if rule.name == "classes" and rule.verdict == "failed":
         return f"Never predicts {', '.join(evaluation.blind_to[:_MOST_NAMES])}"
     if rule.name == EXAMPLES and rule.verdict == "failed":
@@ -343,7 +347,9 @@ def _beside_champion(rule: JudgedRule) -> str:
     if not difference:
         return "As good as the champion"
     ahead = (difference > 0) == (rule.operator in (">=", ">"))
-    by = f"{100 * abs(difference):.1f} points" if rule.metric in SHARES else f"{abs(difference):.4g}"
+    label, _, metric = rule.metric.rpartition(".")
+    by = f"{100 * abs(difference):.1f} points" if metric in SHARES else f"{abs(difference):.4g}"
+    by += f" in {rule.metric}" if label else ""
     if rule.verdict == "failed" and ahead:
         return str(rule)
     if rule.verdict == "open":
@@ -356,39 +362,43 @@ def _beside_champion(rule: JudgedRule) -> str:
 def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
     """Returns the value of a rule's left side, None where it is unknown, and a note."""
     if rule.worst:
-        return _worst(rule.metric, evaluation)
+        return _worst(rule.metric, evaluation.of(rule.label))
     if not rule.slice or rule.format or rule.is_drift:
-        value = {**evaluation.metrics, **evaluation.parts}.get(rule.left)
+        value = {**evaluation.metrics, **evaluation.distances}.get(rule.left)
         return value, evaluation.notes.get(rule.metric, "") if value is not None else NOT_MEASURED
-    found = next((item for item in evaluation.slices if item.name == rule.slice), None)
+    part = evaluation.of(rule.label)
+    if rule.slice.startswith("number="):
+        score = next((one for one in part.numbers if f"number={one.name}" == rule.slice), None)
+        return (getattr(score, rule.metric), "") if score else (None, NOT_MEASURED)
+    found = next((item for item in part.slices if item.name == rule.slice), None)
     if found is None or not found.decided:
         return None, f"{found.examples if found else 0:,} examples are too few"
-    return _of_slice(rule.metric, found, evaluation), ""
+    return _of_slice(rule.metric, found, part), ""
 
 
 def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
     classes = {f"class={name}" for name in evaluation.class_names}
-    slices = [item for item in evaluation.slices if metric == "accuracy" or item.name in classes]
+    slices = [item for item in evaluation.slices if metric == MAIN[evaluation.kind] or item.name in classes]
     values = [(_of_slice(metric, item, evaluation), item.name) for item in slices if item.decided]
     if not values:
         return None, "every slice has too few examples"
-    value, name = min(values)
+    value, name = (max if metric in FALLING else min)(values)
     few = len(slices) - len(values)
     left_out = f"; {few:,} {'slice has' if few == 1 else 'slices have'} too few examples" if few else ""
     return value, name + left_out
 
 
 def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
-    if metric == "accuracy":
-        return item.accuracy
-    name = item.name.removeprefix("class=")
+    if metric == MAIN[evaluation.kind] and not item.name.startswith("label="):
+        return item.value
+    name = item.name.partition("=")[2]
     score = next(score for score in evaluation.classes if score.name == name)
     return float(getattr(score, metric))
 
 
 def _interval(rule: Rule, evaluation: Evaluation) -> Interval | None:
-    if rule.format and rule.metric == "accuracy":
+    if rule.format and rule.metric in MAIN.values():
         return next((item.interval for item in evaluation.formats if item.name == rule.format), None)
-    if rule.slice and rule.metric == "accuracy":
-        return next((item.interval for item in evaluation.slices if item.name == rule.slice), None)
-    return evaluation.intervals.get(rule.left)
+    part = evaluation.of(rule.label)
+    found = next((item.interval for item in part.slices if rule.slice == item.name), None)
+    return found if rule.slice and rule.metric == MAIN.get(part.kind) else evaluation.intervals.get(rule.left)

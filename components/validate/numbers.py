@@ -1,0 +1,162 @@
+"""Numbers: how well a label of kind regression is told, with intervals and leads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn import metrics
+
+from shardline.components.validate import resampling
+from shardline.components.validate.evaluation import Baseline, Interval, Lead, NumberScore, Slice
+from shardline.components.validate.metrics import LEADING, OF_NUMBERS
+from shardline.components.validate.slicing import slices
+from shardline.trainer.data.features import REGRESSION, Label, Tally
+
+_Floats = npt.NDArray[np.float64]
+_Chosen = npt.NDArray[np.bool_]
+
+_RISING = {metric.name: metric.rising for metric in OF_NUMBERS}
+_ERRORS = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: Examples of each number that are drawn.
+MOST_POINTS = 1000
+# Sums of which the metrics of a number follow: examples, squared and absolute errors, truth and its square.
+_SUMS = 5
+
+
+@dataclass(frozen=True)
+class NumberOutcomes:
+    """Truth and predictions of numbers, float64 [n, outputs] each, and the examples' columns, each [n]."""
+
+    label: Label
+    true: _Floats
+    said: _Floats
+    columns: Mapping[str, npt.NDArray[np.generic]]
+
+    @property
+    def finite(self) -> _Chosen:
+        """Which examples have only finite predictions, [n]."""
+        finite: _Chosen = np.logical_and.reduce(np.isfinite(self.said), axis=1)
+        return finite
+
+    def only(self, chosen: _Chosen) -> NumberOutcomes:
+        """Returns the outcomes of some of the examples."""
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return NumberOutcomes(self.label, self.true[chosen], self.said[chosen], columns)
+
+    def summarize(self, min_slice: int) -> dict[str, Any]:
+        """Returns the fields of an evaluation that follow from the outcomes.
+
+        Examples whose prediction is not finite have no error, and are left out of all but their number.
+        """
+        sound = self.only(self.finite)
+        return {
+            "examples": len(self.true),
+            "accuracy": None,
+            "log_loss": None,
+            "non_finite": int((~self.finite).sum()),
+            "class_names": (),
+            "classes": (),
+            "confusion": (),
+            "metrics": sound.score(),
+            "intervals": sound.intervals(),
+            "slices": sound._slices(min_slice),
+            "numbers": tuple(sound._number(place) for place in range(len(self.label.outputs))),
+        }
+
+    def score(self) -> dict[str, float]:
+        """Returns the metrics by name, means over the numbers; none of no example."""
+        if not len(self.true):
+            return {}
+        absolute = np.abs(self.said - self.true)
+        found = {
+            "rmse": metrics.root_mean_squared_error(self.true, self.said),
+            "mae": metrics.mean_absolute_error(self.true, self.said),
+            "median_absolute_error": metrics.median_absolute_error(self.true, self.said),
+            "p90_absolute_error": np.quantile(absolute, 0.9, axis=0).mean(),
+        }
+        if (self.true != 0).all():  # of a truth of 0 there is no share
+            found["mape"] = metrics.mean_absolute_percentage_error(self.true, self.said)
+        if len(self.true) > 1 and (np.ptp(self.true, axis=0) > 0).all():
+            found["r2"] = metrics.r2_score(self.true, self.said)
+        return {name: float(value) for name, value in found.items()}
+
+    def intervals(self) -> dict[str, Interval]:
+        """Returns the 95 % intervals of the metrics, and of each of several numbers."""
+        if not len(self.true):
+            return {}
+        found = resampling.intervals(self._terms(self.said), self._measure)
+        if len(self.label.outputs) == 1:
+            absolute = np.sort(np.abs(self.said - self.true)[:, 0])
+            for name, share in (("median_absolute_error", 0.5), ("p90_absolute_error", 0.9)):
+                found[name] = resampling.quantile_interval(absolute, share)
+        return {name: interval for name, interval in found.items() if np.isfinite(interval).all()}
+
+    def leads(self, other: NumberOutcomes) -> dict[str, Lead]:
+        """Returns the lead over another model on the same examples, where the answers of both are finite."""
+        both = self.finite & other.finite
+        ours, theirs = self.only(both), other.only(both)
+        rising = {name: _RISING[name.partition("[")[0]] for name in self._names()}
+        found = resampling.leads(ours._terms(ours.said), theirs._terms(theirs.said), self._measure, rising)
+        return {name: lead for name, lead in found.items() if np.isfinite(lead.difference)}
+
+    def baseline(self, trained: Tally | None) -> Baseline:
+        """Returns the means in training, as the answer to every example."""
+        means = [spread.mean for spread in trained.spreads] if trained else self.true.mean(axis=0).tolist()
+        always = NumberOutcomes(self.label, self.true, np.tile(means, (len(self.true), 1)), {})
+        leads, names = self.leads(always), LEADING[REGRESSION]
+        metrics = {name: value for name, value in always.score().items() if name in names}
+        answer = ", ".join(f"{mean:.4g}" for mean in means)
+        return Baseline(answer, metrics, {name: leads[name] for name in names if name in leads})
+
+    def _names(self) -> list[str]:
+        names = ["rmse", "mae", "r2"]
+        if len(self.label.outputs) > 1:
+            names += [f"{metric}[number={one}]" for metric in ("rmse", "mae") for one in self.label.outputs]
+        return names
+
+    def _terms(self, said: _Floats) -> _Floats:
+        error = said - self.true
+        parts = (np.ones_like(error), error**2, np.abs(error), self.true, self.true**2)
+        return np.concatenate(parts, axis=1)
+
+    def _measure(self, sums: _Floats) -> dict[str, _Floats]:
+        count, squares, absolutes, truths, of_truths = np.split(sums, _SUMS, axis=-1)
+        rmse, mae = np.sqrt(squares / count), absolutes / count
+        around = of_truths - truths**2 / count
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r2 = 1 - squares / around
+        values = [rmse.mean(axis=-1), mae.mean(axis=-1), r2.mean(axis=-1)]
+        if len(self.label.outputs) > 1:
+            values += [*np.moveaxis(rmse, -1, 0), *np.moveaxis(mae, -1, 0)]
+        return dict(zip(self._names(), values, strict=True))
+
+    def _slices(self, min_slice: int) -> tuple[Slice, ...]:
+        found = []
+        for name, chosen in slices(self.columns):
+            part, decided = self.only(chosen), int(chosen.sum()) >= min_slice
+            interval = (
+                resampling.intervals(part._terms(part.said), self._measure)["rmse"] if decided else None
+            )
+            found.append(Slice(name, int(chosen.sum()), part.score().get("rmse", 0.0), decided, interval))
+        return tuple(found)
+
+    def _number(self, place: int) -> NumberScore:
+        units, true, said = self.label.units, self.true[:, place], self.said[:, place]
+        unit, error = units[place] if units else "", said - true
+        if not len(error):
+            return NumberScore(self.label.outputs[place], unit, 0.0, 0.0, 0.0)
+        drawn = np.random.default_rng(resampling.SEED).permutation(len(true))[:MOST_POINTS]
+        quantiles = np.quantile(error, _ERRORS).tolist()
+        return NumberScore(
+            self.label.outputs[place],
+            unit,
+            float(np.sqrt((error**2).mean())),
+            float(np.abs(error).mean()),
+            float(error.mean()),
+            {f"{share:g}": value for share, value in zip(_ERRORS, quantiles, strict=True)},
+            tuple(zip(true[drawn].tolist(), said[drawn].tolist(), strict=True)),
+        )

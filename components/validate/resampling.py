@@ -1,0 +1,94 @@
+"""Resampling: 95 % intervals of what is measured of examples, and paired leads, by bootstrap.
+
+A metric that follows from sums over the examples needs no pass over them for a resample: examples are put
+into blocks at random, a block for each where they are few, and blocks are drawn with replacement, which is
+one product of matrices. Two models on the same examples are always drawn together (paired).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardline.components.validate.evaluation import Interval, Lead
+
+Floats = npt.NDArray[np.float64]
+
+#: Sums over examples, [..., sums] -> metrics by name, [...] each.
+Measure = Callable[[Floats], Mapping[str, Floats]]
+
+RESAMPLES = 1000
+SEED = 20170
+_PERCENTILES = (2.5, 97.5)
+
+# More blocks make a resample no better.
+_BLOCKS = 4096
+
+
+def intervals(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Interval]:
+    """Returns the 95 % interval of each metric of examples' terms, [examples, sums].
+
+    The same terms give the same intervals.
+    """
+    if not len(terms):
+        return {}
+    return {name: interval(values) for name, values in measure(_drawn(terms)).items()}
+
+
+def leads(
+    ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure, rising: Mapping[str, bool]
+) -> dict[str, Lead]:
+    """Returns the lead in each metric over another model on the same examples, whose terms are given too.
+
+    `rising` says of each metric whether more is better.
+    """
+    if not len(ours):
+        return {}
+    width = ours.shape[1]
+    both = _drawn(np.concatenate([ours, theirs], axis=1))
+    first, second = measure(both[:, :width]), measure(both[:, width:])
+    here, there = measure(ours.sum(axis=0)), measure(theirs.sum(axis=0))
+    return {
+        name: lead(float(here[name] - there[name]), first[name] - second[name], rising=rising[name])
+        for name in first
+    }
+
+
+def lead(difference: float, drawn: Floats, *, rising: bool) -> Lead:
+    """Returns a lead of its difference and those of resamples."""
+    behind = drawn <= 0 if rising else drawn >= 0
+    return Lead(difference, interval(drawn), float((behind.sum() + 1) / (len(drawn) + 1)))
+
+
+def interval(values: Floats) -> Interval:
+    """Returns the 95 % interval of the values of resamples."""
+    lower, upper = np.percentile(values, _PERCENTILES)
+    return float(lower), float(upper)
+
+
+def share_interval(right: int, examples: int) -> Interval:
+    """Returns the 95 % interval of a share, 0..1."""
+    drawn = np.random.default_rng(SEED).binomial(examples, right / examples, RESAMPLES)
+    return interval(drawn / examples)
+
+
+def quantile_interval(ordered: Floats, share: float) -> Interval:
+    """Returns the 95 % interval of a quantile of values in order, by the ranks that it may have."""
+    ranks = np.random.default_rng(SEED).binomial(len(ordered), share, RESAMPLES).clip(0, len(ordered) - 1)
+    return interval(ordered[ranks])
+
+
+def _drawn(terms: npt.NDArray[Any]) -> Floats:
+    """Returns the sums of all resamples, [resamples, sums]."""
+    rng = np.random.default_rng(SEED)
+    blocks = np.asarray(terms, np.float64)
+    if len(blocks) > _BLOCKS:
+        order = rng.permutation(len(blocks))
+        starts = np.linspace(0, len(blocks), _BLOCKS, endpoint=False).astype(np.int64)
+        blocks = np.add.reduceat(blocks[order], starts, axis=0)
+    counts = rng.multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=RESAMPLES)
+    drawn: Floats = counts.astype(np.float64) @ blocks
+    return drawn
