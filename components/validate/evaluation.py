@@ -310,14 +310,11 @@ class Evaluation:
         return tuple(one for part in self.each for one in part._never_predicted())
 
     def _never_predicted(self) -> Iterator[Slice]:
-        said = {
-            name: any(column)
-            for name, column in zip(self.class_names, zip(*self.confusion, strict=True), strict=True)
-        }
-        if self.kind != CLASS:
-            said = {score.name: score.f1 > 0 for score in self.classes}
-        prefix = "class" if self.kind == CLASS else "label"
-        missed = {f"{prefix}={name}" for name, ever in said.items() if not ever}
+        if self.kind == CLASS:
+            columns = zip(self.class_names, zip(*self.confusion, strict=True), strict=True)
+            missed = {f"class={name}" for name, column in columns if not any(column)}
+        else:
+            missed = {f"label={score.name}" for score in self.classes if not score.f1}
         yield from (one for one in self.slices if one.name in missed and one.examples)
 
     @property

@@ -74,7 +74,8 @@ OF_NUMBERS = (
 )
 #: By the kind of a label, and all of them, each name once.
 BY_KIND = {CLASS: OF_CLASSES, MULTILABEL: OF_SEVERAL, REGRESSION: OF_NUMBERS}
-QUALITY = tuple({one.name: one for kind in (OF_NUMBERS, OF_SEVERAL, OF_CLASSES) for one in kind}.values())
+_FIRST = {metric.name for metric in OF_CLASSES}
+QUALITY = (*OF_CLASSES, *(metric for metric in OF_SEVERAL + OF_NUMBERS if metric.name not in _FIRST))
 
 #: The metric that counts first, by the kind of a label.
 MAIN = {CLASS: "accuracy", MULTILABEL: "macro_f1", REGRESSION: "rmse"}

@@ -178,7 +178,8 @@ def _use(manifest: Manifest) -> Section:
 
 
 def _quality(evaluation: Evaluation) -> Section:
-    metrics = evaluation.metrics
+    known = {} if evaluation.accuracy is None else {"accuracy": evaluation.accuracy}
+    metrics = evaluation.metrics or known
     rows = [
         (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
         for name, value in metrics.items()

@@ -75,7 +75,7 @@ def test_converted_models_have_rules_and_a_table_in_the_report(validated):
     accuracy, size = outcome.blessing.rules
 
     (int8,) = (one for one in outcome.evaluation.formats if one.name == "int8")
-    assert (accuracy.verdict, accuracy.left, accuracy.interval) == ("passed", int8.accuracy, int8.interval)
+    assert (accuracy.verdict, accuracy.left, accuracy.interval) == ("passed", int8.value, int8.interval)
     assert (size.verdict, size.metric) == ("failed", "size_mb[format=onnx]")
     page = (out / model_store.REPORT_FILE).read_text()
     assert "<h2>Converted models</h2>" in page
@@ -91,8 +91,8 @@ def test_a_converted_model_is_measured_on_the_examples_of_the_export(name, valid
 
     assert found.size_mb == (out / formats.FORMATS[name].file).stat().st_size / 1e6
     assert 0 < found.latency_p50_ms <= found.latency_p95_ms
-    assert found.interval[0] <= found.accuracy <= found.interval[1]
-    assert found.accuracy == pytest.approx(exported.accuracy, abs=0.02)
+    assert found.interval[0] <= found.value <= found.interval[1]
+    assert found.value == pytest.approx(exported.accuracy, abs=0.02)
     assert found.max_difference < (0.1 if name == "int8" else 1e-5)
 
 

@@ -97,8 +97,8 @@ def save(model, directory):
 
 
 def test_the_numbers_are_those_of_scikit_learn(measured):
-    labels, predicted = measured.outcomes.labels, measured.outcomes.predicted
-    probabilities = measured.outcomes.probabilities.astype(np.float64)
+    labels, predicted = measured.outcomes["label"].labels, measured.outcomes["label"].predicted
+    probabilities = measured.outcomes["label"].probabilities.astype(np.float64)
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     found = measured.evaluation.metrics
 
@@ -132,7 +132,7 @@ def test_what_it_costs_is_measured(measured):
 
 
 def test_calibration_is_that_of_every_example(measured):
-    bins, outcomes = measured.evaluation.calibration, measured.outcomes
+    bins, outcomes = measured.evaluation.calibration, measured.outcomes["label"]
     confidence = outcomes.probabilities.max(axis=1)
 
     assert sum(item.examples for item in bins) == TEST_RECORDS
@@ -161,7 +161,7 @@ def test_slices_by_class(measured):
     by_name = {item.name: item for item in measured.evaluation.slices}
 
     for score in measured.evaluation.classes:
-        assert by_name[f"class={score.name}"].accuracy == pytest.approx(score.recall)
+        assert by_name[f"class={score.name}"].value == pytest.approx(score.recall)
         assert by_name[f"class={score.name}"].examples == score.examples
         assert by_name[f"class={score.name}"].decided
 

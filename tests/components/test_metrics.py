@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from shardline.components.validate.metrics import Outcomes, score, slice_outcomes
+from shardline.components.validate.classes import ClassOutcomes, score, slice_outcomes
 
 
 def outcomes(probabilities, **columns):
     """Returns outcomes of two classes, all of the first, all of them right."""
     found = np.array(probabilities, np.float32)
     nothing = np.zeros(len(found), np.int64)
-    return Outcomes(("no", "yes"), nothing, nothing, found, {k: np.array(v) for k, v in columns.items()})
+    return ClassOutcomes(("no", "yes"), nothing, nothing, found, {k: np.array(v) for k, v in columns.items()})
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_values_that_are_not_finite_are_a_slice(distinct):
     found = slice_outcomes(outcomes([[1, 0]] * 304, price=prices), 1)
 
     sizes = {item.name: item.examples for item in found if item.name.startswith("price=")}
-    assert sizes.pop("price=not finite") == 4
+    assert sizes.pop("price=missing") == 4
     assert sum(sizes.values()) == 300
     assert len(sizes) == (3 if distinct == 3 else 4)
     assert not any("inf" in name or "nan" in name for name in sizes)

@@ -92,7 +92,7 @@ def with_champion(evaluation: Evaluation) -> Evaluation:
     champion = replace(
         evaluation,
         metrics={**evaluation.metrics, "accuracy": 0.88, "log_loss": 0.2, "latency_p95_ms": 20.0},
-        slices=tuple(replace(one, accuracy=one.accuracy + 0.1) for one in evaluation.slices),
+        slices=tuple(replace(one, value=one.value + 0.1) for one in evaluation.slices),
     )
     leads = {"accuracy": Lead(0.02, (-0.01, 0.05), 0.124)}
     return replace(evaluation, leads=leads, champion=champion)

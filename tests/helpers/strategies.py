@@ -25,7 +25,8 @@ from shardline.components.preprocess import tfrecord
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.inspect import stats
 from shardline.components.validate.gate import read_gate
-from shardline.components.validate.rules import CLASS_METRICS, METRICS, OPERATORS, parse_rule
+from shardline.components.validate.metrics import METRICS
+from shardline.components.validate.rules import CLASS_METRICS, OPERATORS, parse_rule
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.preflight import check_run, load_study

@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from shardline.components.validate import report
-from shardline.components.validate.evaluation import QUALITY, SERVING, Lead
+from shardline.components.validate.evaluation import Lead
+from shardline.components.validate.metrics import QUALITY, SERVING
 from tests.helpers.reports import make_evaluation, with_champion
 
 LOG_LOSS = next(one for one in QUALITY if one.name == "log_loss")

@@ -96,7 +96,7 @@ def test_a_rule_is_read(text, expected):
         ("0.9 <= accuracy", "cannot read the rule"),
         ("accuracy >= 0.9 and recall >= 0.9", "cannot read the rule"),
         ("accuracy >= __import__('os')", "cannot read the rule"),
-        ("accuracy >= champion * 2", "cannot read the rule"),
+        ("accuracy >= champion / 2", "cannot read the rule"),
         (
             "acuracy >= 0.9",
             "there is no metric 'acuracy' (in the rule 'acuracy >= 0.9'); there are: accuracy",
@@ -529,7 +529,7 @@ def test_a_converted_model_is_judged_by_its_own_values():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("macro_f1[format=int8] >= 0.9", "there is no metric 'macro_f1' of the slice 'format=int8'"),
+        ("pr_auc[format=int8] >= 0.9", "there is no metric 'pr_auc' of the slice 'format=int8'"),
         ("accuracy[format=int8] >= champion", r"accuracy\[format=int8\] is compared with a number"),
         ("drifted <= champion", "drifted is compared with a number"),
         ("drift <= 0.1", "there is no metric 'drift'"),

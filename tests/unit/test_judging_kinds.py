@@ -1,0 +1,189 @@
+"""Numbers and several labels: metrics as scikit-learn has them, directions, and what a gate says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from shardline.components.validate.evaluation import Evaluation
+from shardline.components.validate.gate import Gate
+from shardline.components.validate.numbers import NumberOutcomes
+from shardline.components.validate.several import SeveralOutcomes
+from shardline.components.validate.verdict import JudgedRule, judge
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
+from shardline.trainer.errors import SettingsError
+
+PRICE = Label("label", REGRESSION, ("price",))
+PLACE = Label("label", REGRESSION, ("x", "y"), ("m", "m"))
+TAGS = Label("label", MULTILABEL, ("a", "b", "c"))
+KIND = Label("kind", CLASS, ("no", "yes"))
+RATING = Label("rating", REGRESSION, ("rating",))
+RANDOM = np.random.default_rng(3)
+N = 400
+SOUND = {
+    "examples": N, "never_predicted": 0, "max_difference": 0.0, "golden_difference": 0.0, "non_finite": 0,
+    "batch_difference": 0.0,
+}  # fmt: skip
+
+
+def numbers(noise: float, label: Label = PRICE, **columns: Any) -> NumberOutcomes:
+    true = np.random.default_rng(0).normal(100, 20, (N, len(label.outputs)))
+    said = (
+        true + np.random.default_rng(1).normal(0, noise, true.shape) if noise else np.full_like(true, 100.0)
+    )
+    return NumberOutcomes(label, true, said, columns)
+
+
+def tags(right: float) -> SeveralOutcomes:
+    true = (np.random.default_rng(0).random((N, 3)) < (0.5, 0.3, 0.1)).astype(np.int64)
+    flip = np.random.default_rng(1).random(true.shape) > right
+    noise = np.random.default_rng(2).uniform(0.01, 0.49, true.shape)
+    said = np.where(np.where(flip, 1 - true, true) == 1, 1 - noise, noise).astype(np.float32)
+    return SeveralOutcomes(TAGS, true, said, {})
+
+
+def evaluated(outcomes: NumberOutcomes | SeveralOutcomes, trained: Tally | None = None) -> Evaluation:
+    fields = outcomes.summarize(10)
+    fields["metrics"] |= SOUND
+    label = outcomes.label
+    return Evaluation(
+        "sha256:0", "test", mistakes=(), label=label.name, kind=label.kind, outputs=label.outputs,
+        baseline=outcomes.baseline(trained), **fields,
+    )  # fmt: skip
+
+
+def beside(ours: Any, theirs: Any) -> Evaluation:
+    return replace(evaluated(ours), champion=evaluated(theirs), leads=ours.leads(theirs))
+
+
+def verdicts(evaluation: Evaluation, *rules: str) -> dict[str, JudgedRule]:
+    label = Label("label", evaluation.kind, evaluation.outputs)
+    gate = Gate().with_rules(rules).for_labels([label])
+    return {rule.name or rule.rule: rule for rule in judge(evaluation, gate, champion="v1").rules}
+
+
+@pytest.mark.parametrize("label", [PRICE, PLACE], ids=["one", "two"])
+def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
+    outcomes = numbers(10, label)
+    true, said = outcomes.true, outcomes.said
+    expected = {
+        "rmse": metrics.root_mean_squared_error(true, said),
+        "mae": metrics.mean_absolute_error(true, said),
+        "median_absolute_error": metrics.median_absolute_error(true, said),
+        "mape": metrics.mean_absolute_percentage_error(true, said),
+        "r2": metrics.r2_score(true, said),
+    }
+    found = outcomes.score()
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    summed = outcomes._measure(outcomes._terms(said).sum(axis=0))
+    assert {name: float(summed[name]) for name in ("rmse", "mae", "r2")} == pytest.approx(
+        {name: expected[name] for name in ("rmse", "mae", "r2")}, abs=1e-9
+    )
+    for name, (lower, upper) in outcomes.intervals().items():
+        assert lower < found.get(name.partition("[")[0], (lower + upper) / 2) < upper or "[" in name
+
+
+def test_several_labels_are_measured_as_scikit_learn_does() -> None:
+    outcomes = tags(0.9)
+    true, predicted, said = outcomes.true, outcomes.predicted, outcomes.said.astype(np.float64)
+    expected = {
+        "macro_f1": metrics.f1_score(true, predicted, average="macro"),
+        "micro_f1": metrics.f1_score(true, predicted, average="micro"),
+        "macro_precision": metrics.precision_score(true, predicted, average="macro"),
+        "macro_recall": metrics.recall_score(true, predicted, average="macro"),
+        "hamming_loss": metrics.hamming_loss(true, predicted),
+        "subset_accuracy": metrics.accuracy_score(true, predicted),
+        "mean_average_precision": metrics.average_precision_score(true, said, average="macro"),
+        "roc_auc": metrics.roc_auc_score(true, said, average="macro"),
+        "log_loss": np.mean([metrics.log_loss(true[:, i], said[:, i]) for i in range(3)]),
+    }
+    found = outcomes.score()
+    assert found == pytest.approx(expected, abs=1e-9)
+    summed = outcomes._measure(outcomes._terms(predicted).sum(axis=0, dtype=np.float64))
+    for name in (
+        "macro_f1",
+        "micro_f1",
+        "macro_precision",
+        "macro_recall",
+        "hamming_loss",
+        "subset_accuracy",
+    ):
+        assert float(summed[name]) == pytest.approx(expected[name], abs=1e-9)
+    together = outcomes.summarize(10)["together"]
+    assert together[0][0] == int((true[:, 0] & predicted[:, 0]).sum())
+
+
+@pytest.mark.parametrize(("better", "worse"), [(numbers(5), numbers(15)), (tags(0.97), tags(0.8))])
+def test_a_worse_challenger_is_blocked_and_a_better_one_is_not(better: Any, worse: Any) -> None:
+    assert verdicts(beside(better, worse))["champion"].verdict == "passed"
+    assert verdicts(beside(worse, better))["champion"].verdict == "failed"
+
+
+@pytest.mark.parametrize("constant", [numbers(0), replace(tags(1.0), said=np.ones((N, 3), np.float32))])
+def test_a_constant_model_is_blocked(constant: Any) -> None:
+    assert verdicts(evaluated(constant))["baseline"].verdict == "failed"
+
+
+def test_rules_know_that_less_error_is_better() -> None:
+    found = beside(numbers(5), numbers(15))
+    judged = verdicts(
+        found,
+        "rmse <= 6",
+        "rmse <= champion * 0.5",
+        "rmse < champion (p < 0.05)",
+        "mae <= champion (within 1 %)",
+        "r2 > champion (p < 0.05)",
+    )
+    assert all(rule.verdict == "passed" for rule in judged.values()), judged
+    assert verdicts(found, "rmse <= champion * 0.1")["rmse <= champion * 0.1"].verdict == "failed"
+    assert verdicts(found, "rmse >= 60")["rmse >= 60"].verdict == "failed"
+
+
+def test_the_trivial_answer_is_the_mean_in_training() -> None:
+    trained = Tally(spreads=(Spread(0.0, 200.0, 90.0, 20.0),))
+    baseline = evaluated(numbers(5), trained).baseline
+    assert baseline is not None
+    assert baseline.answer == "90"
+    error = numbers(5).true - 90
+    assert baseline.metrics["rmse"] == pytest.approx(np.sqrt((error**2).mean()))
+
+
+def test_slices_of_numbers_are_few_and_have_an_error() -> None:
+    age = np.arange(N) % 97
+    found = numbers(5, age=age, sex=np.array(["f", "m"] * (N // 2))).summarize(10)["slices"]
+    assert [one.name.partition("=")[0] for one in found] == ["age"] * 4 + ["sex"] * 2
+    assert all(one.interval[0] < one.value < one.interval[1] for one in found)
+    worst = verdicts(evaluated(numbers(5, age=age)), "worst_slice(rmse) <= 9")["worst_slice(rmse) <= 9"]
+    assert worst.left == max(one.value for one in numbers(5, age=age).summarize(10)["slices"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "rule", "message"),
+    [
+        ([PRICE], "accuracy >= 0.9", "does not fit a label of kind regression, which has rmse, mae, "),
+        ([TAGS], "rmse <= 3", "does not fit a label of kind multilabel, which has macro_f1, "),
+        ([KIND], "rmse <= 3", "does not fit a label of kind class, which has accuracy, "),
+        ([KIND, RATING], "rmse <= 3", "does not say which label it is about; write .* kind.rmse <= 3"),
+        ([KIND, RATING], "stars.rmse <= 3", "is about label 'stars'; the dataset has kind, rating"),
+        ([KIND, RATING], "rating.accuracy >= 0.5", "does not fit a label of kind regression"),
+        ([PRICE], "price.rmse <= 3", "the dataset has one label, whose metrics stand alone"),
+        ([PRICE], "recall[class=no] >= 3", "does not fit a label of kind regression"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused(labels: list[Label], rule: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Gate().with_rules([rule]).for_labels(labels)
+
+
+def test_several_labels_have_the_gates_own_rules_each() -> None:
+    gate = Gate().with_rules(["champion: rating.rmse <= champion (within 5 %)"]).for_labels([KIND, RATING])
+    assert [rule.text for rule in gate.rules if rule.name in ("champion", "baseline")] == [
+        "kind.accuracy >= champion (within 0.01)",
+        "kind.accuracy > baseline (p < 0.025)",
+        "rating.rmse < baseline (p < 0.025)",
+        "rating.rmse <= champion (within 5 %)",
+    ]
