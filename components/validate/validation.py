@@ -235,9 +235,7 @@ def validate_artifacts(
     )
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
-    exported.metadata.update(
-        blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint
-    )
+    exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     _log(evaluation, metrics, confusion)
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
     sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
