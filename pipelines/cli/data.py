@@ -145,7 +145,7 @@ def show_info(directory: Path, as_json: bool) -> None:
 @_PROCESSES
 @json_option
 def show_stats(directory: Path, processes: int, as_json: bool) -> None:
-    """Show class balance, image sizes, bytes per record and shard sizes of DIRECTORY."""
+    """Show labels, columns, image sizes, bytes per record and shard sizes of DIRECTORY."""
     from shardline.components.preprocess.inspect import stats
 
     with foreground(sys.stderr):

@@ -9,10 +9,19 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
 from shardline.components.preprocess.inspect import Values, first_records
+from shardline.components.preprocess.inspect.columns import (
+    NUMBER_TITLES,
+    TEXT_TITLES,
+    ColumnCounter,
+    merged,
+    number_row,
+    text_row,
+)
 from shardline.components.preprocess.inspect.stats import describe_feature, header
 from shardline.components.text import size
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
@@ -29,6 +38,7 @@ _MOST_CLASSES = 40
 _ENDS = 10
 _MOST_BARS = 500
 _BINS = 10
+_BINS_OF_COLUMN = 24
 
 
 class ClassRow(NamedTuple):
@@ -78,6 +88,8 @@ class Sample:
             class.
         rows: Some examples of a dataset without images, as text.
         columns: Titles of `rows`: key, labels, then the other features.
+        numbers: What is shown of each column of numbers, and the `d` of an SVG path that is its histogram.
+        texts: What is shown of each column of texts.
     """
 
     records: int
@@ -85,6 +97,8 @@ class Sample:
     pictures: Mapping[str, list[tuple[str, Picture]]]
     rows: list[list[str]]
     columns: list[str]
+    numbers: list[tuple[tuple[str, ...], str]]
+    texts: list[tuple[str, ...]]
 
 
 def render_card(directory: Path, manifest: Manifest) -> str:
@@ -111,6 +125,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         ends=_ENDS,
         bars=_size_bars(sample.sizes),
         sample=sample,
+        titles=(NUMBER_TITLES, TEXT_TITLES),
         tables=[("Settings", fact_rows(manifest.settings)), ("Features", features)],
     )
 
@@ -158,6 +173,11 @@ def _numbers(manifest: Manifest) -> Rows:
 def _kind(label: Label) -> str:
     words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}[label.kind]
     return words if label.name == LABEL else f"{words} of {label.name}"
+
+
+def _title(label: Label) -> str:
+    """Returns what stands above a label: its own name, or where it has none the numbers'."""
+    return ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
 
 
 def _target(values: Values, label: Label) -> str:
@@ -217,11 +237,12 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [feature.name for feature in manifest.columns]
     each = 6 if len(classes) <= 10 else 4
-    taken, sizes = 0, Counter[tuple[int, int]]()
+    taken, sizes, counter = 0, Counter[tuple[int, int]](), ColumnCounter(manifest, 1)
     rows: list[list[str]] = []
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
     for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, room=_BYTES):
         taken += 1
+        counter.add(values)
         key = values["key"][1][0].decode("utf-8", "replace")
         targets = [_target(values, label) for label in manifest.labels]
         if image is None:
@@ -234,8 +255,19 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
         name = targets[0] if manifest.is_classes else "examples"
         if len(pictures.get(name, [None] * each)) < each:
             pictures[name].append((key, _picture(encoded, image)))
-    titles = ["class"] if manifest.is_classes else [label.name for label in manifest.labels]
-    return Sample(taken, sizes, pictures, rows, ["key", *titles, *others])
+    titles = ["class"] if manifest.is_classes else [_title(label) for label in manifest.labels]
+    found = counter.found()
+    numbers, texts = merged([found])
+    drawn = [(number_row(each), _histogram(found["numbers"][each.name]["sample"])) for each in numbers]
+    return Sample(
+        taken, sizes, pictures, rows, ["key", *titles, *others], drawn, [text_row(each) for each in texts]
+    )
+
+
+def _histogram(values: Sequence[float]) -> str:
+    """Draws how numbers are distributed, in a box of 100 x 100, as the `d` of an SVG path."""
+    counts, _ = np.histogram(values, _BINS_OF_COLUMN)
+    return _profile([(count,) for count in counts.tolist()])[0]
 
 
 def _picture(encoded: bytes, image: Feature) -> Picture:

@@ -1,4 +1,4 @@
-"""Statistics: what is in the shards (class balance, sizes of images, records and shards), and the manifest.
+"""Statistics: what is in the shards (labels, columns, sizes of images, records and shards), and the manifest.
 
 `stats` reads every record; `describe` and `render_manifest` open no shard.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import text
-from shardline.components.preprocess.inspect import each_shard, opened_image, read_values
+from shardline.components.preprocess.inspect import columns, each_shard, opened_image, read_values
+from shardline.components.preprocess.inspect.columns import NumberColumn, TextColumn
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import LABEL, REGRESSION, Feature, Label, Tally
@@ -51,6 +52,8 @@ class Stats:
         image_sizes: Images by (height, width, channels), the most frequent first; none without images.
         encodings: Images by how they are stored.
         record_bytes: Size of a serialized example.
+        numbers: Columns of numbers, labels that are numbers first.
+        texts: Columns of text.
     """
 
     records: int
@@ -60,6 +63,8 @@ class Stats:
     encodings: dict[str, int]
     record_bytes: Spread
     shard_bytes: dict[str, Spread]
+    numbers: tuple[NumberColumn, ...] = ()
+    texts: tuple[TextColumn, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the same for a program."""
@@ -88,6 +93,7 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
             sizes[height, width, channels] += count
             encodings[encoding] += count
         record_bytes.update(dict(look["record_bytes"]))
+    numbers, texts = columns.merged(look["columns"] for look in found.values())
     return Stats(
         records=record_bytes.total(),
         labels=manifest.labels,
@@ -98,26 +104,30 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
         shard_bytes={
             name: spread([shard.bytes for shard in split.shards]) for name, split in manifest.splits.items()
         },
+        numbers=tuple(numbers),
+        texts=tuple(texts),
     )
 
 
 def look_at_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Counts what is in shards: a job of the process pool, given the `directory` of the dataset.
 
-    By shard it returns `images`: pairs of (height, width, channels, encoding) and their number, and
-    `record_bytes`: pairs of the size of a record and their number.
+    By shard it returns `images`: pairs of (height, width, channels, encoding) and their number,
+    `record_bytes`: pairs of the size of a record and their number, and `columns`, as `ColumnCounter.found`.
     """
     directory, found = Path(given["directory"]), {}
     manifest = manifests.load(directory)
     features = [feature for feature in manifest.features if feature.encoding]
     for file in items:
         images, record_bytes = Counter[Any](), Counter[int]()
+        counter = columns.ColumnCounter(manifest, len(manifest.shards))
         read = read_values(directory / file, manifest.compression, report)
         try:
             for number, (size, values) in enumerate(read):
                 if isinstance(values, str):
                     raise SourceError(f"record {number:,}: {values}")
                 record_bytes[size] += 1
+                counter.add(values)
                 for feature in features:
                     if len(values.get(feature.name, ("", ()))[1]) == 0:
                         raise DatasetError(f"{file}, record {number:,}: has no image; {_VERIFY}")
@@ -125,7 +135,11 @@ def look_at_shards(given: Mapping[str, Any], items: Iterable[str], report: Repor
                     images[*image_size, encoding] += 1
         except (SourceError, OSError) as error:
             raise DatasetError(f"{file}: {error}; {_VERIFY}") from None
-        found[file] = {"images": list(images.items()), "record_bytes": list(record_bytes.items())}
+        found[file] = {
+            "images": list(images.items()),
+            "record_bytes": list(record_bytes.items()),
+            "columns": counter.found(),
+        }
     return found
 
 
@@ -157,7 +171,8 @@ def render(found: Stats) -> str:
     spreads |= {f"shard of {name}": spread for name, spread in found.shard_bytes.items()}
     byte_rows = [(name, *(f"{round(value):,}" for value in astuple(each))) for name, each in spreads.items()]
     byte_titles = ("bytes", "least", "median", "95 %", "most", "mean")
-    parts = [_label_table(label, found) for label in found.labels] + [text.table(byte_titles, byte_rows)]
+    parts = [_label_table(label, found) for label in found.labels]
+    parts += [*columns.tables(found.numbers, found.texts), text.table(byte_titles, byte_rows)]
     if found.image_sizes:
         shown = found.image_sizes[:_MOST_SIZES]
         rows = [

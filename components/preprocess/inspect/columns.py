@@ -1,0 +1,289 @@
+"""Column statistics: what the values of each column of a dataset are, counted shard by shard."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardline.components import text
+from shardline.components.preprocess.inspect import Values
+from shardline.trainer.data.features import REGRESSION, Spread, Tally
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import DatasetError, printable
+
+#: Shares of the values that lie below each of the quantiles.
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+# Values that are kept for quantiles: of a dataset about, of a shard at least.
+_KEPT, _KEPT_OF_SHARD = 200_000, 64
+
+# Different texts that are counted; of more it is only said that there are more.
+_MOST_TEXTS = 10_000
+_LONGEST = 100
+_FREQUENT, _LEAST_SHOWN = 3, 0.0005
+
+# Values of a column that are summed up together.
+_BLOCK = 4096
+
+# A mean that is so much smaller than the deviation is shown as 0.
+_ROUNDED = 1e-6
+
+# Columns that are shown to a person.
+_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """Numbers of a column.
+
+    Attributes:
+        examples: Number of examples.
+        missing: Of these, those without a finite number.
+        zeros: Of these, those with 0.
+        spread: Smallest, largest and mean number, and standard deviation; None where all are missing.
+        quantiles: Numbers below which the `SHARES` lie; of many examples those of a random sample.
+    """
+
+    name: str
+    examples: int
+    missing: int
+    zeros: int
+    spread: Spread | None
+    quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """Texts of a column.
+
+    Attributes:
+        examples: Number of examples.
+        empty: Of these, those with an empty text.
+        distinct: Number of texts that differ in their first 100 characters.
+        has_more: Whether only the first different texts are counted, of more.
+        frequent: The most frequent, cut after 100 characters, and their numbers.
+        lengths: Smallest, largest and mean number of characters, and standard deviation.
+    """
+
+    name: str
+    examples: int
+    empty: int
+    distinct: int
+    has_more: bool
+    frequent: tuple[tuple[str, int], ...]
+    lengths: Spread
+
+
+class ColumnCounter:
+    """Counts the values of columns, and of labels that are numbers, in some examples.
+
+    Args:
+        manifest: Manifest of the dataset.
+        shards: Into how many parts the dataset is counted, whose results `merged` brings together.
+    """
+
+    def __init__(self, manifest: Manifest, shards: int) -> None:
+        self._kept = max(_KEPT_OF_SHARD, _KEPT // shards)
+        self._numbers: dict[str, _Numbers] = {}
+        self._texts: dict[str, _Texts] = {}
+        self._columns: list[tuple[str, str, int, _Numbers | _Texts]] = []
+        labels = [label for label in manifest.labels if label.kind == REGRESSION]
+        places = [(output, one.name, place) for one in labels for place, output in enumerate(one.outputs)]
+        for name, feature, place in places:
+            self._columns.append((name, feature, place, self._numbers.setdefault(name, _Numbers(self._kept))))
+        for column in manifest.columns:
+            if column.shape:
+                continue
+            counted: _Numbers | _Texts
+            if column.dtype == "string":
+                counted = self._texts.setdefault(column.name, _Texts())
+            else:
+                counted = self._numbers.setdefault(column.name, _Numbers(self._kept))
+            self._columns.append((column.name, column.name, 0, counted))
+
+    def add(self, values: Values) -> None:
+        """Counts an example; a DatasetError names a column that it has not."""
+        for name, feature, place, counted in self._columns:
+            found = values.get(feature, ("", ()))[1]
+            if len(found) <= place or (isinstance(found[place], bytes) != isinstance(counted, _Texts)):
+                raise DatasetError(f"an example has no {name!r} as the manifest says")
+            counted.add(found[place])
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        """Returns what was found, for `merged`, as JSON can hold it."""
+        return {
+            "numbers": {name: counted.found() for name, counted in self._numbers.items()},
+            "texts": {name: counted.found() for name, counted in self._texts.items()},
+        }
+
+
+class _Numbers:
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._block: list[float] = []
+        self._examples = self._zeros = 0
+        self._spreads: list[tuple[int, Spread]] = []
+        self._sample: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._block.append(value)
+        if len(self._block) == _BLOCK:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        values = np.asarray(self._block, np.float64)
+        finite = values[np.isfinite(values)]
+        self._examples += len(values)
+        self._zeros += int((finite == 0).sum())
+        self._block = []
+        # The first of a shard are a random sample: shards are written in the order of hashes.
+        self._sample += finite[: self._kept - len(self._sample)].tolist()
+        if len(finite):
+            numbers = (finite.min(), finite.max(), finite.mean(), finite.std())
+            self._spreads = [_pooled([*self._spreads, (len(finite), Spread(*map(float, numbers)))])]
+
+    def found(self) -> dict[str, Any]:
+        self._sum_up()
+        spread = [(count, *_astuple(each)) for count, each in self._spreads]
+        return {
+            "examples": self._examples, "zeros": self._zeros, "spread": spread, "sample": self._sample
+        }  # fmt: skip
+
+
+class _Texts:
+    def __init__(self) -> None:
+        self._counts, self._lengths = Counter[str](), Counter[int]()
+        self._has_more = False
+
+    def add(self, value: bytes) -> None:
+        words = value.decode("utf-8", "replace")
+        self._lengths[len(words)] += 1
+        words = words[:_LONGEST]
+        if words in self._counts or len(self._counts) < _MOST_TEXTS:
+            self._counts[words] += 1
+        else:
+            self._has_more = True
+
+    def found(self) -> dict[str, Any]:
+        return {
+            "counts": list(self._counts.items()),
+            "lengths": list(self._lengths.items()),
+            "has_more": self._has_more,
+        }
+
+
+def merged(parts: Iterable[Mapping[str, Any]]) -> tuple[list[NumberColumn], list[TextColumn]]:
+    """Returns the columns of a dataset from what a `ColumnCounter` found in each part of it, at least one."""
+    found = list(parts)
+    return (
+        [_numbers(name, [part["numbers"][name] for part in found]) for name in found[0]["numbers"]],
+        [_texts(name, [part["texts"][name] for part in found]) for name in found[0]["texts"]],
+    )
+
+
+def _numbers(name: str, parts: Sequence[Mapping[str, Any]]) -> NumberColumn:
+    spreads = [(count, Spread(*spread)) for part in parts for count, *spread in part["spread"]]
+    examples = sum(part["examples"] for part in parts)
+    sample = np.concatenate([np.asarray(part["sample"], np.float64) for part in parts])
+    weights = [
+        np.full(len(part["sample"]), sum(count for count, *_ in part["spread"]) / max(1, len(part["sample"])))
+        for part in parts
+    ]
+    return NumberColumn(
+        name,
+        examples,
+        examples - sum(count for count, _ in spreads),
+        sum(part["zeros"] for part in parts),
+        _pooled(spreads)[1] if spreads else None,
+        tuple(
+            np.quantile(sample, SHARES, method="inverted_cdf", weights=np.concatenate(weights)).tolist()
+            if len(sample)
+            else ()
+        ),
+    )
+
+
+def _texts(name: str, parts: Sequence[Mapping[str, Any]]) -> TextColumn:
+    counts, lengths = Counter[str](), Counter[int]()
+    for part in parts:
+        counts.update(dict(part["counts"]))
+        lengths.update(dict(part["lengths"]))
+    sizes, weights = np.asarray(sorted(lengths.items()), np.float64).T
+    mean = float(np.average(sizes, weights=weights))
+    deviation = math.sqrt(float(np.average((sizes - mean) ** 2, weights=weights)))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return TextColumn(
+        name,
+        lengths.total(),
+        counts[""],
+        len(counts),
+        any(part["has_more"] for part in parts),
+        tuple(ordered[:_FREQUENT]),
+        Spread(float(sizes[0]), float(sizes[-1]), mean, deviation),
+    )
+
+
+def _pooled(spreads: Sequence[tuple[int, Spread]]) -> tuple[int, Spread]:
+    tally = Tally.merge([(count, Tally(spreads=(spread,))) for count, spread in spreads])
+    return sum(count for count, _ in spreads), tally.spreads[0]
+
+
+def _astuple(spread: Spread) -> tuple[float, float, float, float]:
+    return spread.least, spread.largest, spread.mean, spread.deviation
+
+
+#: Titles of what `number_row` and `text_row` give.
+NUMBER_TITLES = (
+    "numbers",
+    "least",
+    "5 %",
+    "median",
+    "95 %",
+    "largest",
+    "mean",
+    "deviation",
+    "missing",
+    "zeros",
+)
+TEXT_TITLES = ("text", "different", "empty", "characters", "most frequent")
+
+
+def number_row(column: NumberColumn) -> tuple[str, ...]:
+    """Returns what is shown of a column of numbers."""
+    shares = (f"{count / column.examples:.1%}" for count in (column.missing, column.zeros))
+    if column.spread is None:
+        return (printable(column.name), *("",) * 7, *shares)
+    low, _, middle, _, high = column.quantiles
+    least, largest, mean, deviation = _astuple(column.spread)
+    mean = 0.0 if abs(mean) < _ROUNDED * deviation else mean  # of a column that was standardized
+    numbers = (f"{value:.5g}" for value in (least, low, middle, high, largest, mean, deviation))
+    return (printable(column.name), *numbers, *shares)
+
+
+def text_row(column: TextColumn) -> tuple[str, ...]:
+    """Returns what is shown of a column of texts."""
+    lengths = f"{column.lengths.least:,.0f} to {column.lengths.largest:,.0f}, mean {column.lengths.mean:,.1f}"
+    frequent = ", ".join(
+        f"{text.short(printable(value), 30) or 'empty'} {count / column.examples:.1%}"
+        for value, count in column.frequent
+        if count > 1 and count / column.examples >= _LEAST_SHOWN
+    )
+    distinct = f"over {column.distinct:,}" if column.has_more else f"{column.distinct:,}"
+    return printable(column.name), distinct, f"{column.empty / column.examples:.1%}", lengths, frequent
+
+
+def tables(numbers: Sequence[NumberColumn], texts: Sequence[TextColumn]) -> list[str]:
+    """Returns the columns as tables for a person at a terminal, of very many the first ones."""
+    shown = []
+    if numbers:
+        shown.append(text.table(NUMBER_TITLES, [number_row(each) for each in numbers[:_SHOWN]]))
+    if texts:
+        shown.append(text.table(TEXT_TITLES, [text_row(each) for each in texts[:_SHOWN]], align="lrrl"))
+    if left := sum(max(0, len(columns) - _SHOWN) for columns in (numbers, texts)):
+        shown.append(f"{left:,} more columns: --json has all")
+    return shown

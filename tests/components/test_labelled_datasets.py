@@ -1,0 +1,256 @@
+"""Datasets with labels of every kind, of real tables: what is stored, said, counted and shown."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import datasets
+
+from shardline.components.preprocess.inspect import columns, profile, read_values, stats
+from shardline.components.preprocess.inspect.card import render_card
+from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.tfrecord import read_records
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import Label
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import SourceError
+from tests.helpers.data import real_data
+from tests.helpers.preprocessing import contents, run
+
+
+def write_csv(path: Path, names: list[str], rows: Any) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([names, *rows])
+    return path
+
+
+def write_toy(directory: Path, name: str) -> Path:
+    """Writes one of scikit-learn's datasets as CSV, the names of the columns as they are there."""
+    found = getattr(datasets, f"load_{name}")()
+    targets = found.target if name == "diabetes" else found.target_names[found.target]
+    rows = [[*row, target] for row, target in zip(found.data.tolist(), targets.tolist(), strict=True)]
+    return write_csv(directory / f"{name}.csv", [*found.feature_names, "target"], rows)
+
+
+def read_all(directory: Path) -> list[dict[str, Any]]:
+    """Returns the only value of each feature of all examples, and the split."""
+    manifest = manifests.load(directory)
+    return [
+        {"split": name} | {feature: found[1][0] for feature, found in values.items()}
+        for name, split in manifest.splits.items()
+        for shard in split.shards
+        for _, values in read_values(directory / shard.file, "")
+        if not isinstance(values, str)
+    ]
+
+
+@pytest.fixture(scope="module")
+def diabetes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("diabetes")
+    run(f"table:{write_toy(root, 'diabetes')}", root / "out", label="regression:target [score]")
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def snippets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("snippets")
+    run(
+        f"table:{real_data() / 'text' / 'snippets.csv'}",
+        root / "out",
+        label="regression:sentiment;class:kind",
+        features={"key": "id", "text": "text"},
+    )
+    return root / "out"
+
+
+def test_a_number_is_stored_as_it_is_and_measured(
+    diabetes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest, real = manifests.load(diabetes), datasets.load_diabetes()
+    assert manifest.labels == (Label("label", "regression", ("target",), ("score",)),)
+    stored = {example["key"].decode(): example["label"] for example in read_all(diabetes)}
+    assert [stored[f"row {number}"] for number in range(1, 443)] == real.target.tolist()
+    for name, split in manifest.splits.items():
+        (spread,) = split.labels["label"].spreads
+        values = [example["label"] for example in read_all(diabetes) if example["split"] == name]
+        assert (spread.least, spread.largest) == (min(values), max(values))
+        assert (spread.mean, spread.deviation) == pytest.approx((np.mean(values), np.std(values)), rel=1e-12)
+    run(f"table:{write_toy(tmp_path, 'diabetes')}", tmp_path / "out", label="target", processes=2)
+    assert "preprocess: label: target, regression, 25 to 346" in capsys.readouterr().out
+    shards = {name: data for name, data in contents(tmp_path / "out").items() if name.endswith(".tfrecord")}
+    assert shards.items() <= contents(diabetes).items()
+
+
+@pytest.mark.parametrize("name", ["wine", "breast_cancer"])
+def test_classes_with_the_columns_of_a_real_table(tmp_path: Path, name: str) -> None:
+    real = getattr(datasets, f"load_{name}")()
+    manifest = run(f"table:{write_toy(tmp_path, name)}", tmp_path / "out", label="target")
+    assert manifest.class_names == tuple(sorted(real.target_names.tolist()))
+    assert [column.name for column in manifest.columns] == list(real.feature_names)
+    counts = np.sum([split.class_counts for split in manifest.splits.values()], axis=0)
+    names = real.target_names[real.target].tolist()
+    assert counts.tolist() == [names.count(one) for one in manifest.class_names]
+    assert verify(tmp_path / "out", processes=1).damages == ()
+
+
+def test_two_labels_of_real_snippets(snippets: Path) -> None:
+    manifest = manifests.load(snippets)
+    assert [(label.name, label.kind, len(label.outputs)) for label in manifest.labels] == [
+        ("sentiment", "regression", 1),
+        ("kind", "class", 4),
+    ]
+    with (real_data() / "text" / "snippets.csv").open(encoding="utf-8", newline="") as file:
+        real = {row["id"]: row for row in csv.DictReader(file)}
+    for example in read_all(snippets):
+        row = real[example["key"].decode()]
+        assert manifest.labels[1].outputs[example["kind"]] == row["kind"]
+        assert example["sentiment"] == np.float32(row["sentiment"])
+        assert example["text"].decode() == row["text"]
+    assert verify(snippets, processes=1).damages == ()
+    shown = stats.render_manifest(manifest)
+    assert re.search("kind, class +4: editorial, movie, product, tweet\n", shown)
+
+
+def test_columns_are_counted_as_numpy_counts_them(diabetes: Path) -> None:
+    real, found = datasets.load_diabetes(), stats.stats(diabetes, processes=2)
+    assert [column.name for column in found.numbers] == ["target", *real.feature_names]
+    table = np.column_stack([real.target, real.data]).astype(np.float32).astype(np.float64)
+    for column, values in zip(found.numbers, table.T, strict=True):
+        assert column.spread is not None
+        assert (column.examples, column.missing, column.zeros) == (442, 0, (values == 0).sum())
+        assert column.spread.mean == pytest.approx(values.mean(), abs=1e-12)
+        assert column.spread.deviation == pytest.approx(values.std(), rel=1e-12)
+        assert column.quantiles == tuple(np.quantile(values, columns.SHARES, method="inverted_cdf"))
+    shown = stats.render(found)
+    assert "target          25         51         140" in shown
+    assert json.loads(json.dumps(found.to_json()))["numbers"][0]["spread"]["largest"] == 346
+
+
+def test_texts_and_what_is_missing_are_counted(tmp_path: Path) -> None:
+    rows = [(index % 2, index or "", "" if index % 4 else "often", f"text {index}") for index in range(40)]
+    path = write_csv(tmp_path / "table.csv", ["label", "size", "note", "text"], rows)
+    run(f"table:{path}", tmp_path / "out", label="class:label")
+    found = stats.stats(tmp_path / "out", processes=1)
+    (size,), (note, text) = found.numbers, found.texts
+    assert (size.missing, size.zeros, size.spread and size.spread.least) == (1, 0, 1)
+    assert (note.distinct, note.empty, note.frequent) == (2, 30, (("", 30), ("often", 10)))
+    assert (text.distinct, text.lengths.least, text.lengths.largest) == (40, 6, 7)
+    shown = stats.render(found)
+    assert "empty 75.0%, often 25.0%" in shown
+    assert "2.5%" in shown
+
+
+def test_of_many_texts_the_first_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(columns, "_MOST_TEXTS", 5)
+    monkeypatch.setattr(columns, "_BLOCK", 7)
+    manifest = table_manifest(tmp_path)
+    counter = columns.ColumnCounter(manifest, 1)
+    for index in range(30):
+        counter.add({"label": ("int64", [0]), "x": ("float", [index]), "t": ("bytes", [b"%d" % index])})
+    (numbers,), (texts,) = columns.merged([counter.found()])
+    assert (texts.distinct, texts.has_more, texts.examples) == (5, True, 30)
+    assert numbers.spread is not None
+    assert numbers.spread.deviation == pytest.approx(np.arange(30).std(), rel=1e-12)
+    assert "over 5" in "".join(columns.tables([numbers], [texts]))
+
+
+def table_manifest(directory: Path) -> Manifest:
+    path = write_csv(directory / "few.csv", ["label", "x", "t"], [(i % 2, i / 2, f"t{i}") for i in range(9)])
+    return run(f"table:{path}", directory / "few", split={"train": 1.0})
+
+
+def test_a_column_without_any_number(tmp_path: Path) -> None:
+    counter = columns.ColumnCounter(table_manifest(tmp_path), 1)
+    counter.add({"label": ("int64", [0]), "x": ("float", [float("nan")]), "t": ("bytes", [b""])})
+    numbers, texts = columns.merged([counter.found()])
+    assert columns.number_row(numbers[0]) == ("x", *[""] * 7, "100.0%", "0.0%")
+    assert columns.text_row(texts[0])[:3] == ("t", "1", "100.0%")
+
+
+@pytest.mark.parametrize(
+    ("label", "says"),
+    [
+        ("class:a;class:b", ("Label a", "Label b")),
+        ("multilabel:a,flag", ("Labels",)),
+        ("regression:p,b [m]", ("Numbers to predict", "b [m]")),
+        ("regression:p;multilabel:tags;class:b", ("Numbers to predict", "Label tags", "Label b")),
+    ],
+)
+def test_what_is_said_of_every_kind(tmp_path: Path, label: str, says: tuple[str, ...]) -> None:
+    rows = [(i % 2, i % 7, i / 3, bool(i % 3), "x|y" if i % 4 else "", "t") for i in range(90)]
+    path = write_csv(tmp_path / "table.csv", ["a", "b", "p", "flag", "tags", "text"], rows)
+    manifest = run(f"table:{path}", tmp_path / "out", label=label)
+    assert verify(tmp_path / "out", processes=1).damages == ()
+    page = render_card(tmp_path / "out", manifest)
+    for words in says:
+        assert words in page
+    found = stats.stats(tmp_path / "out", processes=1)
+    assert stats.render(found)
+    assert found.tallies.keys() == manifest.splits.keys()
+    assert profile.make_profile(tmp_path / "out", manifest).numbers
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("regression:steady", "all 40 examples have the value 3 of 'steady'; a constant cannot be learned"),
+        ("regression:mixed", "column 'mixed' has 'none' in row 8, which is no number"),
+        ("mixed", "column 'mixed' has 'none' in row 8, which is no number"),
+        ("regression:gaps", r"table.csv row 4': has no value in column 'gaps'"),
+        ("regression:endless", r"table.csv row 5': has inf in column 'endless', .* not a finite number"),
+        ("numbers", "40 different whole numbers in 40 rows: say whether they are numbers"),
+        ("multilabel:steady,numbers", r"row 1': has 3 in column 'steady', not 0 or 1"),
+        ("gabs", "has no column 'gabs' for the label, .*; did you mean 'gaps'"),
+        ("", "has no column 'label', .* such as label=endless"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, label: str, message: str) -> None:
+    endless = "endless" in label
+    rows = [
+        (i, 3, "none" if i == 7 else i, "" if i == 3 else i / 2, "inf" if endless and i == 4 else i / 2)
+        for i in range(40)
+    ]
+    path = write_csv(tmp_path / "table.csv", ["numbers", "steady", "mixed", "gaps", "endless"], rows)
+    with pytest.raises(SourceError, match=message):
+        run(f"table:{path}", tmp_path / "out", label=label)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_labels_are_left_out_where_that_is_allowed(tmp_path: Path) -> None:
+    rows = [(i, "" if i == 3 else "inf" if i == 4 else i / 2) for i in range(40)]
+    path = write_csv(tmp_path / "table.csv", ["x", "label"], rows)
+    manifest = run(f"table:{path}", tmp_path / "out", on_bad_record="skip", max_bad_fraction=0.1)
+    assert (manifest.records, sum(manifest.rejected.values())) == (38, 2)
+    assert verify(tmp_path / "out", processes=1).damages == ()
+
+
+def test_a_manifest_that_says_other_labels_is_found_out(diabetes: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(diabetes, tmp_path / "copy")
+    path = copy / "manifest.json"
+    content = json.loads(path.read_text())
+    content["splits"]["test"]["labels"]["label"]["spreads"][0]["mean"] += 1
+    path.write_text(json.dumps(content))
+    (damage,) = verify(copy, processes=1).damages
+    assert (damage.file, damage.record) == ("manifest.json", None)
+    assert "says 'target' is 37 to 283 in test, mean 150.848, the shards hold" in damage.what
+
+
+def test_the_same_labels_are_the_same_bytes(tmp_path: Path) -> None:
+    rows = [(i % 3, i % 5, i / 3) for i in range(60)]
+    path = write_csv(tmp_path / "table.csv", ["a", "b", "p"], rows)
+    made = [
+        run(f"table:{path}", tmp_path / f"out {n}", label=label, processes=n)
+        for n, label in enumerate(("class:a;p", "class:a;regression:p", "regression:p;class:a"), start=1)
+    ]
+    assert made[0].fingerprint == made[1].fingerprint
+    assert made[0].fingerprint != made[2].fingerprint
+    for shard in made[0].shards:
+        records = list(read_records(tmp_path / "out 1" / shard.file))
+        assert len(records) == shard.records
