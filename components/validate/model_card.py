@@ -13,6 +13,7 @@ from shardline.components.html import Rows, fact_rows, render
 from shardline.components.model_store import SETTINGS_FILE, Export
 from shardline.components.validate.evaluation import Evaluation
 from shardline.trainer import files
+from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError
 
@@ -165,16 +166,33 @@ def make_card(
 
 
 def _use(manifest: Manifest) -> Section:
-    names = ", ".join(manifest.class_names[:_MOST_CLASSES])
-    more = len(manifest.class_names) - _MOST_CLASSES
     taken = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
     return Section(
         "Use",
-        f"Tells {len(manifest.class_names):,} classes of {taken} apart: {names}"
-        + (f" and {more:,} more" if more > 0 else "")
-        + ". It always gives one of these classes, also for what is none of them. Its quality was "
-        f"measured on held-out examples of {manifest.source} and holds for data like these.",
+        " ".join(_use_of(label, taken) for label in manifest.labels)
+        + f" Its quality was measured on held-out examples of {manifest.source} and holds for data like "
+        "these.",
     )
+
+
+def _use_of(label: Label, taken: str) -> str:
+    names = ", ".join(_with_units(label)[:_MOST_CLASSES])
+    more = len(label.outputs) - _MOST_CLASSES
+    names += f" and {more:,} more" if more > 0 else ""
+    of = "" if label.name == LABEL else f"{label.name}: "
+    if label.kind == REGRESSION:
+        return f"{of}Tells of {taken} how much {names} {'is' if len(label.outputs) == 1 else 'are'}."
+    if label.kind == MULTILABEL:
+        return f"{of}Tells which of {len(label.outputs):,} labels {taken} have, or none: {names}."
+    return (
+        f"{of}Tells {len(label.outputs):,} classes of {taken} apart: {names}. "
+        "It always gives one of these classes, also for what is none of them."
+    )
+
+
+def _with_units(label: Label) -> list[str]:
+    units = label.units or ("",) * len(label.outputs)
+    return [f"{name} ({unit})" if unit else name for name, unit in zip(label.outputs, units, strict=True)]
 
 
 def _quality(evaluation: Evaluation) -> Section:

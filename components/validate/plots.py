@@ -67,7 +67,7 @@ def draw_calibration(bins: Sequence[Bin]) -> str:
     """Draws a reliability diagram: the accuracy and the share of the examples over the confidence."""
     total = sum(one.examples for one in bins)
     confidence, accuracy = [one.confidence for one in bins], [one.accuracy for one in bins]
-    with _page_style("calibration"):
+    with page_style(f"calibration {confidence}"):
         figure = Figure(figsize=(4.0, 4.9), layout="constrained")
         axes = _share_axes(figure, "confidence", "share")
         axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as sure as right")
@@ -75,11 +75,11 @@ def draw_calibration(bins: Sequence[Bin]) -> str:
         widths = [one.upper - one.lower for one in bins]
         axes.bar(lower, heights, widths, align="edge", color=SOFT, alpha=0.25, label="of the examples")
         axes.plot(confidence, accuracy, "-o", color=FIRST, markersize=4, label="right predictions")
-        _add_legend(figure)
+        add_legend(figure)
         said = ", ".join(
             f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
         )
-        return _to_svg(figure, f"Reliability: {said}.")
+        return to_svg(figure, f"Reliability: {said}.")
 
 
 class Confusions(NamedTuple):
@@ -145,15 +145,37 @@ def draw_confusion(confusions: Confusions) -> str:
     """Draws a confusion matrix of at most some 40 classes; a cell shows its share of the row's examples."""
     counts = np.asarray(confusions.counts, dtype=np.int64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    short = _shorten(confusions.names)
+    right, total = int(np.trace(counts)), int(counts.sum())
+    return _draw_matrix(
+        confusions.names,
+        counts,
+        shares,
+        ("predicted class", "true class"),
+        f"Confusion matrix of {len(confusions.names)} classes: {right:,} examples on the diagonal, "
+        f"{total - right:,} beside it.",
+    )
+
+
+def draw_together(names: Sequence[str], counts: Sequence[Sequence[int]], examples: Sequence[int]) -> str:
+    """Draws how often each label (column) is given to the examples that have another one (row)."""
+    cells = np.asarray(counts, dtype=np.int64)
+    shares = cells / np.maximum(np.asarray(examples)[:, None], 1)
+    said = f"Labels given to the examples that have one, of {len(names)} labels."
+    return _draw_matrix(names, cells, shares, ("given label", "label that examples have"), said)
+
+
+def _draw_matrix(
+    names: Sequence[str], counts: Any, shares: Any, axis_names: tuple[str, str], description: str
+) -> str:
+    short = _shorten(names)
     side = float(np.clip(1.6 + 0.42 * len(short), 3.4, 8.5))
     colours = LinearSegmentedColormap.from_list("cells", [(*to_rgba(_CELL)[:3], 0.0), to_rgba(_CELL)])
-    with _page_style("confusion"):
+    with page_style(f"{description} {' '.join(short)}"):
         figure = Figure(figsize=(side, side), layout="constrained")
         axes = figure.subplots()
         axes.imshow(shares, cmap=colours, vmin=0.0, vmax=1.0, interpolation="none")
-        axes.set_xlabel("predicted class")
-        axes.set_ylabel("true class")
+        axes.set_xlabel(axis_names[0])
+        axes.set_ylabel(axis_names[1])
         longest = max(map(len, short))
         upright = longest <= 3 or longest * len(short) <= _LEVEL_CHARACTERS
         axes.set_xticks(range(len(short)), short, rotation=0 if upright else 90)
@@ -163,12 +185,7 @@ def draw_confusion(confusions: Confusions) -> str:
                 colour = "white" if shares[row, column] > 0.5 else INK
                 count = f"{counts[row, column]:,}"
                 axes.text(column, row, count, ha="center", va="center", fontsize=9, color=colour)
-        right, total = int(np.trace(counts)), int(counts.sum())
-        return _to_svg(
-            figure,
-            f"Confusion matrix of {len(short)} classes: {right:,} examples on the diagonal, "
-            f"{total - right:,} beside it.",
-        )
+        return to_svg(figure, description)
 
 
 def draw_roc(curves: Sequence[Curve]) -> str:
@@ -184,7 +201,7 @@ def draw_precision_recall(curves: Sequence[Curve]) -> str:
 def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
     """Draws one metric over the epochs, training and, where there is a column `val_<name>`, validation."""
     said = []
-    with _page_style(f"curve {name}"):
+    with page_style(f"curve {name}"):
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.subplots()
         for column, label, colour, dashes, marker in (
@@ -201,14 +218,14 @@ def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
         axes.set_ylabel(name)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid()
-        _add_legend(figure, columns=2)
-        return _to_svg(figure, f"{name} per epoch: {', '.join(said) or 'no values'}")
+        add_legend(figure, columns=2)
+        return to_svg(figure, f"{name} per epoch: {', '.join(said) or 'no values'}")
 
 
 def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
     weakest = sorted(curves, key=lambda curve: curve.area)
     named = list(zip(weakest, _NAMED_LINES, strict=False))
-    with _page_style(title):
+    with page_style(f"{title} {[(one.name, one.area) for one in weakest]}"):
         figure = Figure(figsize=(4.0, 5.2), layout="constrained")
         axes = _share_axes(figure, x, y)
         for curve in weakest[len(named) :]:
@@ -216,19 +233,19 @@ def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
         names = _shorten([curve.name for curve, _ in named])
         for (curve, (colour, dashes)), name in reversed([*zip(named, names, strict=True)]):
             axes.plot(curve.x, curve.y, dashes, color=colour, label=f"{name} {curve.area:.3f}")
-        _add_legend(figure, "smallest areas" if len(curves) > len(named) else "areas", reverse=True)
+        add_legend(figure, "smallest areas" if len(curves) > len(named) else "areas", reverse=True)
         smallest = ", ".join(f"{curve.name} {curve.area:.3f}" for curve, _ in named)
-        return _to_svg(figure, f"{title} of {len(curves):,} classes; smallest areas: {smallest}.")
+        return to_svg(figure, f"{title} of {len(curves):,} classes; smallest areas: {smallest}.")
 
 
 @contextmanager
-def _page_style(name: str) -> Iterator[None]:
+def page_style(name: str) -> Iterator[None]:
     """Draws in the page's style; names inside the element derive from `name`, unique on the page."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         yield
 
 
-def _add_legend(figure: Figure, title: str = "", *, columns: int = 1, reverse: bool = False) -> None:
+def add_legend(figure: Figure, title: str = "", *, columns: int = 1, reverse: bool = False) -> None:
     """Names the lines above the axes, where none of them lies below the names."""
     figure.legend(
         loc="outside upper left", title=title or None, ncols=columns, reverse=reverse, alignment="left"
@@ -246,8 +263,8 @@ def _share_axes(figure: Figure, x: str, y: str) -> Any:
     return axes
 
 
-def _to_svg(figure: Figure, description: str) -> str:
-    """Returns the figure as an element that can stand in a page beside others; needs `_page_style` open."""
+def to_svg(figure: Figure, description: str) -> str:
+    """Returns the figure as an element that can stand in a page beside others; needs `page_style` open."""
     text = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     with warnings.catch_warnings():

@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 
 from shardline.components.model_store import Export
-from shardline.components.validate.evaluation import Bin, ClassScore, Curve, Evaluation, Lead, Mistake, Slice
+from shardline.components.validate.evaluation import (
+    Bin,
+    ClassScore,
+    Curve,
+    Evaluation,
+    Lead,
+    Mistake,
+    NumberScore,
+    Slice,
+)
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.report import render_report
 from shardline.components.validate.verdict import Blessing, JudgedRule
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import CLASS, MULTILABEL, Feature, Label
 from shardline.trainer.data.manifest import Manifest, Shard, Split
-from tests.helpers.labels import class_label, counted
+from tests.helpers.labels import LABELLED, class_label, counted
 
 IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))
 
@@ -118,3 +127,61 @@ def make_report(evaluation: Evaluation, **changes: Any) -> str:
         "training": TRAINING,
     }
     return render_report(evaluation, **{**given, **changes})
+
+
+def make_kind(kind: str) -> Evaluation:
+    """Returns an evaluation of made-up examples of labels, by their name in `LABELLED`."""
+    parts = [_make_part(label) for label in LABELLED[kind]]
+    if len(parts) == 1:
+        return parts[0]
+    metrics = {f"{part.label}.{name}": value for part in parts for name, value in part.metrics.items()}
+    intervals = {f"{part.label}.{name}": ends for part in parts for name, ends in part.intervals.items()}
+    empty = replace(
+        parts[0], label="", kind="", outputs=(), class_names=(), classes=(), confusion=(), slices=()
+    )
+    empty = replace(empty, accuracy=None, log_loss=None, calibration=(), roc=(), precision_recall=())
+    return replace(empty, metrics=metrics, intervals=intervals, parts=tuple(parts))
+
+
+def _make_part(label: Label) -> Evaluation:
+    rng = np.random.default_rng(3)
+    slices = (Slice("city=Ulm", 80, 0.7, True, (0.6, 0.8)), Slice("income=5e+06..6e+06", 40, 0.9, True))
+    if label.kind == CLASS:
+        return replace(make_evaluation(label.outputs, slices=slices), label=label.name)
+    whole = replace(make_evaluation(("a", "b")), label=label.name, kind=label.kind, outputs=label.outputs)
+    whole = replace(whole, examples=200, accuracy=None, confusion=(), calibration=(), slices=slices)
+    whole = replace(whole, roc=(), precision_recall=(), intervals={}, log_loss=None)
+    if label.kind == MULTILABEL:
+        scores = tuple(
+            ClassScore(name, 40 * place + 20, 0.8, 0.2 * place + 0.3, 0.6)
+            for place, name in enumerate(label.outputs)
+        )
+        together = np.diag([one.examples * 2 // 3 for one in scores]) + rng.integers(
+            0, 12, (len(scores),) * 2
+        )
+        return replace(
+            whole,
+            class_names=label.outputs,
+            classes=scores,
+            together=tuple(map(tuple, together.tolist())),
+            metrics={"macro_f1": 0.71, "micro_f1": 0.8, "subset_accuracy": 0.5, "hamming_loss": 0.1},
+            intervals={"macro_f1": (0.65, 0.77)},
+            mistakes=(Mistake("test/7", "upper, large", "small", None, b""),),
+        )
+    true = rng.uniform(20, 140, 200)
+    points = tuple(zip(true.tolist(), (0.8 * true + 12 + rng.normal(0, 9, 200)).tolist(), strict=True))
+    errors = {"0.05": -21.5, "0.25": -9.1, "0.5": -3.2, "0.75": 2.9, "0.95": 12.4}
+    units = label.units or ("",) * len(label.outputs)
+    return replace(
+        whole,
+        class_names=(),
+        classes=(),
+        numbers=tuple(
+            NumberScore(name, unit, 13.25, 10.1, -3.4, errors, points)
+            for name, unit in zip(label.outputs, units, strict=True)
+        ),
+        slices=tuple(replace(one, value=20 * one.value, interval=(11.0, 15.5)) for one in slices),
+        metrics={"rmse": 13.25, "mae": 10.1, "median_absolute_error": 8.8, "mape": 0.153, "r2": 0.871},
+        intervals={"rmse": (11.9, 14.6), "mae": (9.0, 11.2)},
+        mistakes=(Mistake("test/7", "139.2", "88.5", None, b""), Mistake("test/31", "21", "55", None, b"")),
+    )
