@@ -11,7 +11,7 @@ from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
 from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from tests.helpers import replicas
-from tests.helpers.datasets import write_dataset
+from tests.helpers.datasets import write_dataset, write_labelled
 
 pytestmark = pytest.mark.multiworker
 
@@ -33,7 +33,7 @@ def undisturbed(dataset, tmp_path_factory):
     return out
 
 
-def start(dataset, out, model="tests.helpers.models:restless"):
+def start(dataset, out, model="tests.helpers.models:restless", callback="tests.helpers.models:plateau"):
     """A chief and a worker with statistics of their own, dropout, Adam, and a falling learning rate."""
     arguments = ["-m", "shardline.trainer.task", "--dataset", dataset, "--model-dir", out, "--model", model]
     arguments += [
@@ -45,7 +45,7 @@ def start(dataset, out, model="tests.helpers.models:restless"):
         "--checkpoint-steps",
         3,
     ]
-    arguments += ["--steps-per-execution", 1, "--callback", "tests.helpers.models:plateau"]
+    arguments += ["--steps-per-execution", 1, *(["--callback", callback] if callback else [])]
     environ = {progress.EVENTS_VARIABLE: progress.secret()}
     return replicas.start([str(argument) for argument in arguments], 2, environ=environ)
 
@@ -92,6 +92,24 @@ def test_killed_replicas_name_the_dead_and_end_with_the_same_bytes(dataset, undi
     assert codes == [0, 0]
     assert "resuming after step" in outputs[0]
     assert_same(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize(("labels", "model"), [("two", "text"), ("multilabel", "mlp"), ("regression", "mlp")])
+def test_a_killed_run_ends_with_the_same_bytes_for_every_kind_of_label(tmp_path, labels, model):
+    """Vocabularies and means of the training split are the same in the run that goes on."""
+    dataset = tmp_path / "data"
+    write_labelled(dataset, labels, records={"train": 128, "validation": 25, "test": 8}, shards=4)
+    codes, outputs = finish(start(dataset, tmp_path / "whole", model, ""))
+    assert codes == [0, 0], outputs
+    jobs = start(dataset, tmp_path / "parts", model, "")
+    wait_for_step(jobs[0], 20)
+    jobs[0].kill()
+    finish(jobs, seconds=30)
+    codes, outputs = finish(start(dataset, tmp_path / "parts", model, ""))
+
+    assert codes == [0, 0]
+    assert "resuming after step" in outputs[0]
+    assert_same(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_sigterm_of_one_replica_saves_and_ends_all_with_restart_me(dataset, undisturbed, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from tests.helpers import replicas
-from tests.helpers.datasets import read_examples, write_dataset
+from tests.helpers.datasets import read_examples, write_dataset, write_labelled
 
 pytestmark = pytest.mark.multiworker
 
@@ -73,6 +73,33 @@ def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
         p.name for p in (tmp_path / "one").iterdir()
     )
     assert len(list((tmp_path / "two").glob("logs/train/*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "model", "images"),
+    [
+        ("regression", "mnist_cnn", True),
+        ("multilabel", "mlp", False),
+        ("numbers", "tests.helpers.models:list_of_outputs", False),
+        ("two", "mlp", False),
+        ("two", "text", False),
+        ("two", "tests.helpers.models:list_of_outputs", False),
+    ],
+)
+def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, images):
+    """The metrics of each output's loss, too, over a validation split that ends with a smaller batch."""
+    records = {"train": 96, "validation": 25, "test": 8}
+    write_labelled(tmp_path / "data", labels, images=images, records=records, shards=4)
+    # Of which each replica draws its own.
+    more = ("--hparams", '{"dropout": 0}') if model == "text" else ()
+    for name, count, batch in (("one", 1, 16), ("two", 2, 8)):
+        train(tmp_path / "data", tmp_path / name, count, batch, model=model, more=more)
+
+    for one, two in zip(*(read_history(tmp_path / name) for name in ("one", "two")), strict=True):
+        found = {name: float(two[name]) for name in set(one) - {"seconds"}}
+        assert found == pytest.approx({name: float(one[name]) for name in found}, rel=1e-5, abs=1e-5)
+    for one, two in zip(*(weights(tmp_path / name, model) for name in ("one", "two")), strict=True):
+        np.testing.assert_allclose(two, one, atol=1e-5)
 
 
 @pytest.mark.parametrize(
