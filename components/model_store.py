@@ -160,6 +160,9 @@ class Measured:
     class_names: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
     metrics: Mapping[str, float | None]
+    label: str = LABEL
+    kind: str = CLASS
+    parts: tuple[Measured, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

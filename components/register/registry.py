@@ -13,6 +13,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export, Measured, read_part
 from shardline.components.register.settings import ModelUpload
 from shardline.components.vertex.client import Platform, ask, ask_all, wait
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
 from shardline.trainer.errors import ModelError, RunError
 from shardline.trainer.progress import say
 
@@ -27,7 +28,16 @@ _NAME = "model"
 _A_YEAR_S = 31_536_000
 #: Seconds that the platform may take to make a model of an upload.
 _UPLOAD_S = 1800.0
-_SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/classification_metrics_1.0.0.yaml"
+_SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/{}_metrics_1.0.0.yaml"
+# Ours by theirs: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/RegressionEvaluationMetrics
+_OF_NUMBERS = {
+    "rootMeanSquaredError": ("rmse", 1),
+    "meanAbsoluteError": ("mae", 1),
+    "meanAbsolutePercentageError": ("mape", 100),
+    "rSquared": ("r2", 1),
+}
+#: From this probability on, an example is said to have a label.
+THRESHOLD = 0.5
 # The confusion matrix of more classes would be a request of megabytes, and unreadable.
 _MOST_CLASSES = 200
 
@@ -176,8 +186,9 @@ def _uploaded(platform: Platform, parent: str, mark: str) -> str:
 def import_evaluation(exported: Path, resource_name: str) -> str:
     """Imports the evaluation of an exported model beside the registered model, and returns its name.
 
-    `resource_name` is the model's, projects/P/locations/L/models/ID@VERSION; in a local run, where nothing
-    has been uploaded, it is "", and so is what is returned.
+    Of several labels there is one for each, and the name is that of the first. `resource_name` is that of the
+    model, projects/P/locations/L/models/ID@VERSION; in a local run, where nothing has been uploaded, it is
+    "", and so is what is returned.
 
     Raises:
         ModelError: When `exported` is incomplete.
@@ -187,23 +198,46 @@ def import_evaluation(exported: Path, resource_name: str) -> str:
     if not resource_name:
         say("register", "nothing was uploaded: the evaluation is not imported")
         return ""
-    measured = {"fingerprint": evaluation.fingerprint, "examples": evaluation.examples}
-    content = {
-        "display_name": f"{evaluation.split} split",
-        "metrics_schema_uri": _SCHEMA,
-        "metrics": registry_metrics(asdict(evaluation)),
-        "metadata": {**measured, **evaluation.metrics},
-    }
     models = Platform.of(resource_name).models
     doing = f"import the evaluation of {resource_name}"
-    for present in ask_all(doing, models.list_model_evaluations, {"parent": resource_name}):
-        if present.display_name == content["display_name"]:
+    asked = ask_all(doing, models.list_model_evaluations, {"parent": resource_name})
+    present = {one.display_name: str(one.name) for one in asked}
+    names = []
+    for part in evaluation.parts or (evaluation,):
+        content = describe_evaluation(
+            part, f"{evaluation.split} split" + (f", {part.label}" if evaluation.parts else "")
+        )
+        if found := present.get(content["display_name"]):
             say("register", f"the evaluation of {resource_name} was imported by an earlier attempt")
-            return str(present.name)
-    request = {"parent": resource_name, "model_evaluation": content}
-    imported = ask(doing, models.import_model_evaluation, request, repeatable=False)
-    say("register", f"the evaluation of {resource_name} is imported")
-    return str(imported.name)
+            names.append(found)
+            continue
+        request = {"parent": resource_name, "model_evaluation": content}
+        imported = ask(doing, models.import_model_evaluation, request, repeatable=False)
+        say("register", f"the evaluation of {resource_name} is imported")
+        names.append(str(imported.name))
+    return names[0]
+
+
+def describe_evaluation(evaluation: Measured, name: str) -> dict[str, Any]:
+    """Returns the API's ModelEvaluation of one label."""
+    numbers = evaluation.kind == REGRESSION
+    measured = {"fingerprint": evaluation.fingerprint, "examples": evaluation.examples}
+    return {
+        "display_name": name,
+        "metrics_schema_uri": _SCHEMA.format("regression" if numbers else "classification"),
+        "metrics": (_metrics_of_numbers if numbers else registry_metrics)(asdict(evaluation)),
+        "metadata": {**measured, **evaluation.metrics},
+    }
+
+
+def _metrics_of_numbers(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of evaluation.json as RegressionEvaluationMetrics; means over several numbers."""
+    found = evaluation["metrics"]
+    return {
+        theirs: scale * found[ours]
+        for theirs, (ours, scale) in _OF_NUMBERS.items()
+        if found.get(ours) is not None
+    }
 
 
 def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,6 +248,8 @@ def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
     Source: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/ClassificationEvaluationMetrics
     """
+    if evaluation.get("kind", CLASS) == MULTILABEL:
+        return _metrics_of_several(evaluation)
     accuracy, names = evaluation["accuracy"], evaluation["class_names"]
     at_one = dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), accuracy)
     metrics: dict[str, Any] = {
@@ -225,3 +261,12 @@ def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     if evaluation["log_loss"] is not None:
         metrics["logLoss"] = evaluation["log_loss"]
     return metrics
+
+
+def _metrics_of_several(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    found = evaluation["metrics"]
+    reading = {"confidenceThreshold": THRESHOLD}
+    for theirs, ours in (("f1ScoreMicro", "micro_f1"), ("f1ScoreMacro", "macro_f1")):
+        reading[theirs] = found[ours]
+    metrics: dict[str, Any] = {"confidenceMetrics": [reading]}
+    return metrics | ({"logLoss": evaluation["log_loss"]} if evaluation["log_loss"] is not None else {})

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from shardline.components.model_store import Measured
 from shardline.components.register.registry import (
     container_spec,
     describe,
+    describe_evaluation,
     import_evaluation,
     lay_out,
     registry_metrics,
@@ -16,6 +18,7 @@ from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.records import restore
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, write_export
 
@@ -138,6 +141,33 @@ def test_the_confusion_of_a_thousand_classes_is_left_out():
     names = [f"class {label}" for label in range(1000)]
 
     assert "confusionMatrix" not in registry_metrics({**EVALUATION, "class_names": names})
+
+
+def test_numbers_have_the_registrys_schema_of_regression():
+    measured = {**EVALUATION, "kind": "regression", "accuracy": None, "log_loss": None, "confusion": []}
+    measured["metrics"] = {"rmse": 53.2, "mae": 41.0, "mape": 0.25, "r2": 0.48, "examples": 44}
+
+    content = describe_evaluation(restore(Measured, measured, "it", ModelError), "test split")
+
+    assert content["metrics_schema_uri"].endswith("/modelevaluation/regression_metrics_1.0.0.yaml")
+    assert content["metrics"] == {
+        "rootMeanSquaredError": 53.2,
+        "meanAbsoluteError": 41.0,
+        "meanAbsolutePercentageError": 25.0,
+        "rSquared": 0.48,
+    }
+
+
+def test_several_labels_have_that_of_classification():
+    measured = {**EVALUATION, "kind": "multilabel", "accuracy": None, "confusion": []}
+    measured["metrics"] = {"macro_f1": 0.7, "micro_f1": 0.8}
+
+    content = describe_evaluation(restore(Measured, measured, "it", ModelError), "test split")
+
+    assert content["metrics_schema_uri"].endswith("/modelevaluation/classification_metrics_1.0.0.yaml")
+    assert content["metrics"]["confidenceMetrics"] == [
+        {"confidenceThreshold": 0.5, "f1ScoreMicro": 0.8, "f1ScoreMacro": 0.7}
+    ]
 
 
 def test_where_nothing_was_uploaded_no_evaluation_is_imported(tmp_path):
