@@ -17,6 +17,7 @@ from shardline.components.preprocess.inspect import columns, profile, read_value
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.tfrecord import read_records
+from shardline.components.validate import drift
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Label
 from shardline.trainer.data.manifest import Manifest
@@ -175,15 +176,21 @@ def test_a_column_without_any_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "says"),
+    ("label", "says", "moving"),
     [
-        ("class:a;class:b", ("Label a", "Label b")),
-        ("multilabel:a,flag", ("Labels",)),
-        ("regression:p,b [m]", ("Numbers to predict", "b [m]")),
-        ("regression:p;multilabel:tags;class:b", ("Numbers to predict", "Label tags", "Label b")),
+        ("class:a;class:b", ("Label a", "Label b"), {"a", "b"}),
+        ("multilabel:a,flag", ("Labels",), {"label a", "label flag"}),
+        ("regression:p,b [m]", ("Numbers to predict", "b [m]"), {"label p", "label b"}),
+        (
+            "regression:p;multilabel:tags;class:b",
+            ("Numbers to predict", "Label tags", "Label b"),
+            {"p", "tags x", "tags y", "b"},
+        ),
     ],
 )
-def test_what_is_said_of_every_kind(tmp_path: Path, label: str, says: tuple[str, ...]) -> None:
+def test_what_is_said_of_every_kind(
+    tmp_path: Path, label: str, says: tuple[str, ...], moving: set[str]
+) -> None:
     rows = [(i % 2, i % 7, i / 3, bool(i % 3), "x|y" if i % 4 else "", "t") for i in range(90)]
     path = write_csv(tmp_path / "table.csv", ["a", "b", "p", "flag", "tags", "text"], rows)
     manifest = run(f"table:{path}", tmp_path / "out", label=label)
@@ -194,7 +201,9 @@ def test_what_is_said_of_every_kind(tmp_path: Path, label: str, says: tuple[str,
     found = stats.stats(tmp_path / "out", processes=1)
     assert stats.render(found)
     assert found.tallies.keys() == manifest.splits.keys()
-    assert profile.make_profile(tmp_path / "out", manifest).numbers
+    made = profile.make_profile(tmp_path / "out", manifest)
+    assert moving <= {*made.numbers, *made.categories}
+    assert not any(each.moved for each in drift.compare(made, made))
 
 
 @pytest.mark.parametrize(

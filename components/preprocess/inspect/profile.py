@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 from shardline.components.preprocess.inspect import KINDS, Values, first_records, opened_image
 from shardline.components.preprocess.inspect.stats import header
 from shardline.trainer import files
-from shardline.trainer.data.features import CLASS, Feature
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
+from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.errors import DatasetError, SourceError
 
 #: Examples that are looked at, and their bytes; the shards that they come from.
@@ -61,7 +61,8 @@ class Profile:
     """Distribution of every feature of a split, by its name.
 
     An image has the features "image brightness" (mean of its pixels, 0 to 255), "image height" and "image
-    width"; text has its "length" in characters, and its values unless nearly each of them is another.
+    width"; text has its "length" in characters, and its values unless nearly each of them is another. Each of
+    several numbers in one label, and of the labels that an example may have, is a feature of its own.
 
     Attributes:
         fingerprint: Fingerprint of the dataset.
@@ -88,32 +89,47 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
             f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
         )
     records = first_records(directory, manifest, found.shards, records=RECORDS, room=_BYTES)
-    labels = {
-        label.name: dict(zip(label.outputs, found.labels[label.name].counts, strict=True))
-        for label in manifest.labels
-        if label.kind == CLASS
-    }
+    labels = dict(_counted(manifest, found))
     return summarize([measure(values, manifest) for values in records], labels, manifest.fingerprint, split)
 
 
+def _counted(manifest: Manifest, split: Split) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Yields the number of examples of each class, and with and without each of several labels."""
+    for label in manifest.labels:
+        counts = split.labels[label.name].counts
+        if label.kind == CLASS:
+            yield label.name, dict(zip(label.outputs, counts, strict=True))
+        elif label.kind == MULTILABEL:
+            for output, count in zip(label.outputs, counts, strict=True):
+                yield f"{label.name} {output}", {"yes": count, "no": split.records - count}
+
+
 def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
-    """Returns the features of one example that a profile is made of, but for labels that are one class.
+    """Returns the features of one example that a profile is made of, but for labels that are classes.
 
     Raises DatasetError when it is not as the manifest says.
     """
     measured: dict[str, float | str] = {}
-    classes = {label.name for label in manifest.labels if label.kind == CLASS}
+    labels = {label.name: label for label in manifest.labels}
     for feature in manifest.features:
-        if feature.name in classes or feature.name == "key" or (feature.shape and not feature.encoding):
+        label = labels.get(feature.name)
+        if feature.name == "key" or (label and label.kind != REGRESSION):
+            continue
+        if feature.shape and not feature.encoding and not label:
             continue
         kind, found = values.get(feature.name, ("", ()))
-        if kind != KINDS[feature.dtype] or len(found) != 1:
+        if kind != KINDS[feature.dtype] or len(found) != (len(label.outputs) if label else 1):
             raise DatasetError(
                 f"a record has not one {feature.dtype} as {feature.name!r}; 'shardline dataset verify' lists "
                 "all damage"
             )
         value = found[0]
-        if feature.encoding:
+        if label and len(found) > 1:
+            measured |= {
+                f"{label.name} {output}": float(number)
+                for output, number in zip(label.outputs, found, strict=True)
+            }
+        elif feature.encoding:
             with contextlib.suppress(SourceError):  # `dataset verify` names what cannot be decoded
                 measured |= _of_image(value, feature)
         elif isinstance(value, bytes):

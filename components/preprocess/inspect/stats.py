@@ -224,7 +224,11 @@ def _number_table(label: Label, found: Stats) -> str:
 def _label_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yields a line on each label."""
     for label in manifest.labels:
-        names = ", ".join(label.outputs[:_MOST_NAMED])
+        units = label.units or ("",) * len(label.outputs)
+        named = [
+            f"{name} [{unit}]" if unit else name for name, unit in zip(label.outputs, units, strict=True)
+        ]
+        names = ", ".join(named[:_MOST_NAMED])
         more = ", ..." if len(label.outputs) > _MOST_NAMED else ""
         kind = "classes" if label.name == LABEL and label.class_names else f"{label.name}, {label.kind}"
         yield kind, f"{len(label.outputs):,}: {printable(names)}{more}"
