@@ -126,6 +126,7 @@ def write_labelled(
     records: Mapping[str, int] = RECORDS,
     shards: int = 2,
     seed: int = 0,
+    cities: Sequence[str] = ("Ulm", "Bern", "Rom"),
 ) -> Manifest:
     """Writes a dataset directory with labels of any kind, which a tiny model can learn from its inputs.
 
@@ -137,6 +138,7 @@ def write_labelled(
         records: Number of examples per split.
         shards: Number of shards of every split.
         seed: Of the noise. The same arguments give the same bytes.
+        cities: Names of the cities of a table; the first is that of one class.
     """
     directory.mkdir(parents=True, exist_ok=True)
     wanted = LABELLED[labels] if isinstance(labels, str) else tuple(labels)
@@ -146,7 +148,7 @@ def write_labelled(
         # As in `_write_split`, so that every shard mixes them.
         kinds = (np.arange(total) % shards + np.arange(total) // shards) % len(CLASS_NAMES)
         sizes = rng.uniform(size=total)
-        inputs = _images(kinds, sizes, rng) if images else _rows(kinds, sizes, rng)
+        inputs = _images(kinds, sizes, rng) if images else _rows(kinds, sizes, rng, cities)
         values = {label.name: label_values(label, kinds, sizes) for label in wanted}
         examples = [
             _serialize(
@@ -188,13 +190,16 @@ def _images(kinds: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> d
     return {"image": images}
 
 
-def _rows(kinds: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
+def _rows(
+    kinds: np.ndarray, sizes: np.ndarray, rng: np.random.Generator, cities: Sequence[str]
+) -> dict[str, Any]:
     """Returns columns: year and city together tell the kind, income the size."""
-    cities = np.where(kinds == 1, b"Ulm", rng.choice([b"Bern", b"Rom"], len(kinds)))
+    first, *others = (city.encode() for city in cities)
+    found = np.where(kinds == 1, first, rng.choice(others, len(kinds)))
     return {
         "year": 2000 + 10 * (kinds == 0) + rng.integers(0, 3, len(kinds)),
         "income": (5e6 + 1e3 * sizes).astype(np.float32),
-        "city": [bytes(city) for city in cities],
+        "city": [bytes(city) for city in found],
     }
 
 

@@ -80,10 +80,10 @@ def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
     [
         ("regression", "mnist_cnn", True),
         ("multilabel", "mlp", False),
-        ("numbers", "tests.helpers.models:list_of_outputs", False),
+        ("numbers", "tests.helpers.label_models:list_of_outputs", False),
         ("two", "mlp", False),
         ("two", "text", False),
-        ("two", "tests.helpers.models:list_of_outputs", False),
+        ("two", "tests.helpers.label_models:list_of_outputs", False),
     ],
 )
 def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, images):

@@ -58,7 +58,8 @@ def _read(
     parse = tf.autograph.experimental.do_not_convert(
         lambda batch: parse_batch(batch, wanted, manifest.labels)[0]
     )
-    return _collect(untuned(batches.map(parse).prefetch(2)), directory, manifest)
+    found = _collect(untuned(batches.map(parse).prefetch(2)), directory, manifest)
+    return {name: found[name] for name in wanted}  # which TensorFlow has put in alphabetical order
 
 
 def _collect(batches: tf.data.Dataset, directory: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any]]:

@@ -1,0 +1,139 @@
+"""Layers that a model function adapts to training examples: what it is given, and what a run keeps of it."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.view import describe
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.models import adapted
+from shardline.trainer.models.build import build
+from shardline.trainer.saving import load_model, warm_start
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.train import train
+from tests.helpers.datasets import write_dataset, write_labelled
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("table")
+    write_labelled(directory, "two", shards=3)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Another table, whose cities have other names, and so other numbers in a vocabulary."""
+    directory = tmp_path_factory.mktemp("other")
+    write_labelled(directory, "two", shards=3, seed=5, cities=("Aachen", "Zell", "Rom"))
+    return directory
+
+
+def run(dataset, out, **changes):
+    settings = TrainSettings(
+        dataset=str(dataset), model_dir=str(out), **{"model": "text", "epochs": 1, **changes}
+    )
+    return train(settings, {}, Preemption(settings.grace_period))
+
+
+def vocabulary(model):
+    (lookup,) = adapted._lookups(model)
+    return lookup.get_vocabulary()
+
+
+def test_the_first_training_examples_are_given_whatever_their_shards(table, tmp_path):
+    """In the order of the split, which is that of no number of shards."""
+    write_labelled(tmp_path, "two", shards=3)
+    examples = describe(table).training_examples()
+
+    assert list(examples) == ["year", "income", "city"]
+    assert {name: values.dtype.kind for name, values in examples.items()} == {
+        "year": "i",
+        "income": "f",
+        "city": "O",
+    }
+    assert {len(values) for values in examples.values()} == {96}
+    some = describe(table).training_examples(["city"], limit=7)
+    np.testing.assert_array_equal(some["city"], examples["city"][:7])
+    np.testing.assert_array_equal(describe(tmp_path).training_examples()["income"], examples["income"])
+
+
+def test_images_are_given_decoded(tmp_path):
+    write_dataset(tmp_path, records={"train": 6})
+    assert describe(tmp_path).training_examples(limit=4)["image"].shape == (4, 12, 12, 3)
+
+
+def test_what_is_not_there_is_refused(table):
+    with pytest.raises(ModelError, match=r"training_examples: .*no input 'town', it has year, income, city"):
+        describe(table).training_examples(["town"])
+    with pytest.raises(ModelError, match=r"not at hand, only its manifest; shardline\.trainer\.data\.view"):
+        manifests.load(table).info().training_examples()
+
+
+def test_a_vocabulary_is_saved_with_the_model(table, tmp_path):
+    run(table, tmp_path)
+    assert set(vocabulary(load_model(tmp_path / "model.keras"))) == {"", "[UNK]", "ulm", "rom", "bern"}
+
+
+def test_a_run_does_not_go_on_with_another_vocabulary(table, other, tmp_path):
+    run(table, tmp_path)
+    with pytest.raises(SettingsError, match=r"holds checkpoints of another run: adapted layers was 'sha256:"):
+        run(other, tmp_path, epochs=2, allow_new_data=True)
+
+
+def test_means_of_earlier_data_stay_in_a_run_that_goes_on_with_new(table, other, tmp_path):
+    model = "tests.helpers.label_models:normalized"
+    run(table, tmp_path, model=model)
+    before = load_model(tmp_path / "model.keras").get_layer("normalization")
+    run(other, tmp_path, model=model, epochs=2, allow_new_data=True)
+    after = load_model(tmp_path / "model.keras").get_layer("normalization")
+
+    assert float(before.mean[0, 0]) != float(np.mean(describe(other).training_examples()["income"]))
+    for one, two in ((before.mean, after.mean), (before.variance, after.variance)):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_run_that_begins_with_a_model_takes_over_its_vocabulary(table, other, tmp_path):
+    run(table, tmp_path)
+    model = build("text", describe(other), {})
+    assert "zell" in vocabulary(model)
+    source = load_model(tmp_path / "model.keras")
+    warm_start(model, str(tmp_path))
+
+    assert vocabulary(model) == vocabulary(source)
+    x = {name: keras.ops.convert_to_tensor(one) for name, one in describe(table).training_examples().items()}
+    np.testing.assert_array_equal(model(x)["kind"], source(x)["kind"])
+
+
+def test_a_column_that_has_got_too_many_values_for_a_vocabulary_does_not_begin_with_one(table, tmp_path):
+    """The weights have the same shapes, and would be those of other values."""
+    run(table, tmp_path, model="mlp", hparams={"buckets": 4})
+    info = describe(table)
+    many = dataclasses.replace(
+        info,
+        reader=lambda names, limit: {**info.reader(names, limit), "city": np.array([b"a", b"b", b"c", b"d"])},
+    )
+    with pytest.raises(ModelError, match="has 1 vocabularies and the model 0: a column has too many"):
+        warm_start(build("mlp", many, {"buckets": 4}), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("hparams", "message"),
+    [
+        ({"column": "income"}, "no text in column 'income'; city have text: name one with hparam column"),
+        ({"column": "town"}, "no text in column 'town'"),
+    ],
+)
+def test_text_names_the_columns_that_have_text(table, hparams, message):
+    with pytest.raises(ModelError, match=message):
+        build("text", describe(table), hparams)
+
+
+def test_a_text_without_words_is_answered(table):
+    model = build("text", describe(table), {})
+    x = {"city": np.array(["", "Ulm"]), "year": np.zeros(2, "int64"), "income": np.zeros(2, "float32")}
+    assert all(np.isfinite(keras.ops.convert_to_numpy(one)).all() for one in model(x).values())
