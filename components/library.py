@@ -32,6 +32,7 @@ def preprocess(  # noqa: D417  # the fields are explained where they are defined
     encoding: str = "keep",
     split: dict = {},  # type: ignore[type-arg]  # noqa: B006
     key: str = "path",
+    group: str = "",
     split_salt: int = 0,
     seed: int = 0,
     readers: int = 1,

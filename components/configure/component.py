@@ -22,6 +22,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     encoding: str,
     split: dict,  # type: ignore[type-arg]
     key: str,
+    group: str,
     split_salt: int,
     seed: int,
     readers: int,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy.typing as npt
 
 from shardline.components.preprocess.example import OWN_FEATURES
 from shardline.components.preprocess.sources import BadExample, Example
-from shardline.trainer.data.features import CLASS, LABEL, Label
+from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
-from shardline.trainer.errors import BadRecordError, SourceError
+from shardline.trainer.errors import BadRecordError, SourceError, printable
 
 SPLIT_NAMES = frozenset({None, *SPLITS})
 
@@ -105,3 +106,24 @@ def check_classes(count: int, seen: npt.NDArray[np.bool_], class_names: Sequence
         raise SourceError(
             f"all {count:,} examples are of one class, {class_names[int(seen.argmax())]!r}; bring a second"
         )
+
+
+def check_group(group: str, features: Sequence[Feature]) -> str:
+    """Returns the feature whose values are groups, "" for none; one that is not there is a SourceError."""
+    names = [feature.name for feature in features]
+    if group and group not in names:
+        near = difflib.get_close_matches(group, names, n=1)
+        raise SourceError(
+            f"the source has no feature {group!r} to group by, it has "
+            f"{printable(', '.join(names))[:300] or 'none'}"
+            f"{f'; did you mean {near[0]!r}?' if near else ''}"
+        )
+    return group
+
+
+def group_of(values: Mapping[str, Any], group: str, name: str) -> bytes:
+    """Returns the group of an example; a BadRecordError says that it has none."""
+    value = values.get(group)
+    if value is None or value == "" or value != value:  # NaN is not itself
+        raise BadRecordError(name, f"has no value of {group!r}, by which examples are grouped")
+    return str(value).encode("utf-8", "surrogateescape")

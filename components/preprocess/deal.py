@@ -111,7 +111,10 @@ def _number_copies(found: Survey, settings: PreprocessSettings, work: WorkDirect
             continue
         renamed = block.take(chosen).renamed(list(copies.values()))
         if settings.key != "content":
+            codes_of_groups = renamed.heads["code"].copy()
             digested.fill(renamed.heads, renamed.keys(), [None] * renamed.count)
+            if settings.group:
+                renamed.heads["code"] = codes_of_groups
         for heads, sign in ((block.heads[chosen], -1), (renamed.heads, 1)):
             codes += sign * np.bincount(heads["code"], minlength=len(codes))
             sizes += sign * np.bincount(heads["code"], heads["length"], len(sizes)).astype(np.int64)

@@ -110,12 +110,22 @@ class Digested:
         self._codes = SplitCodes(settings.split)
         self.codes = self._codes.count
 
-    def fill(self, heads: Numbers, identities: Iterable[bytes], own: Sequence[str | None]) -> None:
-        """Fills in order, code of the split and what the examples are known by."""
+    def fill(
+        self,
+        heads: Numbers,
+        identities: Iterable[bytes],
+        own: Sequence[str | None],
+        groups: Sequence[bytes] = (),
+    ) -> None:
+        """Fills in order, code of the split and what the examples are known by.
+
+        Examples of one group, where there are groups, are in one split.
+        """
         identities = list(identities)
         found = {number: digests(identities, number) for number in {0, self._seed, self._salt}}
         heads["order"], heads["order_low"] = found[self._seed]
-        heads["code"] = self._codes.codes(found[self._salt][1], own)
+        points = digests(groups, self._salt)[1] if groups else found[self._salt][1]
+        heads["code"] = self._codes.codes(points, own)
         heads["known"] = found[0][1] if self._named else 0
 
 

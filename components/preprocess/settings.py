@@ -55,6 +55,8 @@ class PreprocessSettings:
         split: Share of the examples by split, where they have no split of their own; {} for 0.8 train,
             0.1 validation, 0.1 test.
         key: path, or content to keep exact duplicates in one split.
+        group: Feature, such as a patient, of which all examples of one value are in one split; empty for
+        none.
         split_salt: Number from which the split follows, beside the keys, from 0; another is another split.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
@@ -82,6 +84,7 @@ class PreprocessSettings:
     encoding: str = "keep"
     split: Mapping[str, float] = field(default_factory=dict)
     key: str = "path"
+    group: str = ""
     split_salt: int = 0
     seed: int = 0
     readers: int = 1

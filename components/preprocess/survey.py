@@ -19,7 +19,14 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from shardline.components.preprocess import rows
-from shardline.components.preprocess.checks import SPLIT_NAMES, check_classes, check_labels, checked
+from shardline.components.preprocess.checks import (
+    SPLIT_NAMES,
+    check_classes,
+    check_group,
+    check_labels,
+    checked,
+    group_of,
+)
 from shardline.components.preprocess.example import FeatureEntries
 from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.places import ImageLocator, Place
@@ -125,7 +132,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
     ):
-        examples = _Examples(images, features, labels, rejected, by_content=by_content)
+        examples = _Examples(images, features, labels, rejected, settings)
         strata = max(len(label.outputs) for label in labels)
         taken = _Taken(settings, rows.Buckets(work.buckets), images, keys, strata, named=named)
         meter = Meter("read", length)
@@ -134,6 +141,10 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
             meter.advance(len(columns.keys))
     if not taken.count + examples.bad:
         raise SourceError("the source is empty: it has no example")
+    if len(taken.groups) == 1:
+        raise SourceError(
+            f"all {taken.count:,} examples are of one group of {settings.group!r}: no split can be made of it"
+        )
     if examples.targets:
         examples.targets.check(taken.count)
     else:
@@ -159,6 +170,7 @@ class _Columns(NamedTuple):
             images are spans of one file, one place, path and checksum for all of them.
         extras: Further features, empty where no example has any.
         identities: What digests are made of; empty where that is the key.
+        groups: What the split follows from; empty where that are the digests.
     """
 
     keys: Sequence[bytes]
@@ -171,6 +183,7 @@ class _Columns(NamedTuple):
     checksums: Sequence[int] | int
     extras: Sequence[bytes]
     identities: Sequence[bytes]
+    groups: Sequence[bytes]
 
 
 class _Examples:
@@ -192,16 +205,16 @@ class _Examples:
         features: Sequence[Feature],
         labels: Sequence[Label],
         rejected: Rejected,
-        *,
-        by_content: bool,
+        settings: PreprocessSettings,
     ) -> None:
+        self._group = check_group(settings.group, features)
         self._images = images
         self._features = features
         self._entries = FeatureEntries(features, labels)
         self.targets = None if is_class(labels) else Targets(labels)
         self._classes = len(labels[0].outputs) if is_class(labels) else None
         self._rejected = rejected
-        self._by_content = by_content
+        self._by_content = settings.key == "content"
         self.bad = 0
         self.existing = set[str | None]()
 
@@ -220,7 +233,7 @@ class _Examples:
             for example in batch:
                 try:
                     found.append(self._one(example))
-                    held += len(found[-1][-1])
+                    held += len(found[-1][-2])
                 except BadRecordError as error:
                     self._rejected.add(error)
                     self.bad += 1
@@ -251,9 +264,9 @@ class _Examples:
             files, offsets, lengths = zip(*images, strict=True)
             if len(set(files)) == 1 and min(lengths) >= 0:
                 place = self._images.locate(images[0], names[0])[0]
-                return _Columns(keys, labels, splits, place, offsets, lengths, (), 0, (), ())
+                return _Columns(keys, labels, splits, place, offsets, lengths, (), 0, (), (), ())
         where: tuple[Any, ...] = tuple(zip(*map(self._images.locate, images, names), strict=True))
-        return _Columns(*(keys, labels, splits, *where, (), ()))
+        return _Columns(*(keys, labels, splits, *where, (), (), ()))
 
     def _one(self, found: Any) -> tuple[Any, ...]:
         name, label, image, split, values = checked(found, self._classes)
@@ -266,11 +279,13 @@ class _Examples:
         where = self._images.locate(image, name)
         extra = targets + (self._entries.of(values, name) if self._features or values else b"")
         identity = self._images.content(where, key) + extra if self._by_content else b""
-        return (key, label, split, *where, extra, identity)
+        group = group_of(values, self._group, name) if self._group else b""
+        return (key, label, split, *where, extra, identity, group)
 
     def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _Columns:
         columns = _Columns(*zip(*found, strict=True))
-        return columns if self._by_content else columns._replace(identities=())
+        columns = columns if self._by_content else columns._replace(identities=())
+        return columns if self._group else columns._replace(groups=())
 
 
 class _Taken:
@@ -289,6 +304,8 @@ class _Taken:
         self.buckets = buckets
         self.seen = np.zeros(strata, bool)
         self.count = 0
+        #: Some of the groups, as long as there are fewer than two.
+        self.groups = set[bytes]()
         self._digested = Digested(settings, named=named)
         self.counts, self.sizes = np.zeros((2, self._digested.codes), np.int64)
         self._settings = settings
@@ -300,7 +317,8 @@ class _Taken:
         heads = np.zeros(len(columns.keys), HEAD)
         for name in ("label", "place", "offset", "length", "checksum"):
             heads[name] = getattr(columns, f"{name}s")
-        self._digested.fill(heads, columns.identities or columns.keys, columns.splits)
+        self._digested.fill(heads, columns.identities or columns.keys, columns.splits, columns.groups)
+        self.groups.update(columns.groups if len(self.groups) < 2 else ())
         if self._keys:  # equal keys are not found by the digests
             self._keys.write(digests(columns.keys, 0)[1].tobytes())
         texts = columns.keys

@@ -52,6 +52,7 @@ def _setting(
 )
 @click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
 @_setting("key", "What identifies an example; examples of equal keys stay in one split.", preprocessing.KEYS)
+@_setting("group", "A feature of which examples of one value stay in one split.", metavar="FEATURE")
 @_setting("split_salt", "Number from which the split follows; another one is another split.")
 @_setting("seed", "Seed of the order.")
 @click.option(

@@ -37,6 +37,7 @@ SETTINGS = {
     "encoding": "keep",
     "split": {},
     "key": "path",
+    "group": "",
     "split_salt": 0,
     "seed": 0,
     "readers": 2,

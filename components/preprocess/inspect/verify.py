@@ -8,53 +8,35 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
-import numpy as np
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.images.check import find_fault
 from shardline.components.preprocess.images.header import read_header
 from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values
+from shardline.components.preprocess.inspect.damage import (
+    MOST_LISTED,
+    Damage,
+    ShardCheck,
+    check_groups,
+    check_labels,
+    says,
+    tally_of,
+)
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.targets import tally
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
-from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Shard, Split
-from shardline.trainer.errors import RunError, SourceError, printable
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
+from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Shard
+from shardline.trainer.errors import RunError, SourceError
 
 _BLOCK = 1 << 20
-
-#: Damaged records of one shard that are listed one by one.
-MOST_LISTED = 10
-
-
-@dataclass(frozen=True)
-class Damage:
-    """One contradiction between a dataset and its manifest, in a file or one record of it, from 0."""
-
-    file: str
-    record: int | None
-    what: str
-
-    def __str__(self) -> str:
-        where = "" if self.record is None else f", record {self.record:,}"
-        return printable(f"{self.file}{where}: {self.what}")
-
-
-@dataclass(frozen=True)
-class ShardCheck:
-    """Sound records of a shard, what their labels are, the size of the file, and everything that is wrong."""
-
-    records: int
-    bytes: int
-    labels: Mapping[str, Tally]
-    damages: Sequence[Damage]
 
 
 @dataclass(frozen=True)
@@ -105,8 +87,9 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
         file: ShardCheck(
             check["records"],
             check["bytes"],
-            {name: _tally(tally) for name, tally in check["labels"].items()},
+            {name: tally_of(tally) for name, tally in check["labels"].items()},
             [Damage(**damage) for damage in check["damages"]],
+            check["groups"],
         )
         for file, check in found.items()
     }
@@ -114,7 +97,8 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     for name, split in manifest.splits.items():
         for shard in split.shards:
             damages += checks[shard.file].damages
-        damages += _check_labels(name, split, checks, manifest.labels)
+        damages += check_labels(name, split, checks, manifest.labels)
+    damages += check_groups(manifest, checks)
     damages += _check_rejected(directory, manifest)
     damages += _check_keys(directory, manifest.keys)
     damages += _check_extra_files(directory, manifest)
@@ -131,55 +115,26 @@ def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
     written = manifest.records
     rejected = sum(manifest.rejected.values())
     if manifest.records_in != written + rejected:
-        yield _says(
+        yield says(
             f"{manifest.records_in:,} records went in, {written:,} were written, {rejected:,} rejected"
         )
     for name, split in manifest.splits.items():
         sizes = [shard.records for shard in split.shards]
         if sizes and (sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1):
-            yield _says(
+            yield says(
                 f"the shards of {name} have {max(sizes):,} to {min(sizes):,} records; "
                 "they must differ by at most one, the longer ones first"
             )
         for label in manifest.labels:
             counts = split.labels[label.name].counts
             if label.kind == CLASS and sum(counts) != split.records:
-                yield _says(
+                yield says(
                     f"{name} has {split.records:,} records, but {sum(counts):,} in {len(counts):,} classes"
                 )
 
 
-def _check_labels(
-    name: str, split: Split, checks: Mapping[str, ShardCheck], labels: Sequence[Label]
-) -> Iterator[Damage]:
-    """Yields the first class or number that is not as the manifest says, where all shards are sound."""
-    mine = [checks[shard.file] for shard in split.shards]
-    if any(check.damages for check in mine):
-        return
-    for label in labels:
-        said = split.labels[label.name]
-        found = Tally.merge([(check.records, check.labels[label.name]) for check in mine])
-        for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
-            if there != expected:
-                yield _says(f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}")
-                return
-        for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
-            if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
-                yield _says(
-                    f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean "
-                    f"{spread.mean:g}, the "
-                    f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
-                )
-                return
-
-
-def _tally(found: Mapping[str, Any]) -> Tally:
-    """Returns a tally that has come from another process."""
-    return Tally(tuple(found["counts"]), tuple(Spread(**spread) for spread in found["spreads"]))
-
-
-def _says(what: str) -> Damage:
-    return Damage(MANIFEST_FILE, None, f"says {what}")
+def _text(value: bytes | float) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value:g}"
 
 
 def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
@@ -269,6 +224,8 @@ class _Checker:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
+        self._group = str(manifest.settings.get("group") or "")
+        self._groups = set[str]()
         self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}
         # To tell an exchanged shard from a damaged one.
@@ -281,6 +238,7 @@ class _Checker:
         """
         values = {name: list[Sequence[Any]]() for name in self._labels}
         damages, size = list[Damage](), 0
+        self._groups.clear()
         path, shard = self._directory / file, self._shards[file]
         try:
             size = path.stat().st_size
@@ -295,7 +253,7 @@ class _Checker:
             damages.append(Damage(file, None, f"cannot be read: {error.strerror or error}"))
         records = len(next(iter(values.values())))
         labels = {name: tally(self._labels[name], of_label) for name, of_label in values.items() if of_label}
-        return ShardCheck(records, size, labels, damages)
+        return ShardCheck(records, size, labels, damages, sorted(self._groups))
 
     def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
         # The report ends a worker whose parent is gone.
@@ -325,6 +283,8 @@ class _Checker:
                 else:
                     for name, of_label in labels.items():
                         of_label.append(values[name][1])
+                    if self._group in values:
+                        self._groups.add(_text(values[self._group][1][0]))
                 number += 1
         except SourceError as error:
             # Where a record ends is no longer known: the rest of the shard cannot be read.

@@ -1,0 +1,91 @@
+"""Damage: what a dataset's shards say against its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+
+from shardline.trainer.data.features import Label, Spread, Tally
+from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Split
+from shardline.trainer.errors import printable
+
+#: Damaged records of one shard that are listed one by one.
+MOST_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One contradiction between a dataset and its manifest, in a file or one record of it, from 0."""
+
+    file: str
+    record: int | None
+    what: str
+
+    def __str__(self) -> str:
+        where = "" if self.record is None else f", record {self.record:,}"
+        return printable(f"{self.file}{where}: {self.what}")
+
+
+@dataclass(frozen=True)
+class ShardCheck:
+    """Sound records of a shard, what their labels are, the size of the file, all damage, and the groups."""
+
+    records: int
+    bytes: int
+    labels: Mapping[str, Tally]
+    damages: Sequence[Damage]
+    groups: Sequence[str] = ()
+
+
+def check_labels(
+    name: str, split: Split, checks: Mapping[str, ShardCheck], labels: Sequence[Label]
+) -> Iterator[Damage]:
+    """Yields the first class or number that is not as the manifest says, where all shards are sound."""
+    mine = [checks[shard.file] for shard in split.shards]
+    if any(check.damages for check in mine):
+        return
+    for label in labels:
+        said = split.labels[label.name]
+        found = Tally.merge([(check.records, check.labels[label.name]) for check in mine])
+        for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
+            if there != expected:
+                yield says(f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}")
+                return
+        for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
+            if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
+                yield says(
+                    f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean "
+                    f"{spread.mean:g}, the "
+                    f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
+                )
+                return
+
+
+def check_groups(manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterator[Damage]:
+    """Yields the groups that lie in more than one split, where examples are grouped."""
+    splits: dict[str, set[str]] = {}
+    for name, split in manifest.splits.items():
+        for group in (group for shard in split.shards for group in checks[shard.file].groups):
+            splits.setdefault(group, set()).add(name)
+    if leaks := sorted(group for group, names in splits.items() if len(names) > 1):
+        named = ", ".join(
+            f"{group!r} in {' and '.join(sorted(splits[group]))}" for group in leaks[:MOST_LISTED]
+        )
+        more = f" and {len(leaks) - MOST_LISTED:,} more" if len(leaks) > MOST_LISTED else ""
+        feature = manifest.settings.get("group")
+        yield Damage(
+            MANIFEST_FILE, None, f"groups by {feature!r}, and groups are in several splits: {named}{more}"
+        )
+
+
+def tally_of(found: Mapping[str, Any]) -> Tally:
+    """Returns a tally that has come from another process."""
+    return Tally(tuple(found["counts"]), tuple(Spread(**spread) for spread in found["spreads"]))
+
+
+def says(what: str) -> Damage:
+    """Returns what the manifest says and the shards do not."""
+    return Damage(MANIFEST_FILE, None, f"says {what}")

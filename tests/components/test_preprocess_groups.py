@@ -1,0 +1,90 @@
+"""Examples of one group stay in one split, and a group in two splits is found."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from shardline.components.preprocess.inspect import read_values
+from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import SourceError
+
+PATIENTS = 60
+
+
+def write(path: Path, visits: int = 7, patients: int = PATIENTS, broken: int = -1) -> str:
+    """Writes a table with some visits of each patient, and returns the source."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["patient", "visit", "label"])
+        for number in range(patients * visits):
+            patient = "" if number == broken else f"p{number % patients}"
+            writer.writerow([patient, number // patients, "ill" if number % 3 else "well"])
+    return f"table:{path}"
+
+
+def made(tmp_path: Path, name: str, **settings: object) -> Path:
+    source = write(tmp_path / f"{name}.csv")
+    preprocess(PreprocessSettings(source=source, **settings), tmp_path / name)  # type: ignore[arg-type]
+    return tmp_path / name
+
+
+def patients_by_split(directory: Path) -> dict[str, set[str]]:
+    manifest = manifests.load(directory)
+    return {
+        name: {
+            values["patient"][1][0].decode()
+            for shard in split.shards
+            for _, values in read_values(directory / shard.file, "", lambda records, size: None)
+            if not isinstance(values, str)
+        }
+        for name, split in manifest.splits.items()
+    }
+
+
+def test_all_visits_of_a_patient_are_in_one_split(tmp_path: Path) -> None:
+    found = patients_by_split(made(tmp_path, "grouped", group="patient"))
+    assert sum(map(len, found.values())) == PATIENTS
+    assert set.union(*found.values()) == {f"p{number}" for number in range(PATIENTS)}
+    assert manifests.load(tmp_path / "grouped").settings["group"] == "patient"
+    alone = patients_by_split(made(tmp_path, "alone"))
+    assert sum(map(len, alone.values())) > PATIENTS
+
+
+def test_a_patient_keeps_its_split_when_visits_come(tmp_path: Path) -> None:
+    before = patients_by_split(made(tmp_path, "before", group="patient"))
+    source = write(tmp_path / "more.csv", visits=9)
+    preprocess(PreprocessSettings(source=source, group="patient", processes=2), tmp_path / "after")
+    assert patients_by_split(tmp_path / "after") == before
+
+
+def test_verify_names_the_groups_in_two_splits(tmp_path: Path) -> None:
+    assert not verify(made(tmp_path, "sound", group="patient"), processes=1).damages
+    leaking = made(tmp_path, "leaking")
+    manifest = manifests.load(leaking)
+    settings = {**manifest.settings, "group": "patient"}
+    manifests.save(dataclasses.replace(manifest, settings=settings), leaking)
+    (damage,) = verify(leaking, processes=1).damages
+    assert "groups by 'patient', and groups are in several splits: 'p0' in " in str(damage)
+
+
+@pytest.mark.parametrize(
+    ("settings", "written", "message"),
+    [
+        ({"group": "pacient"}, {}, "no feature 'pacient' to group by, it has .*; did you mean 'patient'"),
+        ({"group": "patient"}, {"patients": 1}, "are of one group of 'patient'"),
+        ({"group": "patient"}, {"broken": 3}, "row 4': has no value of 'patient'"),
+    ],
+)
+def test_what_cannot_be_grouped_is_refused(
+    tmp_path: Path, settings: dict[str, str], written: dict[str, int], message: str
+) -> None:
+    source = write(tmp_path / "table.csv", **written)
+    with pytest.raises(SourceError, match=message):
+        preprocess(PreprocessSettings(source=source, **settings), tmp_path / "out")  # type: ignore[arg-type]
