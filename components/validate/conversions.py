@@ -49,11 +49,17 @@ REPRESENTATIVE = 256
 def check_formats(names: Sequence[str], manifest: Manifest) -> None:
     """Checks formats before any work is done for them.
 
-    Raises SettingsError when one is unknown or its modules are missing, ModelError when the data are a table.
+    Raises SettingsError when one is unknown or its modules are missing, ModelError when the data are a table
+    or have several labels.
     """
     check_installed(names)
     if "image" not in manifest.inputs:
         refuse_table(names)
+    if names and len(manifest.labels) > 1:
+        raise ModelError(
+            f"only models of one label can be converted to {', '.join(names)}, and the dataset has "
+            f"{', '.join(label.name for label in manifest.labels)}; use the SavedModel"
+        )
 
 
 def convert(

@@ -30,6 +30,7 @@ from shardline.components.validate.training_keys import TrainingKeys
 from shardline.components.validate.verdict import Blessing, judge
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.progress import fact, say
 from shardline.trainer.saving import load_model, read_recorded_heads
@@ -238,7 +239,7 @@ def validate_artifacts(
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     _log(evaluation, metrics, confusion)
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
-    sliced.metadata["evaluationSlices"] = [_slice(curve) for curve in evaluation.roc]
+    sliced.metadata["evaluationSlices"] = [_slice(curve) for part in evaluation.each for curve in part.roc]
     page = page_path(report)
     files.write_text(page, moved((out / model_store.REPORT_FILE).read_text(), out, page.parent))
     return blessed, evaluation.quality
@@ -284,13 +285,17 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
 
 
 def _log(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
+    """Writes the metrics, and what the console draws of the first label that is a class."""
     for name, value in evaluation.metrics.items():
         metrics.log_metric(name, value)
-    matrix = [list(row) for row in evaluation.confusion]
-    if len(json.dumps([evaluation.class_names, matrix])) <= _LARGEST_MATRIX_BYTES:
-        confusion.log_confusion_matrix(list(evaluation.class_names), matrix)
-    if len(evaluation.class_names) == 2 and len(evaluation.roc) == 2:
-        curve = evaluation.roc[1]
+    told = next((part for part in evaluation.each if part.kind == CLASS), None)
+    if told is None:
+        return
+    matrix = [list(row) for row in told.confusion]
+    if len(json.dumps([told.class_names, matrix])) <= _LARGEST_MATRIX_BYTES:
+        confusion.log_confusion_matrix(list(told.class_names), matrix)
+    if len(told.class_names) == 2 and len(told.roc) == 2:
+        curve = told.roc[1]
         confusion.log_roc_curve(list(curve.x), list(curve.y), list(curve.thresholds))
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate import golden
+from shardline.components.validate import conversions, golden
 from shardline.components.validate.answers import Predictions, largest_gap_of, name_outputs
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.served import ServedModel, measure_costs
@@ -172,3 +172,14 @@ def test_a_model_without_an_output_for_a_label_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"output is shape \(n, 1\), the dataset has 2 numbers"):
         export_model(one_output, wide, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_of_several_labels_is_not_converted(tmp_path, monkeypatch):
+    monkeypatch.setattr(conversions, "check_installed", lambda names: None)
+    manifest = write_labelled(tmp_path, "two", images=True, records={"test": 4})
+
+    with pytest.raises(
+        ModelError, match=r"models of one label can be converted to onnx, .* kind, price; use"
+    ):
+        conversions.check_formats(["onnx"], manifest)
+    conversions.check_formats([], manifest)

@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+from kfp import dsl
 
 from shardline.components.validate.evaluation import Lead
 from shardline.components.validate.model_card import make_card
+from shardline.components.validate.validation import _log
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import EXPORT, TRAINING, make_kind, make_manifest, make_report
 
@@ -98,3 +100,13 @@ def test_the_card_says_what_the_model_is_for(kind, use):
     card = make_card(manifest, EXPORT, TRAINING, make_kind(kind), "Blessed").to_markdown()
 
     assert use in card
+
+
+@pytest.mark.parametrize("kind", ["regression", "numbers", "multilabel", "two"])
+def test_the_console_gets_the_metrics_of_every_kind(kind):
+    metrics, confusion = dsl.Metrics(), dsl.ClassificationMetrics()
+
+    _log(make_kind(kind), metrics, confusion)
+
+    assert metrics.metadata == dict(make_kind(kind).metrics)
+    assert bool(confusion.metadata) == (kind == "two")

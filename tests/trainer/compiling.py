@@ -306,9 +306,9 @@ MODELS = (
     Case("several inputs", unexportable.two_inputs, refused="make the others of it in layers"),
     Case("several outputs", models.two_outputs, refused="train a model with that one alone"),
     Case(
-        "several inputs and outputs, of a `transform`, `allow_unexportable`",
+        "several inputs and outputs, of a `transform`",
         models.several,
-        settings={"transform": "tests.helpers.models:several_inputs", "allow_unexportable": True},
+        settings={"transform": "tests.helpers.models:several_inputs"},
     ),
     Case(
         "logits whose loss does not say `from_logits`",

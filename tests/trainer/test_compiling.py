@@ -44,7 +44,7 @@ EVERYDAY = {
     "a layer of one's own, registered",
     "a `train_step` of one's own that returns no loss",
     "`Lambda`, `allow_unexportable`",
-    "several inputs and outputs, of a `transform`, `allow_unexportable`",
+    "several inputs and outputs, of a `transform`",
 }
 BATCH, RECORDS = 16, 48
 POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
