@@ -79,7 +79,7 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
         return _of_package("scikit-learn")
     if form == "tfds" and not settings.data_dir:
         return _of_package("tensorflow-datasets")
-    if form in ("images", "tfds", "tfrecord", "table") and rest:
+    if form in ("images", "text", "tfds", "tfrecord", "table") and rest:
         return _of_files(_files(form, rest, settings, deep), deep)
     if form == "bigquery":
         content, text = bigquery.version(settings.source, settings.features)
@@ -91,7 +91,7 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
 
 def _files(form: str, rest: str, settings: PreprocessSettings, deep: bool) -> Iterator[File]:
     """Yields the files that a source may read."""
-    if form == "images":
+    if form in ("images", "text"):
         labels = matching(settings.labels) if settings.labels else iter(())
         return itertools.chain(labels, below(rest, to_read=deep))
     if form == "tfds":

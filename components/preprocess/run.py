@@ -111,7 +111,7 @@ def _check_out(settings: PreprocessSettings, out: Path, *, overwrite: bool) -> N
         snapshots.parse(settings.source)
         return
     path, shard = storage.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
-    if form == "images" and not settings.labels:
+    if form in ("images", "text") and not settings.labels:
         is_part = shard.is_relative_to(os.path.realpath(path))
     else:
         is_part = form == "tfrecord" and _matches(shard, os.path.abspath(path))

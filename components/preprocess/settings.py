@@ -36,12 +36,12 @@ class PreprocessSettings:
     """The object `data`: what is read, and how it becomes shards.
 
     Attributes:
-        source: digits, tfds:NAME, images:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY, or
-            pkg.module:Source; {date} in a pipeline's becomes the day for which the run is scheduled,
+        source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY,
+            or pkg.module:Source; {date} in a pipeline's becomes the day for which the run is scheduled,
             {date:%Y/%m} any part of it.
         data_dir: Where tfds finds prepared datasets; empty for its own default.
-        labels: For images:DIR, a CSV file with the columns path and label, or a table with others that
-            `label` names; empty for a folder per class.
+        labels: For images:DIR and text:DIR, a CSV file with columns path and label, or a table with others
+            that `label` names; empty for a folder per class.
         features: For tfrecord, table and bigquery, names of the source's features by ours:
             {"image": "image/encoded"}.
         label: For table, bigquery and `labels`, what is to be predicted: KIND:COLUMN[,COLUMN], of kinds

@@ -36,7 +36,9 @@ def _setting(
 @click.argument("out", type=PATH)
 @_setting("data_dir", "Where tfds finds prepared datasets.")
 @_setting(
-    "labels", "Of images:DIR, a file with the columns path and label, or those of --label.", metavar="CSV"
+    "labels",
+    "Of images:DIR or text:DIR, a file with the columns path and label, or those of --label.",
+    metavar="CSV",
 )
 @click.option(
     "--feature",
@@ -90,8 +92,8 @@ def preprocess(
 ) -> None:
     """Turn SOURCE into TFRecord shards with a manifest in OUT.
 
-    SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY, or
-    pkg.module:Source.
+    SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or
+    QUERY, or pkg.module:Source.
     A run that was interrupted goes on where it stopped when it is started again.
     """
     from shardline.components.preprocess import run

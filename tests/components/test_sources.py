@@ -72,7 +72,7 @@ def put(url: str, data: bytes) -> None:
     "source", ["digit", "", "images:", "tfds:", "tfrecord:", "table:", "bigquery:", ":Source"]
 )
 def test_an_unknown_source_names_the_known_ones(source: str) -> None:
-    known = r"digits, tfds:NAME\[:CONFIG\], images:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE\|QUERY, pkg"
+    known = r"digits, tfds:NAME\[:CONFIG\], images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE"
     with pytest.raises(SourceError, match=rf"unknown source .*; known: {known}"):
         opened(source)
 
@@ -85,7 +85,10 @@ def test_a_misspelt_form_names_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "digits", "labels": "labels.csv"}, "labels is for images:DIR, the source is 'digits'"),
+        (
+            {"source": "digits", "labels": "labels.csv"},
+            "labels is for images:DIR and text:DIR, the source is 'digits'",
+        ),
         (
             {"source": "images:photos", "features": {"image": "x"}},
             "features is for tfrecord:GLOB, table:PATH and",

@@ -113,7 +113,7 @@ def test_directories_that_are_not_a_folder_per_class(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"class folder 'dog' of .* is empty; remove it or fill it"):
         opened(root)
     write(root, "dog/1.jpg", "notes.txt")
-    with pytest.raises(SourceError, match=r"has 'notes.txt' beside the class folders; put every image"):
+    with pytest.raises(SourceError, match=r"has 'notes.txt' beside the class folders; put every file"):
         opened(root)
     with pytest.raises(SourceError, match=r"cannot read the directory '.*notes.txt': Not a directory"):
         opened(root / "notes.txt")

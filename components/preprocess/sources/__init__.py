@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: The forms of a source string; the last one is a class or function without arguments of the user's own.
 KNOWN_FORMS = (
-    "digits", "tfds:NAME[:CONFIG]", "images:DIR", "tfrecord:GLOB", "table:PATH", "bigquery:TABLE|QUERY",
-    "pkg.module:Source",
+    "digits", "tfds:NAME[:CONFIG]", "images:DIR", "text:DIR", "tfrecord:GLOB", "table:PATH",
+    "bigquery:TABLE|QUERY", "pkg.module:Source",
 )  # fmt: skip
 
 #: What stands before the colon of the forms that are none of the user's own, and a form that is.
@@ -148,8 +148,10 @@ def open_source(settings: PreprocessSettings) -> Source:
         SettingsError: `labels` or `features` is given to a source that has no use for it.
     """
     form, _, rest = settings.source.partition(":")
-    if settings.labels and form != "images":
-        raise SettingsError(f"labels is for images:DIR, the source is {settings.source!r}; leave it out")
+    if settings.labels and form not in ("images", "text"):
+        raise SettingsError(
+            f"labels is for images:DIR and text:DIR, the source is {settings.source!r}; leave it out"
+        )
     if settings.features and form not in ("tfrecord", "table", "bigquery"):
         raise SettingsError(
             "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
@@ -158,11 +160,11 @@ def open_source(settings: PreprocessSettings) -> Source:
     if settings.label and form not in ("table", "bigquery") and not settings.labels:
         instead = (
             "whose labels are in no table: name one with labels"
-            if form == "images"
+            if form in ("images", "text")
             else "which says itself what is to be predicted: leave it out"
         )
         raise SettingsError(
-            "label is for table:PATH, bigquery:TABLE, and images:DIR with labels; the source is "
+            "label is for table:PATH, bigquery:TABLE, and images:DIR or text:DIR with labels; the source is "
             f"{settings.source!r}, {instead}"
         )
     if settings.source == "digits":
@@ -180,6 +182,10 @@ def open_source(settings: PreprocessSettings) -> Source:
         if settings.labels:
             return labelled.open_labelled(rest, settings.labels, settings.label)
         return images.open_images(rest)
+    if form == "text":
+        from shardline.components.preprocess.sources.texts import Texts
+
+        return Texts(rest, settings.labels, settings.label)
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import TfRecords
 

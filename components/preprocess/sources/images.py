@@ -100,7 +100,7 @@ def is_outside(path: str) -> bool:
 
 def _stray(root: str, name: str) -> SourceError:
     return SourceError(
-        f"{root} has {name!r} beside the class folders; put every image into the folder of its class, or "
+        f"{root} has {name!r} beside the class folders; put every file into the folder of its class, or "
         "give a CSV file of labels"
     )
 

@@ -26,7 +26,7 @@ _MOUNTED = ("gs://", "/gcs/")
 #: URLs that the image's libraries (fsspec, gcsfs, aiohttp) read.
 _READ_FROM = ("gs", "gcs", "http", "https")
 #: Forms of a source that have a path behind the colon.
-_FILES = ("images", "tfrecord", "table")
+_FILES = ("images", "text", "tfrecord", "table")
 #: Options of the trainer that are a path, and whether they are written.
 _OPTIONS = {"initial_model": False, "checkpoint_dir": True, "tensorboard_log_dir": True}
 _SCHEME = re.compile(r"(?:.*::)?([A-Za-z][\w.+-]*)://")

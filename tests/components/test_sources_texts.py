@@ -1,0 +1,90 @@
+"""Text files as a source: a folder per class, or a table of labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from shardline.components.configure.fingerprint import fingerprint
+from shardline.components.preprocess.checks import check_labels
+from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import BadExample, Example, Source, open_source, texts
+from shardline.trainer.data.features import Feature, Label
+from shardline.trainer.errors import SettingsError, SourceError
+from tests.helpers.preprocessing import run
+
+
+def opened(directory: Path | str, **settings: str) -> Source:
+    return open_source(PreprocessSettings(source=f"text:{directory}", **settings))  # type: ignore[arg-type]
+
+
+def write(root: Path, contents: dict[str, bytes]) -> Path:
+    for name, data in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def test_a_folder_per_class(tmp_path: Path) -> None:
+    root = write(tmp_path / "in", {"bad/1.txt": b"so so\n", "good/deep/2.md": "\ufeffgr\u00fcn".encode()})
+    source = opened(root)
+    assert check_labels(source) == (Label("label", "class", ("bad", "good")),)
+    assert source.features == (Feature("text", "string"),)  # type: ignore[attr-defined]
+    assert list(source) == [
+        Example("bad/1.txt", 0, features={"text": "so so\n"}),
+        Example("good/deep/2.md", 1, features={"text": "grün"}),
+    ]
+
+
+def test_files_that_are_no_text_are_bad_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "LARGEST_BYTES", 20)
+    contents = {"a/1.txt": b"fits", "a/2.txt": b" \n", "a/3.txt": b"\xff\xfe", "b/4.txt": b"x" * 21}
+    found = list(opened(write(tmp_path / "in", contents)))
+    assert found[1:] == [
+        BadExample("a/2.txt", "is empty"),
+        BadExample("a/3.txt", "is no text in UTF-8"),
+        BadExample("b/4.txt", "has more than 1 MiB"),
+    ]
+
+
+def test_texts_behind_a_url() -> None:
+    fsspec.filesystem("memory").store.clear()
+    for name in ("bad/1.txt", "good/2.txt"):
+        with fsspec.open(f"memory://bucket/in/{name}", "wb") as file:
+            file.write(name.encode())
+    assert [example.features for example in opened("memory://bucket/in") if isinstance(example, Example)] == [
+        {"text": "bad/1.txt"},
+        {"text": "good/2.txt"},
+    ]
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_a_table_labels_texts(tmp_path: Path) -> None:
+    root = write(tmp_path / "in", {f"{index}.txt": f"text {index}".encode() for index in range(90)})
+    table = tmp_path / "labels.csv"
+    table.write_text("path,stars,kind\n" + "".join(f"{i}.txt,{i / 8},{'ab'[i % 2]}\n" for i in range(90)))
+    settings = {"labels": str(table), "label": "stars;kind"}
+    manifest = run(f"text:{root}", tmp_path / "out", labels=str(table), label="stars;kind")
+    assert [(label.name, label.kind) for label in manifest.labels] == [
+        ("stars", "regression"),
+        ("kind", "class"),
+    ]
+    assert [column.name for column in manifest.columns] == ["text"]
+    assert verify(tmp_path / "out", processes=1).damages == ()
+    before = fingerprint(PreprocessSettings(source=f"text:{root}", **settings), deep=True).digest  # type: ignore[arg-type]
+    (root / "7.txt").write_text("another")
+    after = fingerprint(PreprocessSettings(source=f"text:{root}", **settings), deep=True).digest  # type: ignore[arg-type]
+    assert before != after
+
+
+def test_what_cannot_be_text_files(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot read the directory"):
+        opened(tmp_path / "absent")
+    with pytest.raises(SettingsError, match="whose labels are in no table"):
+        opened(tmp_path, label="stars")
+    root = write(tmp_path / "in", {"a/1.txt": b"one", "b/1.txt": b"two"})
+    with pytest.raises(SettingsError, match="lies inside the source text:"):
+        run(f"text:{root}", root / "out")
