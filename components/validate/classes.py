@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,20 @@ import numpy.typing as npt
 from sklearn import metrics
 
 from shardline.components.validate import resampling
-from shardline.components.validate.evaluation import Baseline, Bin, ClassScore, Curve, Interval, Lead, Slice
+from shardline.components.validate.areas import Areas, draw_curves, measure_areas
+from shardline.components.validate.evaluation import Baseline, Bin, ClassScore, Interval, Lead, Slice
 from shardline.components.validate.metrics import COUNTED
-from shardline.components.validate.resampling import RESAMPLES, SEED, interval, lead, share_interval
+from shardline.components.validate.resampling import RESAMPLES, SEED, lead, share_interval, spans
 from shardline.components.validate.slicing import slices
 from shardline.trainer.data.features import Tally
-
-#: Points that are kept of a curve, and curves of all classes that are kept.
-MOST_POINTS = 60
-MOST_CURVES = 12
 
 _TOP = 5
 _BINS = 15
 
 _CHUNK = 100
+_DRAWS_OF_A_CELL = 8
+
+_RISING = {"log_loss": False, "roc_auc": True, "pr_auc": True}
 
 _Array = npt.NDArray[Any]
 _Ints = npt.NDArray[np.int64]
@@ -66,14 +67,18 @@ class ClassOutcomes:
         """Which predictions are right, [n]."""
         return np.equal(self.labels, self.predicted)
 
-    @property
+    @cached_property
     def finite(self) -> npt.NDArray[np.bool_]:
         """Which examples have only finite probabilities, [n]."""
-        finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(self.probabilities), axis=1)
+        # A sum is finite where all its terms are, less far than float64 reaches, and makes no copy.
+        sums = self.probabilities.sum(axis=1, dtype=np.float64)
+        finite: npt.NDArray[np.bool_] = np.isfinite(sums)
         return finite
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> ClassOutcomes:
         """Returns the outcomes of some of the examples."""
+        if chosen.all():
+            return self
         return ClassOutcomes(
             self.class_names,
             self.labels[chosen],
@@ -86,12 +91,9 @@ class ClassOutcomes:
         """Returns the fields of an evaluation that follow from the outcomes."""
         labels, predicted, names = self.labels, self.predicted, self.class_names
         bins = calibrate(self)
-        roc, precision_recall = draw_curves(self)
-        measured = score(self, bins)
-        if roc:
-            measured["roc_auc"] = mean_area(roc)
-            measured["pr_auc"] = mean_area(precision_recall)
-        found = intervals(labels, predicted, names) | interval_of_loss(self)
+        finite = self.only(self.finite)
+        measured = score(self, bins) | finite.areas.means
+        found = intervals(labels, predicted, names) | finite.intervals_of_probabilities()
         if "top5_accuracy" in measured:
             right = round(measured["top5_accuracy"] * len(labels))
             found["top5_accuracy"] = share_interval(right, len(labels))
@@ -108,13 +110,33 @@ class ClassOutcomes:
             "intervals": found,
             "slices": slice_outcomes(self, min_slice),
             "calibration": bins,
-            "roc": worst(roc),
-            "precision_recall": worst(precision_recall),
+            **draw_curves((finite.labels, finite.probabilities), names, finite.areas),
         }
 
     def leads(self, other: ClassOutcomes) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples in each metric of `intervals`."""
-        return leads(self.labels, self.predicted, other.predicted, self.class_names)
+        found = leads(self.labels, self.predicted, other.predicted, self.class_names)
+        both = self.finite & other.finite
+        ours, theirs = self.only(both), other.only(both)
+        if not len(ours.labels):
+            return found
+        ahead = resampling.leads(ours.terms, theirs.terms, _measure, _RISING)
+        return found | {name: one for name, one in ahead.items() if np.isfinite(one.difference)}
+
+    @cached_property
+    def areas(self) -> Areas:
+        """Areas under the curves; all probabilities have to be finite."""
+        return measure_areas(self.labels, self.probabilities)
+
+    @cached_property
+    def terms(self) -> _Floats:
+        """What is summed of each example, where all probabilities are finite, for log loss and mean areas."""
+        return np.column_stack([*_losses(self), self.areas.terms])
+
+    def intervals_of_probabilities(self) -> dict[str, Interval]:
+        """Returns the 95 % intervals of the log loss and of the mean areas, as far as there are any."""
+        found = resampling.intervals(self.terms, _measure)
+        return {name: interval for name, interval in found.items() if np.isfinite(interval).all()}
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the class that is most frequent in training, as the answer to every example."""
@@ -146,16 +168,12 @@ def score(outcomes: ClassOutcomes, bins: tuple[Bin, ...]) -> dict[str, float]:
     found["weighted_f1"] = float(metrics.f1_score(labels, predicted, average="weighted", zero_division=0.0))
     finite = outcomes.only(outcomes.finite)
     if total := len(finite.labels):
-        classes = list(range(len(outcomes.class_names)))
-        # Rows of 0..1 sum to one as exactly as scikit-learn expects; a softmax in 16 bits does not.
-        if exact := _exact(outcomes):
-            found["log_loss"] = float(metrics.log_loss(*exact, labels=classes))
+        losses, there = _losses(finite)
+        if there.any():
+            found["log_loss"] = float(losses[there].mean())
         found["ece"] = sum(item.examples * abs(item.accuracy - item.confidence) for item in bins) / total
-        if len(classes) > _TOP:
-            right = metrics.top_k_accuracy_score(
-                finite.labels, finite.probabilities, k=_TOP, normalize=False, labels=classes
-            )
-            found["top5_accuracy"] = float(right) / len(labels)
+        if len(outcomes.class_names) > _TOP:
+            found["top5_accuracy"] = float(_in_top(finite).sum()) / len(labels)
     return found
 
 
@@ -197,34 +215,6 @@ def calibrate(outcomes: ClassOutcomes) -> tuple[Bin, ...]:
     )
 
 
-def draw_curves(outcomes: ClassOutcomes) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
-    """Returns the ROC and precision-recall curves of the classes that some, not all, examples are of."""
-    finite = outcomes.only(outcomes.finite)
-    roc, precision_recall = [], []
-    for label, name in enumerate(finite.class_names):
-        positive, probabilities = finite.labels == label, finite.probabilities[:, label]
-        if not positive.any() or positive.all():
-            continue
-        x, y, thresholds = metrics.roc_curve(positive, probabilities)
-        # scikit-learn begins above all probabilities, at infinity, which JSON does not have.
-        roc.append(_thin(name, metrics.auc(x, y), x, y, np.minimum(thresholds, 1.0)))
-        precision, recall, thresholds = metrics.precision_recall_curve(positive, probabilities)
-        area = metrics.average_precision_score(positive, probabilities)
-        precision_recall.append(_thin(name, area, recall, precision, np.append(thresholds, 1.0)))
-    return tuple(roc), tuple(precision_recall)
-
-
-def mean_area(curves: tuple[Curve, ...]) -> float:
-    """Returns the macro average of the areas under some curves."""
-    return float(np.mean([curve.area for curve in curves]))
-
-
-def worst(curves: tuple[Curve, ...]) -> tuple[Curve, ...]:
-    """Returns up to 12 curves with the smallest areas, in the order of the classes."""
-    kept = set(sorted(range(len(curves)), key=lambda place: curves[place].area)[:MOST_CURVES])
-    return tuple(curve for place, curve in enumerate(curves) if place in kept)
-
-
 def slice_outcomes(outcomes: ClassOutcomes, min_slice: int) -> tuple[Slice, ...]:
     """Returns the accuracy by class and by feature; a slice is decided from `min_slice` examples on."""
     named = [(f"class={name}", outcomes.labels == i) for i, name in enumerate(outcomes.class_names)]
@@ -246,7 +236,10 @@ def intervals(labels: _Ints, predicted: _Ints, class_names: tuple[str, ...]) -> 
     cells, counts = _cells(labels, predicted)
     true, said = cells.T
     values = np.concatenate([_values(drawn, true, said, len(class_names)) for drawn in _draw(counts)])
-    return {name: interval(values[:, place]) for place, name in _measured(labels, class_names)}
+    found = tuple(_measured(labels, class_names))
+    return dict(
+        zip((name for _, name in found), spans(values[:, [place for place, _ in found]]), strict=True)
+    )
 
 
 def leads(labels: _Ints, predicted: _Ints, others: _Ints, class_names: tuple[str, ...]) -> dict[str, Lead]:
@@ -266,24 +259,37 @@ def leads(labels: _Ints, predicted: _Ints, others: _Ints, class_names: tuple[str
     }
 
 
-def interval_of_loss(outcomes: ClassOutcomes) -> dict[str, Interval]:
-    """Returns the 95 % interval of the log loss, if there is one."""
-    exact = _exact(outcomes)
-    if exact is None:
-        return {}
-    labels, probabilities = exact
-    of_truth = probabilities[np.arange(len(labels)), labels].clip(np.finfo(np.float64).eps)
-    terms = np.stack([-np.log(of_truth), np.ones(len(labels))], axis=1)
-    return resampling.intervals(terms, lambda sums: {"log_loss": sums[..., 0] / sums[..., 1]})
-
-
-def _exact(outcomes: ClassOutcomes) -> tuple[_Ints, _Floats] | None:
-    """Returns labels and probabilities of which each row sums to one, of the examples that have any."""
-    finite = outcomes.only(outcomes.finite)
-    exact = finite.probabilities.astype(np.float64).clip(0.0, 1.0)
-    sums = exact.sum(axis=1)
+def _losses(finite: ClassOutcomes) -> tuple[_Floats, npt.NDArray[np.bool_]]:
+    """Returns the log loss of each example, and which examples have one: any probability at all."""
+    # Rows of 0..1 that sum to one, as scikit-learn expects them; a softmax in 16 bits does not.
+    rows = finite.probabilities.clip(0.0, 1.0)
+    sums = rows.sum(axis=1, dtype=np.float64)
+    of_truth = rows[np.arange(len(rows)), finite.labels].astype(np.float64)
     there = sums > 0
-    return (finite.labels[there], exact[there] / sums[there, None]) if there.any() else None
+    shares = _divide(of_truth, sums).clip(np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
+    return np.where(there, -np.log(shares), 0.0), there
+
+
+def _measure(sums: _Floats) -> dict[str, _Floats]:
+    """Returns the log loss and the mean areas, NaN where there is none, of sums of `ClassOutcomes.terms`."""
+    loss, there, roc, pr, examples = np.moveaxis(sums, -1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "log_loss": loss / there,
+            "roc_auc": (roc / examples).clip(0.0, 1.0),
+            "pr_auc": (pr / examples).clip(0.0, 1.0),
+        }
+
+
+def _in_top(finite: ClassOutcomes) -> npt.NDArray[np.bool_]:
+    """Returns where the true class is among the five most probable; of equal ones the last come first."""
+    truth = finite.labels[:, None]
+    of_truth = np.take_along_axis(finite.probabilities, truth, axis=1)
+    above = np.count_nonzero(finite.probabilities > of_truth, axis=1)
+    equal = finite.probabilities == of_truth
+    before = np.count_nonzero(equal & (np.arange(equal.shape[1]) > truth), axis=1)
+    within: npt.NDArray[np.bool_] = above + before < _TOP
+    return within
 
 
 def _averages(labels: _Ints, predicted: _Ints, classes: int) -> dict[str, float]:
@@ -291,16 +297,6 @@ def _averages(labels: _Ints, predicted: _Ints, classes: int) -> dict[str, float]
     true, said = cells.T
     values = _values(counts[None], true, said, classes)[0]
     return dict(zip(COUNTED, values[: len(COUNTED)].tolist(), strict=True))
-
-
-def _thin(name: str, area: float, x: _Array, y: _Array, thresholds: _Array) -> Curve:
-    # Evenly along the curve, not along x: it may rise at one place.
-    length = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
-    wanted = np.linspace(0.0, length[-1], MOST_POINTS)
-    kept = np.unique(np.concatenate([[0, len(x) - 1], np.searchsorted(length, wanted).clip(0, len(x) - 1)]))
-    return Curve(
-        name, float(area), *(tuple(part[kept].astype(float).tolist()) for part in (x, y, thresholds))
-    )
 
 
 def _cells(*columns: _Ints) -> tuple[_Ints, _Ints]:
@@ -312,8 +308,15 @@ def _draw(counts: _Ints) -> Iterator[_Ints]:
     """Yields all resamples of cells, [chunk, cells] at a time."""
     rng = np.random.default_rng(SEED)
     total = int(counts.sum())
+    # A draw of each cell's number costs as much as some draws of an example.
+    few = len(counts) * _DRAWS_OF_A_CELL <= total
+    cells = np.repeat(np.arange(len(counts)), counts)
     for _ in range(RESAMPLES // _CHUNK):
-        yield rng.multinomial(total, counts / total, size=_CHUNK)
+        if few:
+            yield rng.multinomial(total, counts / total, size=_CHUNK)
+        else:
+            drawn = cells[rng.integers(total, size=(_CHUNK, total), dtype=np.int32)]
+            yield np.stack([np.bincount(row, minlength=len(counts)) for row in drawn])
 
 
 def _values(drawn: _Ints, true: _Ints, predicted: _Ints, classes: int) -> _Floats:

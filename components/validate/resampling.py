@@ -65,8 +65,13 @@ def lead(difference: float, drawn: Floats, *, rising: bool) -> Lead:
 
 def interval(values: Floats) -> Interval:
     """Returns the 95 % interval of the values of resamples."""
-    lower, upper = np.percentile(values, _PERCENTILES)
-    return float(lower), float(upper)
+    return spans(values[:, None])[0]
+
+
+def spans(values: Floats) -> list[Interval]:
+    """Returns the 95 % interval of each column of values, [resamples, columns]."""
+    lower, upper = np.percentile(values, _PERCENTILES, axis=0)
+    return list(zip(lower.tolist(), upper.tolist(), strict=True))
 
 
 def share_interval(right: int, examples: int) -> Interval:
@@ -89,6 +94,7 @@ def _drawn(terms: npt.NDArray[Any]) -> Floats:
         order = rng.permutation(len(blocks))
         starts = np.linspace(0, len(blocks), _BLOCKS, endpoint=False).astype(np.int64)
         blocks = np.add.reduceat(blocks[order], starts, axis=0)
-    counts = rng.multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=RESAMPLES)
+    chosen = rng.integers(len(blocks), size=(RESAMPLES, len(blocks)), dtype=np.int32)
+    counts = np.stack([np.bincount(row, minlength=len(blocks)) for row in chosen])
     drawn: Floats = counts.astype(np.float64) @ blocks
     return drawn

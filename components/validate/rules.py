@@ -28,6 +28,7 @@ from shardline.components.validate.metrics import (
     FALLING,
     FORMAT_METRICS,
     LED,
+    LED_BY_CHAMPION,
     MAIN,
     METRICS,
     OF_THE_NEW,
@@ -208,14 +209,15 @@ def _check_tail(rule: Rule) -> None:
         _check_within(rule)
     if rule.p is None:
         return
-    of_part = PART_METRICS.get(rule.slice.partition("=")[0], ()) if rule.slice else LED
+    whole = LED if rule.reference == "baseline" else LED_BY_CHAMPION
+    of_part = PART_METRICS.get(rule.slice.partition("=")[0], ()) if rule.slice else whole
     leads = not rule.worst and rule.metric in of_part and not (rule.slice and rule.metric == "accuracy")
     ahead = "<" if rule.metric in FALLING else ">"
     if not (rule.reference and rule.operator == ahead and _is_plain(rule) and leads):
         raise SettingsError(
             "(p < ...) belongs to a rule like 'accuracy > champion (p < 0.05)' or 'rmse < champion (p < "
             "0.05)', "
-            f"got {rule.text!r}; its metric may be one of {', '.join(LED)}, or precision, recall or f1 of "
+            f"got {rule.text!r}; its metric may be one of {', '.join(whole)}, or precision, recall or f1 of "
             "a class"
         )
     if not 0 < rule.p < 1:

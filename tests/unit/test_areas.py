@@ -1,0 +1,116 @@
+"""Areas under curves, log loss and the five most probable: as scikit-learn has them, and their intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from shardline.components.validate.areas import MOST_CURVES, measure_areas
+from shardline.components.validate.classes import ClassOutcomes, score
+
+
+def outcomes(seed: int, examples: int, classes: int, digits: int = 9, noise: float = 1.0) -> ClassOutcomes:
+    """Returns outcomes; few digits of the probabilities make many of them equal."""
+    labels = np.random.default_rng(seed).integers(0, classes, examples)
+    logits = np.random.default_rng(seed + 1).normal(0, noise, (examples, classes))
+    logits[np.arange(examples), labels] += 1
+    odds = np.exp(logits)
+    probabilities = (odds / odds.sum(axis=1, keepdims=True)).round(digits).astype(np.float32)
+    names = tuple(f"c{label}" for label in range(classes))
+    return ClassOutcomes(names, labels, probabilities.argmax(axis=1), probabilities, {})
+
+
+@given(
+    seed=st.integers(0, 1000),
+    examples=st.integers(2, 80),
+    classes=st.integers(2, 8),
+    digits=st.integers(1, 9),
+)
+def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits: int) -> None:
+    found = outcomes(seed, examples, classes, digits)
+    labels, probabilities = found.labels, found.probabilities
+    areas = measure_areas(labels, probabilities)
+    assert areas.classes.tolist() == [c for c in range(classes) if 0 < (labels == c).sum() < examples]
+    for place, label in enumerate(areas.classes):
+        one = labels == label, probabilities[:, label]
+        assert areas.roc[place] == pytest.approx(metrics.roc_auc_score(*one), abs=1e-9)
+        assert areas.pr[place] == pytest.approx(metrics.average_precision_score(*one), abs=1e-9)
+    measured = score(found, ())
+    rows = probabilities.astype(np.float64)
+    there = rows.sum(axis=1) > 0
+    rows = rows[there] / rows[there].sum(axis=1, keepdims=True)
+    loss = metrics.log_loss(labels[there], rows, labels=range(classes)) if there.any() else None
+    assert measured.get("log_loss") == pytest.approx(loss, abs=1e-9)
+    if classes > 5:
+        top = metrics.top_k_accuracy_score(labels, probabilities, k=5, labels=range(classes))
+        assert measured["top5_accuracy"] == pytest.approx(top, abs=1e-9)
+
+
+def test_the_influence_of_an_example_is_what_more_of_its_weight_brings() -> None:
+    found = outcomes(3, 40, 3, digits=1)
+    areas = measure_areas(found.labels, found.probabilities)
+    assert areas.influence.sum(axis=0) == pytest.approx([0, 0], abs=1e-12)
+    for example in (0, 7, 23):
+        weights = np.ones(40)
+        weights[example] += (step := 1e-6)
+        moved = [
+            np.mean(
+                [
+                    measure(found.labels == c, found.probabilities[:, c], sample_weight=weights)
+                    for c in range(3)
+                ]
+            )
+            for measure in (metrics.roc_auc_score, metrics.average_precision_score)
+        ]
+        slopes = (np.array(moved) - [areas.means["roc_auc"], areas.means["pr_auc"]]) / step
+        assert slopes == pytest.approx(areas.influence[example], abs=1e-5)
+
+
+def test_intervals_are_those_of_a_bootstrap_of_the_areas_themselves() -> None:
+    found = outcomes(5, 400, 3)
+    intervals = found.summarize(20)["intervals"]
+    random = np.random.default_rng(0)
+    resampled = []
+    for _ in range(300):
+        chosen = random.integers(400, size=400)
+        areas = measure_areas(found.labels[chosen], found.probabilities[chosen])
+        resampled.append([*areas.means.values()])
+    for name, values in zip(("roc_auc", "pr_auc"), np.transpose(resampled), strict=True):
+        lower, upper = np.percentile(values, (2.5, 97.5))
+        width = upper - lower
+        assert intervals[name] == pytest.approx((lower, upper), abs=0.2 * width)
+
+
+def test_a_champion_has_leads_in_probabilities_too() -> None:
+    better, worse = outcomes(5, 400, 3, noise=0.5), outcomes(5, 400, 3, noise=1.5)
+    leads = better.leads(worse)
+    for name, rising in (("log_loss", False), ("roc_auc", True), ("pr_auc", True)):
+        lead = leads[name]
+        difference = better.summarize(20)["metrics"][name] - worse.summarize(20)["metrics"][name]
+        assert lead.difference == pytest.approx(difference, abs=1e-9)
+        assert (lead.difference > 0) == rising
+        assert lead.p < 0.01
+        assert lead.interval[0] < lead.difference < lead.interval[1]
+
+
+def test_curves_are_those_of_the_smallest_areas() -> None:
+    found = outcomes(5, 600, 20)
+    fields = found.summarize(20)
+    areas = measure_areas(found.labels, found.probabilities)
+    assert len(fields["roc"]) == len(fields["precision_recall"]) == MOST_CURVES
+    assert {curve.area for curve in fields["roc"]} == set(np.sort(areas.roc)[:MOST_CURVES].tolist())
+    for curve in fields["roc"]:
+        assert curve.x[0] == curve.y[0] == 0
+        assert curve.x[-1] == curve.y[-1] == 1
+
+
+def test_outputs_that_are_not_finite_have_no_part_in_areas() -> None:
+    found = outcomes(5, 60, 3)
+    found.probabilities[::2] = np.nan
+    sound = found.only(found.finite)
+    fields = found.summarize(20)
+    assert fields["non_finite"] == 30
+    assert fields["metrics"]["roc_auc"] == measure_areas(sound.labels, sound.probabilities).means["roc_auc"]
