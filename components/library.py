@@ -33,6 +33,8 @@ def preprocess(  # noqa: D417  # the fields are explained where they are defined
     split: dict = {},  # type: ignore[type-arg]  # noqa: B006
     key: str = "path",
     group: str = "",
+    split_by_time: str = "",
+    split_gap: str = "",
     split_salt: int = 0,
     seed: int = 0,
     readers: int = 1,

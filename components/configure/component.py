@@ -23,6 +23,8 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     split: dict,  # type: ignore[type-arg]
     key: str,
     group: str,
+    split_by_time: str,
+    split_gap: str,
     split_salt: int,
     seed: int,
     readers: int,

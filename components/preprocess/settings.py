@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shardline.components.parameters import check_types
 from shardline.components.preprocess import labels
+from shardline.components.preprocess.sources.moments import parse_gap
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SettingsError
 
@@ -57,6 +58,11 @@ class PreprocessSettings:
         key: path, or content to keep exact duplicates in one split.
         group: Feature, such as a patient, of which all examples of one value are in one split; empty for
         none.
+        split_by_time: For table and bigquery, a column of times: training comes before validation, that
+        before
+            test; empty for none.
+        split_gap: How long before validation and before test rows are left out, such as 7d, 36h or 90m, or a
+            number where the column holds numbers.
         split_salt: Number from which the split follows, beside the keys, from 0; another is another split.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
@@ -85,6 +91,8 @@ class PreprocessSettings:
     split: Mapping[str, float] = field(default_factory=dict)
     key: str = "path"
     group: str = ""
+    split_by_time: str = ""
+    split_gap: str = ""
     split_salt: int = 0
     seed: int = 0
     readers: int = 1
@@ -120,6 +128,15 @@ class PreprocessSettings:
             raise SettingsError(f"max_bad_fraction must be 0..1, not {self.max_bad_fraction}")
         _check_split(self.split)
         labels.parse(self.label)
+        parse_gap(self.split_gap)
+        if self.split_gap and not self.split_by_time:
+            raise SettingsError("split_gap belongs to split_by_time; name its column, or leave the gap out")
+        if self.group and self.split_by_time:
+            raise SettingsError(
+                "group and split_by_time cannot both decide the split; leave one out, or name a split by "
+                "time whose "
+                "gap is longer than a group lasts"
+            )
 
 
 def _check_whole(settings: PreprocessSettings, least: int, most: int, *names: str) -> None:

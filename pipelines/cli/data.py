@@ -55,6 +55,8 @@ def _setting(
 @click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
 @_setting("key", "What identifies an example; examples of equal keys stay in one split.", preprocessing.KEYS)
 @_setting("group", "A feature of which examples of one value stay in one split.", metavar="FEATURE")
+@_setting("split_by_time", "A column of times: training before validation before test.", metavar="COLUMN")
+@_setting("split_gap", "How long before validation and test rows are left out: 7d, 36h.", metavar="DURATION")
 @_setting("split_salt", "Number from which the split follows; another one is another split.")
 @_setting("seed", "Seed of the order.")
 @click.option(

@@ -38,6 +38,8 @@ SETTINGS = {
     "split": {},
     "key": "path",
     "group": "",
+    "split_by_time": "",
+    "split_gap": "",
     "split_salt": 0,
     "seed": 0,
     "readers": 2,

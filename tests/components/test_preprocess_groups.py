@@ -1,11 +1,15 @@
-"""Examples of one group stay in one split, and a group in two splits is found."""
+"""Splits that do not leak: examples of one group stay together, and training comes before test."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 
 from shardline.components.preprocess.inspect import read_values
@@ -88,3 +92,27 @@ def test_what_cannot_be_grouped_is_refused(
     source = write(tmp_path / "table.csv", **written)
     with pytest.raises(SourceError, match=message):
         preprocess(PreprocessSettings(source=source, **settings), tmp_path / "out")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) -> None:
+    days = [datetime.date(2026, 1, 1) + datetime.timedelta(number % 200) for number in range(1000)]
+    table = pa.table({"day": days, "x": [float(d.toordinal()) for d in days], "label": ["a", "b"] * 500})
+    path = tmp_path / f"table.{suffix}"
+    (pyarrow.csv.write_csv if suffix == "csv" else pyarrow.parquet.write_table)(table, path)
+    settings = PreprocessSettings(source=f"table:{path}", split_by_time="day", split_gap="5d")
+    manifest = preprocess(settings, tmp_path / "out")
+    assert [feature.name for feature in manifest.columns] == ["x"]
+    ends = {}
+    for name, split in manifest.splits.items():
+        records = (
+            values["x"][1][0]
+            for shard in split.shards
+            for _, values in read_values(tmp_path / "out" / shard.file, "", lambda records, size: None)
+            if not isinstance(values, str)
+        )
+        found = sorted(float(value) for value in records)
+        ends[name] = found[0], found[-1]
+    assert ends["validation"][0] - ends["train"][1] == 6
+    assert ends["test"][0] - ends["validation"][1] == 6
+    assert (manifest.settings["split_by_time"], manifest.settings["split_gap"]) == ("day", "5d")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardline.components.preprocess.settings import PreprocessSettings
+    from shardline.components.preprocess.sources.moments import ByTime
 
 #: The forms of a source string; the last one is a class or function without arguments of the user's own.
 KNOWN_FORMS = (
@@ -167,6 +168,11 @@ def open_source(settings: PreprocessSettings) -> Source:
             "label is for table:PATH, bigquery:TABLE, and images:DIR or text:DIR with labels; the source is "
             f"{settings.source!r}, {instead}"
         )
+    if settings.split_by_time and form not in ("table", "bigquery"):
+        raise SettingsError(
+            f"split_by_time is for table:PATH and bigquery:TABLE, the source is {settings.source!r}; leave "
+            "it out"
+        )
     if settings.source == "digits":
         from shardline.components.preprocess.sources.digits import Digits
 
@@ -193,12 +199,20 @@ def open_source(settings: PreprocessSettings) -> Source:
     if form == "table":
         from shardline.components.preprocess.sources.table import Table
 
-        return Table(rest, settings.features, settings.label)
+        return Table(rest, settings.features, settings.label, _by_time(settings))
     if form == "bigquery":
         from shardline.components.preprocess.sources.bigquery import BigQuery
 
-        return BigQuery(settings.source, settings.features, settings.label)
+        return BigQuery(settings.source, settings.features, settings.label, _by_time(settings))
     return _open_plugin(settings.source)
+
+
+def _by_time(settings: PreprocessSettings) -> ByTime | None:
+    if not settings.split_by_time:
+        return None
+    from shardline.components.preprocess.sources.moments import ByTime, parse_gap
+
+    return ByTime(settings.split_by_time, settings.split, parse_gap(settings.split_gap))
 
 
 def check_form(source: str) -> None:

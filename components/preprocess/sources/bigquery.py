@@ -21,6 +21,7 @@ from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import persistently
 from shardline.components.preprocess.sources import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.columns import Batch, TypedColumns, as_lists
+from shardline.components.preprocess.sources.moments import ByTime
 from shardline.components.preprocess.sources.snapshots import Reference, parse
 from shardline.components.preprocess.sources.table import Rows
 from shardline.components.text import size as size_text
@@ -279,10 +280,12 @@ class BigQuery(Rows):
         PlatformError: Credentials or a permission are missing, or the service is not reached.
     """
 
-    def __init__(self, source: str, features: Mapping[str, str], label: str = "") -> None:
+    def __init__(
+        self, source: str, features: Mapping[str, str], label: str = "", by_time: ByTime | None = None
+    ) -> None:
         reference = parse(source)
         self._own = _Columns(reference)
-        super().__init__(reference.name, self._own, features, ("string", "bytes"), label)
+        super().__init__(reference.name, self._own, features, ("string", "bytes"), label, by_time)
         self.numbers_copies = "key" not in self._names
 
     def __iter__(self) -> Iterator[Any]:
@@ -291,7 +294,8 @@ class BigQuery(Rows):
 
     def cost(self) -> str:
         """Returns in words what reading the rows is billed for."""
-        return f"{self._own.cost([*self._targets, *self._names.values()])}; see {_PRICES}"
+        times = [self._by_time.column] if self._by_time else []
+        return f"{self._own.cost([*self._targets, *self._names.values(), *times])}; see {_PRICES}"
 
     def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
         if values.get("key") is not None:

@@ -124,6 +124,8 @@ def _parquet_types(path: str) -> Found:
             return "int64"
         if kinds.is_floating(kind):
             return "float32"
+        if kinds.is_timestamp(kind) or kinds.is_date(kind):
+            return "timestamp"
         if kinds.is_list(kind) or kinds.is_large_list(kind):
             return "strings" if word(kind.value_type) == "string" else str(kind)
         return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
@@ -147,7 +149,9 @@ def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[
 def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
     """Returns some columns of a pyarrow.RecordBatch, as their types say."""
     return {
-        name: (column if types[name] == "bytes" else column.cast(_arrow_type(types[name]))).to_pylist()
+        name: (
+            column if types[name] not in _CONVERSIONS else column.cast(_arrow_type(types[name]))
+        ).to_pylist()
         for name, column in zip(names, batch.select(list(names)).columns, strict=True)
     }
 

@@ -14,8 +14,10 @@ from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
 from shardline.components.preprocess.sources.columns import Columns, TypedColumns
 from shardline.components.preprocess.sources.images import is_outside
+from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, moment
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Feature, Label
 from shardline.trainer.errors import SourceError, printable
+from shardline.trainer.progress import say
 
 _ROLES = ("image", "key")
 _OWN = (LABEL, *_ROLES)
@@ -39,6 +41,7 @@ class Rows:
         features: Names of columns by ours.
         images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
         label: Columns to predict and their kinds, as `labels.parse` reads them; "" for what features say.
+        by_time: Column of times by which rows are split, which is no feature unless it is named as one.
 
     Raises:
         SourceError: The columns cannot be read, or are not these.
@@ -51,12 +54,20 @@ class Rows:
         features: Mapping[str, str],
         images: Sequence[str],
         label: str,
+        by_time: ByTime | None = None,
     ) -> None:
         self._name = name
         self._columns = columns
         types = columns.types
         self._wanted = _wanted(name, types, features, label)
         self._targets = [column for one in self._wanted for column in one.columns]
+        self._by_time = by_time
+        times = [by_time.column] if by_time else []
+        if by_time and by_time.column not in types:
+            raise SourceError(
+                f"{name!r} has no column {by_time.column!r} to split by, it has "
+                f"{printable(', '.join(types))[:300]}"
+            )
         features = {ours: theirs for ours, theirs in features.items() if ours != LABEL}
         self._names = {
             role: role for role in _ROLES if role in types and role not in self._targets
@@ -73,7 +84,7 @@ class Rows:
                     f"column {theirs!r} of {name!r} is what is to be predicted, and cannot be {ours} as well"
                 )
         if set(features) <= set(_ROLES):
-            taken = {*self._names.values(), *self._targets}
+            taken = {*self._names.values(), *self._targets, *times}
             others = [column for column in types if column not in taken]
             for column in others:
                 if column in _OWN:
@@ -96,7 +107,11 @@ class Rows:
         ours, types = tuple(self._names), self._columns.types
         read = _Reader(self._wanted, self.labels, types)
         theirs = [*self._targets, *self._names.values()]
-        first = len(self._targets)
+        first, last = len(self._targets), len(theirs)
+        splits = None
+        if self._by_time:
+            splits = TimeSplits(self._by_time, self._values(self._by_time.column))
+            theirs.append(self._by_time.column)
         names = [*((LABEL, column) for column in self._targets), *self._names.items()]
         lists = [
             one.columns[0]
@@ -110,18 +125,25 @@ class Rows:
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
-            values = dict(zip(ours, row[first:], strict=True))
+            values = dict(zip(ours, row[first:last], strict=True))
             fault = next(filter(None, map(_fault, row, checks)), "")
             if not fault and "image" in values:
                 fault = self._image_fault(values["image"])
+            if not fault and splits and math.isnan(moment(row[last])):
+                fault = f"has no time in column {theirs[last]!r}"
             if not fault:
                 label, fault = read(row[:first])
             if fault:
                 yield BadExample(f"{self._name} {self._row_name(number, values)}", fault)
                 continue
+            split = splits.split(row[last]) if splits else None
+            if splits and split is None:
+                continue
             key = str(values.pop("key")) if "key" in values else self._row_name(number, values)
             image = self._image(values.pop("image")) if "image" in values else None
-            yield Example(key, label, image, features={**values, **self._missing(values)})
+            yield Example(key, label, image, split, {**values, **self._missing(values)})
+        if splits and splits.left_out:
+            say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
 
     def _type(self, column: str) -> str:
         """Returns the type of a column; whole numbers with gaps are floats, which can be missing."""
@@ -232,10 +254,12 @@ class Table(Rows):
         SourceError: The file cannot be read, is empty, or has not these columns.
     """
 
-    def __init__(self, path: str, features: Mapping[str, str], label: str = "") -> None:
+    def __init__(
+        self, path: str, features: Mapping[str, str], label: str = "", by_time: ByTime | None = None
+    ) -> None:
         path = storage.resolve(path)
         self._root = os.path.dirname(path)
-        super().__init__(path, Columns(path), features, images=("string",), label=label)
+        super().__init__(path, Columns(path), features, ("string",), label, by_time)
         self.has_keys = "key" in self._names
 
     def _image_fault(self, value: str) -> str:

@@ -1,0 +1,92 @@
+"""Moments: a column of times, and the splits that follow from it: training before validation before test."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardline.trainer.errors import SettingsError, SourceError
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_GAP = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+
+
+@dataclass(frozen=True)
+class ByTime:
+    """Splits by time: the column, the shares of the splits, and the gap before validation and test.
+
+    Attributes:
+        gap: In seconds, or where the column holds numbers in their unit.
+    """
+
+    column: str
+    shares: Mapping[str, float]
+    gap: float = 0.0
+
+
+def parse_gap(text: str) -> float:
+    """Returns a gap, "7d", "36h", "90m", "30s" or a plain number; raises SettingsError."""
+    match = _GAP.fullmatch(text)
+    if text and not match:
+        raise SettingsError(f"split_gap {text!r} is no duration; give 7d, 36h, 90m, 30s or a number")
+    return float(match[1]) * _UNITS.get(match[2], 1.0) if match else 0.0
+
+
+def moment(value: Any) -> float:
+    """Returns a time as a number, of a date or an ISO text in seconds (UTC without a zone); NaN for none."""
+    if isinstance(value, str):
+        try:
+            value = datetime.datetime.fromisoformat(value.strip())
+        except ValueError:
+            return math.nan
+    if isinstance(value, datetime.datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp()
+    if isinstance(value, datetime.date):
+        return float(value.toordinal()) * _UNITS["d"]
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+class TimeSplits:
+    """Which split a time belongs to; rows of one time are in one split.
+
+    Attributes:
+        left_out: Rows so far that lie in a gap.
+    """
+
+    def __init__(self, by_time: ByTime, values: Iterable[Any]) -> None:
+        """Reads all values of the column; raises SourceError where they are no times, or all the same."""
+        times = np.fromiter(map(moment, values), np.float64)
+        times = np.sort(times[~np.isnan(times)])
+        if not len(times):
+            raise SourceError(
+                f"column {by_time.column!r} holds no times to split by; give numbers, dates or ISO 8601 texts"
+            )
+        if times[0] == times[-1]:
+            raise SourceError(
+                f"all rows have the same time in {by_time.column!r}: no split can be made of it"
+            )
+        self.left_out = 0
+        self._gap = by_time.gap
+        reached, starts = 0.0, list[tuple[str, float]]()
+        for name in ("train", "validation", "test"):
+            if name in by_time.shares:
+                place = min(round(reached * len(times)), len(times) - 1)
+                starts.append((name, -math.inf if not starts else float(times[place])))
+                reached += by_time.shares[name]
+        self._starts = starts
+
+    def split(self, value: Any) -> str | None:
+        """Returns the split of a time; None in a gap, which is counted."""
+        at = moment(value)
+        place = max(number for number, (_, start) in enumerate(self._starts) if at >= start)
+        following = self._starts[place + 1][1] if place + 1 < len(self._starts) else math.inf
+        if at >= following - self._gap and self._gap:
+            self.left_out += 1
+            return None
+        return self._starts[place][0]

@@ -1,0 +1,66 @@
+"""Splits by time: training comes before validation, that before test, with a gap between them."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+import pytest
+
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, moment, parse_gap
+from shardline.trainer.errors import SettingsError, SourceError
+
+SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
+
+
+def test_times_are_numbers_dates_and_texts() -> None:
+    day = datetime.date(2026, 11, 23)
+    midnight = datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC)
+    assert moment("2026-11-23") == moment("2026-11-23T00:00:00Z") == moment(midnight) == midnight.timestamp()
+    assert moment(midnight.replace(tzinfo=None)) == midnight.timestamp()
+    assert moment(day + datetime.timedelta(1)) - moment(day) == 86_400
+    assert moment(3) == 3.0
+    assert math.isnan(moment("yesterday"))
+    assert math.isnan(moment(None))
+
+
+def test_a_gap_is_a_duration_or_a_number() -> None:
+    assert [parse_gap(text) for text in ("", "7d", "1.5h", "90m", "30s", "12")] == [
+        0,
+        604_800,
+        5400,
+        5400,
+        30,
+        12,
+    ]
+    with pytest.raises(SettingsError, match="split_gap '7 weeks' is no duration; give 7d"):
+        parse_gap("7 weeks")
+
+
+def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
+    times = list(range(100))
+    plain = TimeSplits(ByTime("day", SHARES), times)
+    found = [plain.split(time) for time in times]
+    assert found == ["train"] * 80 + ["validation"] * 10 + ["test"] * 10
+    gapped = TimeSplits(ByTime("day", SHARES, 3.0), times)
+    found = [gapped.split(time) for time in times]
+    assert [time for time in times if found[time] is None] == [77, 78, 79, 87, 88, 89]
+    assert gapped.left_out == 6
+
+
+def test_rows_of_one_time_are_in_one_split() -> None:
+    times = [0] * 70 + [1] * 20 + [2] * 10
+    splits = TimeSplits(ByTime("day", {"train": 0.8, "test": 0.2}), times)
+    assert [splits.split(time) for time in (0, 1, 2)] == ["train", "test", "test"]
+
+
+def test_what_is_no_time_is_refused() -> None:
+    with pytest.raises(SourceError, match="'day' holds no times to split by"):
+        TimeSplits(ByTime("day", SHARES), ["soon", None])
+    with pytest.raises(SourceError, match="all rows have the same time in 'day'"):
+        TimeSplits(ByTime("day", SHARES), [3, 3])
+    with pytest.raises(SettingsError, match="group and split_by_time cannot both"):
+        PreprocessSettings(source="table:x.csv", group="a", split_by_time="b")
+    with pytest.raises(SettingsError, match="split_gap belongs to split_by_time"):
+        PreprocessSettings(source="table:x.csv", split_gap="7d")
