@@ -8,6 +8,7 @@ precision) is summed in a resample, which stands for the areas of that resample.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,18 +62,25 @@ class Areas:
 
 def measure_areas(labels: _Ints, probabilities: _Array) -> Areas:
     """Returns the areas of labels, [n], and finite probabilities, [n, classes]."""
-    examples, classes = probabilities.shape
-    counts = np.bincount(labels, minlength=classes)
+    counts = np.bincount(labels, minlength=probabilities.shape[1])
+    order, ends = np.argsort(labels, kind="stable"), np.cumsum(counts)
+    return _measure(counts, lambda label: order[ends[label] - counts[label] : ends[label]], probabilities)
+
+
+def measure_areas_of_several(true: _Ints, probabilities: _Array) -> Areas:
+    """Returns the areas of labels of 0 and 1, and finite probabilities, [n, labels] each."""
+    return _measure(true.sum(axis=0), lambda label: np.flatnonzero(true[:, label]), probabilities)
+
+
+def _measure(counts: _Ints, find: Callable[[int], _Ints], probabilities: _Array) -> Areas:
+    examples = len(probabilities)
     mixed = np.flatnonzero((counts > 0) & (counts < examples))
     roc, pr, influence = np.empty(len(mixed)), np.empty(len(mixed)), np.zeros((examples, 2))
-    order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(counts)
     for start in range(0, len(mixed), _AT_ONCE):
         some = mixed[start : start + _AT_ONCE]
         columns = np.ascontiguousarray(probabilities[:, some].T)
         for place, label in enumerate(some):
-            mine = order[ends[label] - counts[label] : ends[label]]
-            roc[start + place], pr[start + place] = _area(columns[place], mine, influence)
+            roc[start + place], pr[start + place] = _area(columns[place], find(label), influence)
     return Areas(mixed, roc, pr, influence / max(1, len(mixed)))
 
 

@@ -124,7 +124,7 @@ LEADING = {
 COUNTED = LEADING[CLASS]
 LED = tuple(dict.fromkeys(name for names in LEADING.values() for name in names))
 #: Metrics that have leads over a champion: these, and what follows from probabilities.
-LED_BY_CHAMPION = (*LED, "log_loss", "roc_auc", "pr_auc")
+LED_BY_CHAMPION = (*LED, "log_loss", "roc_auc", "pr_auc", "mean_average_precision")
 
 #: Metrics of one class, of one of several labels, or of one of several numbers, by the kind of the label.
 PARTS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn import metrics
 
 from shardline.components.validate import resampling
 from shardline.components.validate.answers import THRESHOLD
+from shardline.components.validate.areas import Areas, measure_areas_of_several
 from shardline.components.validate.evaluation import Baseline, ClassScore, Interval, Lead, Slice
 from shardline.components.validate.metrics import LEADING, OF_SEVERAL
 from shardline.components.validate.slicing import slices
@@ -78,24 +80,42 @@ class SeveralOutcomes:
         found["hamming_loss"] = metrics.hamming_loss(true, predicted)
         sound = self.only(self.finite)
         if len(sound.true):
-            said = sound.said.astype(np.float64).clip(0.0, 1.0)
-            bounded = said.clip(np.finfo(np.float32).eps, 1 - np.finfo(np.float32).eps)
-            losses = -np.where(sound.true == 1, np.log(bounded), np.log1p(-bounded))
-            found["log_loss"] = losses.mean()
-            mixed = (sound.true.min(axis=0) == 0) & (sound.true.max(axis=0) == 1)
-            if mixed.any():
-                some = sound.true[:, mixed], said[:, mixed]
-                found["mean_average_precision"] = metrics.average_precision_score(*some, average="macro")
-                found["roc_auc"] = metrics.roc_auc_score(*some, average="macro")
+            found["log_loss"] = sound.losses.mean()
+            if means := sound.areas.means:
+                found |= {"mean_average_precision": means["pr_auc"], "roc_auc": means["roc_auc"]}
         return {name: float(value) for name, value in found.items()}
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of what is counted, and of "f1[label=cat]" and its like."""
-        return resampling.intervals(self._terms(self.predicted), self._measure)
+        found = resampling.intervals(self._terms(self.predicted), self._measure)
+        found |= resampling.intervals(self.only(self.finite).terms, _measure)
+        return {name: interval for name, interval in found.items() if np.isfinite(interval).all()}
 
     def leads(self, other: SeveralOutcomes) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples in each metric of `intervals`."""
-        return self._leads(other.predicted)
+        both = self.finite & other.finite
+        ahead = resampling.leads(self.only(both).terms, other.only(both).terms, _measure, _RISING)
+        return self._leads(other.predicted) | {
+            name: one for name, one in ahead.items() if np.isfinite(one.difference)
+        }
+
+    @cached_property
+    def losses(self) -> _Floats:
+        """The log loss of each example, the mean over the labels; all probabilities have to be finite."""
+        smallest = float(np.finfo(np.float32).eps)
+        bounded = self.said.astype(np.float64).clip(smallest, 1 - smallest)
+        losses: _Floats = -np.where(self.true == 1, np.log(bounded), np.log1p(-bounded)).mean(axis=1)
+        return losses
+
+    @cached_property
+    def areas(self) -> Areas:
+        """Areas under the curves of the labels; all probabilities have to be finite."""
+        return measure_areas_of_several(self.true, self.said)
+
+    @cached_property
+    def terms(self) -> _Floats:
+        """What is summed of each example for log loss and areas, where all probabilities are finite."""
+        return np.column_stack([self.losses, self.areas.terms])
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns all labels, as the answer to every example: no other trivial one has a higher F1."""
@@ -164,6 +184,16 @@ class SeveralOutcomes:
             interval = resampling.intervals(terms, self._measure)["macro_f1"] if decided else None
             found.append(Slice(name, examples, value, decided, interval))
         return tuple(found)
+
+
+def _measure(sums: _Floats) -> dict[str, _Floats]:
+    """Returns the log loss and the mean areas, NaN where there is none, of `SeveralOutcomes.terms`."""
+    loss, roc, precision, examples = np.moveaxis(sums, -1, 0)
+    return {
+        "log_loss": loss / examples,
+        "roc_auc": (roc / examples).clip(0.0, 1.0),
+        "mean_average_precision": (precision / examples).clip(0.0, 1.0),
+    }
 
 
 def _divide(over: _Floats, under: _Floats) -> _Floats:

@@ -200,18 +200,8 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
     if rule.reference == "champion":
         evaluation = evaluation.beside_champion
     left, note = _measure(rule, evaluation)
-    judged = JudgedRule(
-        rule=rule.text,
-        metric=rule.left,
-        left=left,
-        operator=rule.operator,
-        right=rule.limit,
-        verdict="undecided",
-        interval=_interval(rule, evaluation),
-        note=note,
-        name=rule.name,
-        why=rule.why,
-    )
+    judged = JudgedRule(rule.text, rule.left, left, rule.operator, rule.limit, "undecided", note=note)
+    judged = replace(judged, interval=_interval(rule, evaluation), name=rule.name, why=rule.why)
     if rule.reference == "champion" and evaluation.champion is None:
         # A policy of its own: allow_undecided is about slices and metrics.
         return replace(judged, right=None, **_without_champion(gate, absence))
@@ -393,7 +383,8 @@ def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
         return item.value
     name = item.name.partition("=")[2]
     score = next(score for score in evaluation.classes if score.name == name)
-    return float(getattr(score, metric))
+    # Of one label alone the mean over the labels is its own.
+    return float(score.f1 if metric == MAIN[evaluation.kind] else getattr(score, metric))
 
 
 def _interval(rule: Rule, evaluation: Evaluation) -> Interval | None:

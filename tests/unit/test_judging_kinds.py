@@ -143,6 +143,25 @@ def test_rules_know_that_less_error_is_better() -> None:
     assert verdicts(found, "rmse >= 60")["rmse >= 60"].verdict == "failed"
 
 
+def test_rules_about_several_labels_look_at_each_and_at_probabilities() -> None:
+    found = beside(tags(0.97), tags(0.8))
+    judged = verdicts(
+        found,
+        "log_loss < champion (p < 0.05)",
+        "roc_auc > champion (p < 0.05)",
+        "mean_average_precision > champion (p < 0.05)",
+        "hamming_loss < champion (p < 0.05)",
+        "f1[label=a] > champion (p < 0.05)",
+        "worst_slice(macro_f1) >= 0.5",
+    )
+    assert all(rule.verdict == "passed" for rule in judged.values()), judged
+    worst = judged["worst_slice(macro_f1) >= 0.5"]
+    assert worst.left == min(score.f1 for score in found.classes)
+    for name in ("log_loss", "roc_auc", "mean_average_precision"):
+        lower, upper = found.intervals[name]
+        assert lower < found.metrics[name] < upper
+
+
 def test_the_trivial_answer_is_the_mean_in_training() -> None:
     trained = Tally(spreads=(Spread(0.0, 200.0, 90.0, 20.0),))
     baseline = evaluated(numbers(5), trained).baseline
