@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.data.features import Feature, Label
+from shardline.trainer.data.features import Feature, Label, Spread, Tally
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import form_targets
 from shardline.trainer.errors import ModelError
@@ -112,6 +112,11 @@ def test_labels_in_each_form():
     np.testing.assert_array_equal(formed(np.array([1.5, 2.5]), "column", price), [[1.5], [2.5]])
 
 
+SEVERAL = Label("label", "multilabel", ("a", "b", "c"))
+PRICE = Label("label", "regression", ("price",))
+PRICES = (Spread(3.0, 90.0, 20.0, 9.0),)
+
+
 @pytest.fixture
 def two_classes():
     image = {"image": Feature("image", "uint8", (4, 4, 1))}
@@ -165,3 +170,48 @@ def test_a_single_number_that_is_no_probability_is_refused(two_classes):
     three = dataclasses.replace(two_classes, labels={"label": class_label("abc")})
     with pytest.raises(ModelError, match=re.escape("(n, 1), the dataset has 3 classes")):
         read_head(single("sigmoid", "binary_crossentropy"), three)
+
+
+def of_a_label(label, activation, loss, spreads=()):
+    """Returns the description of images with a label, and a model that ends so."""
+    image = {"image": Feature("image", "uint8", (4, 4, 1))}
+    info = DatasetInfo((4, 4, 1), {"label": label}, image, {}, image, {"label": Tally(spreads=spreads)})
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    head = keras.layers.Dense(len(label.outputs), activation)
+    model = keras.Sequential([keras.Input((4, 4, 1), dtype="uint8"), *layers, head])
+    model.compile("sgd", loss)
+    return model, info
+
+
+@pytest.mark.parametrize(
+    ("label", "activation", "loss", "spreads", "message"),
+    [
+        (SEVERAL, "softmax", "binary_crossentropy", (), "ends with a softmax, whose numbers sum to 1"),
+        (
+            SEVERAL,
+            "sigmoid",
+            "categorical_crossentropy",
+            (),
+            "loss categorical_crossentropy is for one class",
+        ),
+        (PRICE, "sigmoid", "mse", PRICES, "a softmax or sigmoid, which gives 0 to 1, and 'price' is 3 to 90"),
+        (PRICE, None, "sparse_categorical_crossentropy", PRICES, "is for classes"),
+    ],
+)
+def test_an_output_that_can_never_be_a_label_is_refused(label, activation, loss, spreads, message):
+    model, info = of_a_label(label, activation, loss, spreads)
+    with pytest.raises(ModelError, match=message):
+        read_head(model, info)
+
+
+@pytest.mark.parametrize(
+    ("label", "activation", "loss", "spreads", "head"),
+    [
+        (SEVERAL, "sigmoid", "binary_crossentropy", (), "probabilities"),
+        (SEVERAL, None, LOGITS, (), "logits"),
+        (PRICE, None, "mse", PRICES, "numbers"),
+        (PRICE, "sigmoid", "mse", (Spread(0.0, 1.0, 0.5, 0.1),), "numbers"),
+    ],
+)
+def test_an_output_of_each_kind_of_label(label, activation, loss, spreads, head):
+    assert read_head(*of_a_label(label, activation, loss, spreads)) == head

@@ -82,6 +82,7 @@ def read_head(model: keras.Model, dataset: DatasetInfo, known: Head | None = Non
 
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
     _check_losses(label, losses)
+    _check_activation(outputs, label, dataset)
     if label.kind == REGRESSION:
         return "numbers"
     values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
@@ -117,6 +118,30 @@ def _check_losses(label: Label, losses: Sequence[Any]) -> None:
                 f"the loss {name_of(loss)} is for one class of several, and of {label.name!r} an example "
                 "may have "
                 "any; end the model with a sigmoid for each, and compile it with binary_crossentropy"
+            )
+
+
+def _check_activation(outputs: Any, label: Label, dataset: DatasetInfo) -> None:
+    """Refuses a softmax or sigmoid of Keras that can never give what a label is."""
+    logits = getattr(outputs, "_keras_logits", None)
+    if logits is None:
+        return
+    spreads = dataset.train[label.name].spreads if label.name in dataset.train else ()
+    for output, spread in zip(label.outputs, spreads, strict=False):
+        if spread.least < 0 or spread.largest > 1:
+            raise ModelError(
+                f"the model ends with a softmax or sigmoid, which gives 0 to 1, and {output!r} is "
+                f"{spread.least:g} to {spread.largest:g}; end it with Dense({len(label.outputs)}) alone"
+            )
+    if label.kind == MULTILABEL and len(label.outputs) > 1:
+        shares, each = (
+            np.allclose(activation(logits), outputs, rtol=0, atol=_TOLERANCE)
+            for activation in (keras.ops.softmax, keras.ops.sigmoid)
+        )
+        if shares and not each:
+            raise ModelError(
+                f"the model ends with a softmax, whose numbers sum to 1, and of {label.name!r} an example "
+                "may have any; end it with a sigmoid for each, and compile it with binary_crossentropy"
             )
 
 
