@@ -104,7 +104,8 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
         require_local(OUR_RUNS)
     parameters, _ = check_run(spec, given, here=True)
     if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
-        # Models of different data do not replace each other.
-        source = parameters.get("source", defaults(spec)["source"])
-        parameters["champion_uri"] = str(of_source(runs_dir.absolute() / "champions", source))
+        # Models of different data, or of other labels of the same, do not replace each other.
+        source, label = parameters.get("source", defaults(spec)["source"]), parameters.get("label")
+        of = f"{source} {label}" if label else source
+        parameters["champion_uri"] = str(of_source(runs_dir.absolute() / "champions", of))
     return parameters
