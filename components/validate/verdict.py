@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED
@@ -185,12 +186,16 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
     ]
     same = evaluation.beside_champion
     before = same.champion.metrics if same.champion else {}
-    if (error := measured.get("ece", 0.0)) > _MOST_ECE:
-        found.append(f"Probabilities are off by {100 * error:.1f} points on average (calibration error)")
-    for metric, (label, most) in _COSTS.items():
-        usual = max(before.get(metric, math.inf), _SMALLEST)
-        if (now := same.metrics.get(metric, 0.0)) > most * usual:
-            found.append(f"{label} has grown to {now / usual:.1f} times the champion's")
+    whose = {"": ""} | {f"{part.label}.": f"{part.label}: " for part in evaluation.parts}
+    for prefix, text in whose.items():
+        if (error := measured.get(f"{prefix}ece", 0.0)) > _MOST_ECE:
+            points = f"{100 * error:.1f} points on average (calibration error)"
+            found.append(f"{text}Probabilities are off by {points}")
+    for metric, prefix in product(_COSTS, whose):
+        (label, most), name = _COSTS[metric], f"{prefix}{metric}"
+        usual = max(before.get(name, math.inf), _SMALLEST)
+        if (now := same.metrics.get(name, 0.0)) > most * usual:
+            found.append(f"{whose[prefix]}{label} has grown to {now / usual:.1f} times the champion's")
     return found
 
 

@@ -198,6 +198,22 @@ def test_a_metric_that_does_not_fit_is_refused(labels: list[Label], rule: str, m
         Gate().with_rules([rule]).for_labels(labels)
 
 
+def test_warnings_about_probabilities_name_the_label_of_several() -> None:
+    champion = replace(evaluated(numbers(5)), metrics={"kind.log_loss": 0.2, "size_mb": 1.0})
+    both = replace(
+        evaluated(numbers(5)),
+        champion=champion,
+        metrics={"kind.ece": 0.3, "kind.log_loss": 2.0, "size_mb": 9.0},
+        parts=(replace(evaluated(tags(0.9)), label="kind"),),
+    )
+    warnings = judge(both, Gate(rules=()), champion="v1").warnings
+    assert warnings == (
+        "kind: Probabilities are off by 30.0 points on average (calibration error)",
+        "The size on disk has grown to 9.0 times the champion's",
+        "kind: The log loss, the price of being sure and wrong, has grown to 10.0 times the champion's",
+    )
+
+
 def test_several_labels_have_the_gates_own_rules_each() -> None:
     gate = Gate().with_rules(["champion: rating.rmse <= champion (within 5 %)"]).for_labels([KIND, RATING])
     assert [rule.text for rule in gate.rules if rule.name in ("champion", "baseline")] == [
