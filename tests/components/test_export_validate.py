@@ -691,10 +691,11 @@ def test_the_component_fills_its_artifacts(dataset, tmp_path, events):
     save(sometimes_wrong(), tmp_path / "model")
     given = artifacts(dataset, tmp_path / "model", tmp_path / "out")
 
-    blessed, accuracy = export_validate(**given, gate={"min_accuracy": 0.95})
+    blessed, quality = export_validate(**given, gate={"min_accuracy": 0.95})
 
     assert blessed is False
-    assert given["metrics"].metadata["accuracy"] == accuracy
+    accuracy = given["metrics"].metadata["accuracy"]
+    assert quality == f"accuracy {accuracy:.4f}"
     assert given["metrics"].metadata["examples"] == TEST_RECORDS
     slices = given["sliced"].metadata["evaluationSlices"]
     assert [one["slice"] for one in slices] == [f"class={name}" for name in CLASS_NAMES]

@@ -74,6 +74,6 @@ def test_one_output_for_two_classes_is_served_as_two_probabilities(tmp_path, fro
     assert export["signatures"]["serving_default"]["outputs"]["probabilities"]["shape"] == [None, 2]
     assert export["max_difference"] < 1e-5
     assert export["softmax_added"] is False
-    labels, probabilities = predict(tmp_path / "model.keras", data)
+    ((labels,), (probabilities,)) = (one.values() for one in predict(tmp_path / "model.keras", data))
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
     assert (probabilities.argmax(axis=1) == labels).mean() == pytest.approx(done.evaluation.accuracy)
