@@ -23,9 +23,8 @@ from shardline.components.configure.fingerprint import (
 )
 from shardline.components.configure.history import Run, State
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
-from shardline.components.preprocess import storage
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, columns
+from shardline.components.preprocess.sources import bigquery, many_files
 from shardline.components.preprocess.sources.snapshots import pinned
 from shardline.components.text import quality, short
 from shardline.components.validate.formats import check_installed, refuse_table
@@ -183,9 +182,7 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
     check_installed(formats)
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
-        found = (
-            columns.Columns(storage.resolve(path)) if form == "table" else bigquery.open_columns(data.source)
-        )
+        found = many_files.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
         if "image" not in found.types:
             refuse_table(formats)
 

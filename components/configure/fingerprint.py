@@ -21,10 +21,10 @@ from shardline.components.champions import champion_directory, current
 from shardline.components.model_store import MODEL_FILE
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import Room, TruncatedError, in_order, persistently
-from shardline.components.preprocess.listing import File, below, matching
+from shardline.components.preprocess.listing import File, below, find_files, matching
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, bigquery, open_source
-from shardline.components.preprocess.sources.columns import Columns
+from shardline.components.preprocess.sources.many_files import is_pattern, open_table
 from shardline.components.text import size as size_text
 from shardline.trainer import plugins
 from shardline.trainer.errors import ShardlineError, SourceError
@@ -97,7 +97,7 @@ def _files(form: str, rest: str, settings: PreprocessSettings, deep: bool) -> It
     if form == "tfds":
         return below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}", to_read=deep)
     if form == "table" and _has_images(rest, settings):
-        directory = rest.rpartition("/")[0]
+        _, directory = open_table(rest)
         return itertools.chain(matching(rest), below(directory or ".", to_read=deep))
     return matching(rest)
 
@@ -106,9 +106,9 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
     """Whether a table may name image files, which lie somewhere below its directory."""
     if "image" in settings.features:
         return True
-    path = storage.resolve(table)
+    path = find_files(table)[0] if is_pattern(table) else storage.resolve(table)
     if not path.lower().endswith(".csv"):
-        return "image" in Columns(path).types  # of JSON lines, any may be the first that names one
+        return "image" in open_table(path)[0].types  # of JSON lines, any may be the first that names one
     with storage.one_line(path), storage.open_text(path) as lines:
         return "image" in lines.readline()
 

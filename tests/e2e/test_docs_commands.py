@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
@@ -52,6 +55,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(root / "compiled" / "retrain.yaml", root / "anybodys.yaml")
     _write_images(root)
     _write_tables(root)
+    _write_labelled(root)
     (root / "runs/champions/flowers").mkdir(parents=True)  # as a page says
     for name, text in shown_files():
         path = root / name
@@ -111,6 +115,44 @@ def _write_tables(root: Path) -> None:
     with tf.io.TFRecordWriter(str(root / "old" / "0.tfrecord")) as writer:
         for number in range(60):
             writer.write(_old_example(encoded(scene(20, 20 + number), "PNG"), number % 2))
+
+
+def _write_labelled(root: Path) -> None:
+    """Writes what has labels of other kinds than one class: tables, a table of the scans, and texts."""
+    rng = np.random.default_rng(0)
+    numbers = range(120)
+    minutes = [float(rng.uniform(1, 90)) for _ in numbers]
+    flags = [[int(rng.integers(2)) for _ in numbers] for _ in range(3)]
+    kinds = ["sale" if number % 2 else "help" for number in numbers]
+    tables = {
+        "taxi.csv": {"distance": minutes, "fare": [3 + 2 * minute for minute in minutes]},
+        "films.parquet": {
+            "length": minutes,
+            "genres": [["war"] * (n % 2) + ["love"] * (n % 3) for n in numbers],
+        },
+        "defects.csv": {"size": minutes, "crack": flags[0], "stain": flags[1], "hole": flags[2]},
+        "calls.csv": {"hour": [number % 24 for number in numbers], "kind": kinds, "minutes": minutes},
+        "reviews.csv": {
+            "text": [f"a {kind} of {number}" for number, kind in enumerate(kinds)],
+            "verdict": kinds,
+        },
+        "stars.csv": {"path": [f"good/{n}.txt" for n in numbers], "stars": minutes},
+    }
+    scans = sorted(path.name for path in (root / "scans").iterdir())
+    tables["scans.csv"] = {
+        "path": scans,
+        "kind": [name[:3] for name in scans],
+        "age": minutes[: len(scans)],
+        "crack": flags[0][: len(scans)],
+        "stain": flags[1][: len(scans)],
+    }
+    for name, columns in tables.items():
+        write = pyarrow.parquet.write_table if name.endswith(".parquet") else pyarrow.csv.write_csv
+        write(pa.table(columns), root / name)
+    for folder in ("good", "bad"):
+        (root / "reviews" / folder).mkdir(parents=True)
+        for number in numbers:
+            (root / "reviews" / folder / f"{number}.txt").write_text(f"{folder}, number {number}")
 
 
 def _old_example(image: bytes, label: int) -> bytes:

@@ -297,7 +297,7 @@ class BigQuery(Rows):
         times = [self._by_time.column] if self._by_time else []
         return f"{self._own.cost([*self._targets, *self._names.values(), *times])}; see {_PRICES}"
 
-    def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
+    def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
         if values.get("key") is not None:
             return str(values["key"])
         text = repr(sorted(values.items())).encode("utf-8", "surrogatepass")

@@ -8,13 +8,14 @@ lists of text, for labels.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from shardline.components.preprocess import storage
 from shardline.trainer.errors import ShardlineError, SourceError
@@ -52,14 +53,20 @@ class Columns:
         SourceError: The file cannot be read, has no rows, or a column is of another type.
     """
 
-    def __init__(self, path: str) -> None:
-        suffix = PurePosixPath(path).suffix.lower()
-        if suffix not in _FORMATS:
-            raise SourceError(f"table {path!r} is none of {', '.join(_FORMATS)}; convert it to one")
+    def __init__(self, path: str, types: Types | None = None) -> None:
+        """Finds the types of a file's columns, where they are not known."""
+        plain = path.removesuffix(_codec(path)[1])
+        suffix = PurePosixPath(plain).suffix.lower()
+        if suffix not in _FORMATS or (plain != path and suffix == ".parquet"):
+            raise SourceError(
+                f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
+                ".zst; convert "
+                "it to one"
+            )
         self._path = path
         find_types, self._read = _FORMATS[suffix]
         with _one_line(path):
-            self.types, self.gaps = find_types(path)
+            self.types, self.gaps = (types, frozenset[str]()) if types else find_types(path)
         if not self.types:
             raise SourceError(f"{path!r} is empty: it has no column")
 
@@ -69,18 +76,48 @@ class Columns:
             yield from self._read(self._path, self.types, names)
 
 
+def _codec(path: str) -> tuple[str, str]:
+    """Returns how a whole file is compressed, in pyarrow's words, and the end of its name that says so."""
+    ends = {".gz": "gzip", ".zst": "zstd"}
+    return next(((codec, end) for end, codec in ends.items() if path.lower().endswith(end)), ("", ""))
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """Opens the plain content of a file."""
+    codec, _ = _codec(path)
+    with storage.open_read(path) as file:
+        if not codec:
+            yield file
+            return
+        import pyarrow as pa
+
+        with pa.CompressedInputStream(pa.PythonFile(file, "r"), codec) as plain:
+            yield plain
+
+
+@contextlib.contextmanager
+def _opened_text(path: str) -> Iterator[TextIO]:
+    if not _codec(path)[0]:
+        with storage.open_text(path) as text:
+            yield text
+        return
+    with _opened(path) as plain:
+        yield io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
+
+
 def _csv_types(path: str) -> Found:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    with storage.open_read(path) as file, _csv_reader(file) as reader:
+    with _opened(path) as file, _csv_reader(file) as reader:
         names = reader.schema.names
     for name in names:
         if names.count(name) > 1 or not name:
             raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
     types, gaps = dict.fromkeys(names, "int64"), set[str]()
     as_text = dict.fromkeys(names, pa.string())
-    with storage.open_read(path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
+    with _opened(path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
         for batch in reader:
             for name, column in zip(names, batch.columns, strict=True):
                 if column.null_count:
@@ -96,7 +133,7 @@ def _csv_types(path: str) -> Found:
 
 def _csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
     all_types = {name: _arrow_type(kind) for name, kind in types.items()}
-    with storage.open_read(path) as file, _csv_reader(file, all_types) as reader:
+    with _opened(path) as file, _csv_reader(file, all_types) as reader:
         for batch in reader:
             yield {name: batch[name].to_pylist() for name in names}
 
@@ -193,7 +230,7 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
-    with storage.open_text(path) as text:
+    with _opened_text(path) as text:
         lines = (line for line in storage.lines(text, path) if not line.isspace())
         for number, line in enumerate(lines, start=1):
             what = f"{path!r}, row {number}"

@@ -51,8 +51,8 @@ class ImageRows(Rows):
         self._seen = Seen()
         return super().__iter__()
 
-    def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
-        return os.path.normpath(values["image"]) if values["image"] else f"row {number}"
+    def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
+        return os.path.normpath(values["image"]) if values["image"] else place
 
     def _image_fault(self, value: str) -> str:
         return _fault(self._root, os.path.normpath(value), self._seen, ask=not self._far)

@@ -12,8 +12,9 @@ from typing import Any
 from shardline.components.preprocess import labels, storage
 from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.sources.columns import Columns, TypedColumns
+from shardline.components.preprocess.sources.columns import TypedColumns
 from shardline.components.preprocess.sources.images import is_outside
+from shardline.components.preprocess.sources.many_files import ROW, ManyFiles, open_table
 from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, moment
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Feature, Label
 from shardline.trainer.errors import SourceError, printable
@@ -112,6 +113,8 @@ class Rows:
         if self._by_time:
             splits = TimeSplits(self._by_time, self._values(self._by_time.column))
             theirs.append(self._by_time.column)
+        if isinstance(self._columns, ManyFiles):
+            theirs.append(ROW)
         names = [*((LABEL, column) for column in self._targets), *self._names.items()]
         lists = [
             one.columns[0]
@@ -125,6 +128,7 @@ class Rows:
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
+            name = row[-1] if theirs[-1] == ROW else f"row {number}"
             values = dict(zip(ours, row[first:last], strict=True))
             fault = next(filter(None, map(_fault, row, checks)), "")
             if not fault and "image" in values:
@@ -134,12 +138,12 @@ class Rows:
             if not fault:
                 label, fault = read(row[:first])
             if fault:
-                yield BadExample(f"{self._name} {self._row_name(number, values)}", fault)
+                yield BadExample(f"{self._name} {self._row_name(name, values)}", fault)
                 continue
             split = splits.split(row[last]) if splits else None
             if splits and split is None:
                 continue
-            key = str(values.pop("key")) if "key" in values else self._row_name(number, values)
+            key = str(values.pop("key")) if "key" in values else self._row_name(name, values)
             image = self._image(values.pop("image")) if "image" in values else None
             yield Example(key, label, image, split, {**values, **self._missing(values)})
         if splits and splits.left_out:
@@ -162,9 +166,9 @@ class Rows:
     def _instead(self, role: str) -> str | None:
         return ", ".join(self._targets) if role == LABEL else self._names.get(role)
 
-    def _row_name(self, number: int, values: Mapping[str, Any]) -> str:
-        """Returns the name of a row in messages, which is its key where no column is."""
-        return f"row {number}"
+    def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
+        """Returns the name of a row in messages, which is its key where no column is, from its place."""
+        return place
 
     def _image_fault(self, value: Any) -> str:
         """Returns what is wrong with a value of the column image; "" if nothing is."""
@@ -245,10 +249,11 @@ class _Reader:
 
 
 class Table(Rows):
-    """Rows of a CSV, JSONL or Parquet file.
+    """Rows of a CSV, JSONL or Parquet file, or of all files that a pattern matches.
 
-    A column image holds paths relative to the table. Without a column key, a row's number is its key, which
-    only stays the same where new rows are added at the end.
+    A column image holds paths relative to the table, or to the directory before the pattern. Without a column
+    key, a row's number is its key, with the file's name where there are several: it only stays the same where
+    new rows are added at the end of a file.
 
     Raises:
         SourceError: The file cannot be read, is empty, or has not these columns.
@@ -257,9 +262,8 @@ class Table(Rows):
     def __init__(
         self, path: str, features: Mapping[str, str], label: str = "", by_time: ByTime | None = None
     ) -> None:
-        path = storage.resolve(path)
-        self._root = os.path.dirname(path)
-        super().__init__(path, Columns(path), features, ("string",), label, by_time)
+        columns, self._root = open_table(path)
+        super().__init__(storage.resolve(path), columns, features, ("string",), label, by_time)
         self.has_keys = "key" in self._names
 
     def _image_fault(self, value: str) -> str:

@@ -1,0 +1,108 @@
+"""Tables of many files: patterns, partitions in their paths, and compressed files."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from shardline.components.configure.fingerprint import fingerprint
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import Example, open_source
+from shardline.trainer.errors import SourceError
+
+
+def rows(start: int, count: int = 4) -> pa.Table:
+    numbers = range(start, start + count)
+    return pa.table(
+        {"x": [float(n) for n in numbers], "label": ["even" if n % 2 == 0 else "odd" for n in numbers]}
+    )
+
+
+def read(source: str) -> dict[str, Example]:
+    found = list(open_source(PreprocessSettings(source=source)))
+    assert all(isinstance(one, Example) for one in found), found
+    return {one.key: one for one in found if isinstance(one, Example)}
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Path:
+    """Returns a directory of Parquet files, one for each month and day."""
+    for month, day, start in ((10, "a", 0), (11, "a", 10), (11, "b c", 20)):
+        folder = tmp_path / "year=2026" / f"month={month}" / f"day={day.replace(' ', '%20')}"
+        folder.mkdir(parents=True)
+        pyarrow.parquet.write_table(rows(start), folder / "part-0.parquet")
+    return tmp_path
+
+
+def test_partitions_in_the_paths_are_columns(days: Path) -> None:
+    source = open_source(PreprocessSettings(source=f"table:{days}/**/*.parquet"))
+    assert {feature.name: feature.dtype for feature in source.features} == {
+        "x": "float32", "year": "int64", "month": "int64", "day": "string",
+    }  # fmt: skip
+    found = read(f"table:{days}/**/*.parquet")
+    assert found["year=2026/month=11/day=b%20c/part-0.parquet row 2"].features == {
+        "x": 21.0, "year": 2026, "month": 11, "day": "b c",
+    }  # fmt: skip
+    assert len(found) == 12
+    assert len(read(f"table:{days}/year=2026/month=11/*/*.parquet")) == 8
+
+
+def test_keys_stay_when_a_file_comes(days: Path) -> None:
+    before = read(f"table:{days}/**/*.parquet")
+    (days / "year=2025/month=1/day=x").mkdir(parents=True)
+    pyarrow.parquet.write_table(rows(50), days / "year=2025/month=1/day=x/part-0.parquet")
+    assert before.items() <= read(f"table:{days}/**/*.parquet").items()
+
+
+def test_a_file_that_comes_or_changes_is_another_content(days: Path) -> None:
+    settings = PreprocessSettings(source=f"table:{days}/**/*.parquet")
+    first = fingerprint(settings, deep=False).digest
+    assert fingerprint(settings, deep=False).digest == first
+    pyarrow.parquet.write_table(rows(60), days / "year=2026/month=11/day=a/part-1.parquet")
+    assert fingerprint(settings, deep=False).digest != first
+
+
+@pytest.mark.parametrize(("end", "codec"), [(".gz", "gzip"), (".zst", "zstd")])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_compressed_text_files(tmp_path: Path, suffix: str, end: str, codec: str) -> None:
+    lines = (
+        b"x,label\n1.5,a\n2.5,b\n" if suffix == "csv" else b'{"x":1.5,"label":"a"}\n{"x":2.5,"label":"b"}\n'
+    )
+    path = tmp_path / f"table.{suffix}{end}"
+    with pa.CompressedOutputStream(str(path), codec) as out:
+        out.write(lines)
+    found = read(f"table:{path}")
+    assert [one.features["x"] for one in found.values()] == [1.5, 2.5]
+
+
+def test_a_dataset_of_many_files(tmp_path: Path) -> None:
+    for number in range(3):
+        content = b"x,label\n" + b"".join(b"%d,%s\n" % (n, b"ab"[n % 2 : n % 2 + 1]) for n in range(40))
+        (tmp_path / f"part-{number}.csv.gz").write_bytes(gzip.compress(content))
+    manifest = preprocess(PreprocessSettings(source=f"table:{tmp_path}/part-*.csv.gz"), tmp_path / "out")
+    assert manifest.records == 120
+
+
+def test_types_that_differ_are_joined_or_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y,label\n1,1,a\n2,2,b\n")
+    (tmp_path / "b.csv").write_text("x,y,label\n1.5,one,a\n")
+    source = open_source(PreprocessSettings(source=f"table:{tmp_path}/*.csv"))
+    assert {feature.name: feature.dtype for feature in source.features} == {"x": "float32", "y": "string"}
+    (tmp_path / "c.csv").write_text("x,label\n1,a\n")
+    with pytest.raises(SourceError, match=r"c\.csv' has no column 'y', which .*a\.csv' has"):
+        open_source(PreprocessSettings(source=f"table:{tmp_path}/*.csv"))
+    with pytest.raises(SourceError, match="no file"):
+        open_source(PreprocessSettings(source=f"table:{tmp_path}/*.parquet"))
+
+
+def test_a_bad_row_is_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,a\n2,b\n")
+    (tmp_path / "b.csv").write_text("x,label\n1,a\n2,\n")
+    with pytest.raises(SourceError, match=r"b\.csv row 2': has no value in column 'label'"):
+        preprocess(PreprocessSettings(source=f"table:{tmp_path}/*.csv"), tmp_path / "out")
