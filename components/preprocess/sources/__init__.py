@@ -186,7 +186,7 @@ def open_source(settings: PreprocessSettings) -> Source:
         from shardline.components.preprocess.sources import images, labelled
 
         if settings.labels:
-            return labelled.open_labelled(rest, settings.labels, settings.label)
+            return labelled.open_labelled(rest, settings.labels, settings.label, settings.group)
         return images.open_images(rest)
     if form == "text":
         from shardline.components.preprocess.sources.texts import Texts

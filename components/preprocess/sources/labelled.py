@@ -14,7 +14,7 @@ from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Exam
 from shardline.components.preprocess.sources.columns import Columns, Types
 from shardline.components.preprocess.sources.images import is_outside
 from shardline.components.preprocess.sources.table import Rows
-from shardline.trainer.data.features import LABEL
+from shardline.trainer.data.features import CLASS, LABEL
 from shardline.trainer.errors import SourceError, printable
 
 # Letters of what is in the place of a line of columns.
@@ -24,11 +24,12 @@ _SHOWN = 300
 _PATH = "path"
 
 
-def open_labelled(directory: str, table: str, label: str) -> Source:
+def open_labelled(directory: str, table: str, label: str, group: str = "") -> Source:
     """Returns the images that a table lists, of a local directory or of one at a URL.
 
     Without `label`, the table is a CSV file with the columns path and label, the name of a class; else it is
-    any table, and `label` says which columns are to be predicted, as `labels.parse` reads it.
+    any table, and `label` says which columns are to be predicted, as `labels.parse` reads it. A column
+    `group` is a feature, by which examples are kept together.
 
     Raises:
         SourceError: The directory is missing, or the table cannot be used.
@@ -36,16 +37,20 @@ def open_labelled(directory: str, table: str, label: str) -> Source:
     root, path = storage.resolve(directory), storage.resolve(table)
     if not storage.is_remote(root) and not os.path.isdir(root):
         raise SourceError(f"cannot read the directory {root!r}: it is not there")
-    return ImageRows(root, path, label) if label else LabelledImages(root, path)
+    if label or group:
+        return ImageRows(root, path, label or f"{CLASS}:{LABEL}", group)
+    return LabelledImages(root, path)
 
 
 class ImageRows(Rows):
     """Images that the column path of a table lists, with labels of any kind; the key is the path."""
 
-    def __init__(self, root: str, table: str, label: str) -> None:
+    def __init__(self, root: str, table: str, label: str, group: str = "") -> None:
         self._root, self._far = root, storage.is_far(root)
         self._seen = Seen()
-        super().__init__(table, _Chosen(table, label), {"image": _PATH}, images=("string",), label=label)
+        super().__init__(
+            table, _Chosen(table, label, group), {"image": _PATH}, images=("string",), label=label
+        )
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         self._seen = Seen()
@@ -62,9 +67,9 @@ class ImageRows(Rows):
 
 
 class _Chosen:
-    """Columns of a table: the path, and what is to be predicted; others are not read."""
+    """Columns of a table: the path, the group, and what is to be predicted; others are not read."""
 
-    def __init__(self, table: str, label: str) -> None:
+    def __init__(self, table: str, label: str, group: str) -> None:
         columns = Columns(table)
         wanted = {column for one in labels.parse(label) for column in one.columns}
         if _PATH not in columns.types:
@@ -72,7 +77,7 @@ class _Chosen:
             raise SourceError(f"{table!r} has the columns {there}; one called path is needed")
         for column in wanted - columns.types.keys():
             raise labels.unknown_column(table, column, columns.types, labelled=True)
-        names = {_PATH, *wanted}
+        names = {_PATH, group, *wanted}
         self.types: Types = {name: kind for name, kind in columns.types.items() if name in names}
         self.gaps, self.batches = columns.gaps, columns.batches
 
