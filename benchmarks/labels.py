@@ -72,7 +72,7 @@ def from_sklearn(name: str) -> Callable[[Path, Path], str]:
 
 def crops(data: Path, scratch: Path) -> str:
     """Writes crops of real photos, labelled by what their pixels are, and returns the source."""
-    random, rows = np.random.default_rng(0), []
+    random, rows, measured = np.random.default_rng(0), [], []
     folder = scratch / "crops"
     folder.mkdir()
     for photo in sorted((data / "photos").glob("*/*.jpg")):
@@ -86,13 +86,14 @@ def crops(data: Path, scratch: Path) -> str:
             red, green, blue = pixels.mean(axis=(0, 1))
             grey = pixels.mean(axis=2)
             detail = np.abs(np.diff(grey, axis=0)).mean() + np.abs(np.diff(grey, axis=1)).mean()
-            rows.append(
-                [name, photo.stem, int(grey.mean() > 0.5), int(green > max(red, blue)), int(detail > 0.06)]
-            )
+            rows.append((name, photo.stem))
+            measured.append((grey.mean(), green - (red + blue) / 2, detail))
+    # Half of the crops have each of the labels.
+    above = np.array(measured) > np.median(measured, axis=0)
     with (folder / "labels.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "photo", "bright", "green", "detailed"])
-        writer.writerows(rows)
+        writer.writerows([*row, *map(int, flags)] for row, flags in zip(rows, above, strict=True))
     return f"images:{folder}"
 
 
@@ -135,7 +136,7 @@ TASKS = {
     "snippets, both": Task(
         _snippets, {"label": "class:kind;regression:sentiment", "features": _TEXT}, "text", 5
     ),
-    "photos": Task(crops, {"label": "multilabel:bright,green,detailed", "group": "photo"}, "mnist_cnn", 10),
+    "photos": Task(crops, {"label": "multilabel:bright,green,detailed", "group": "photo"}, "mnist_cnn", 15),
 }  # fmt: skip
 
 

@@ -103,7 +103,11 @@ class Examples:
                     labels={one.name: parsed.pop(one.name).numpy() for one in self.manifest.labels},
                     keys=tuple(_text(parsed.pop("key").numpy()).tolist()),
                     records=serialized,
-                    columns={name: _text(column.numpy()) for name, column in parsed.items()},
+                    columns={
+                        name: _text(column.numpy())
+                        for name, column in parsed.items()
+                        if name != self.manifest.group
+                    },
                 )
                 for label in self.manifest.labels:
                     _check_label(batch, label)

@@ -57,7 +57,8 @@ def test_all_visits_of_a_patient_are_in_one_split(tmp_path: Path) -> None:
     found = patients_by_split(made(tmp_path, "grouped", group="patient"))
     assert sum(map(len, found.values())) == PATIENTS
     assert set.union(*found.values()) == {f"p{number}" for number in range(PATIENTS)}
-    assert manifests.load(tmp_path / "grouped").settings["group"] == "patient"
+    manifest = manifests.load(tmp_path / "grouped")
+    assert (manifest.group, list(manifest.inputs)) == ("patient", ["visit"])
     alone = patients_by_split(made(tmp_path, "alone"))
     assert sum(map(len, alone.values())) > PATIENTS
 

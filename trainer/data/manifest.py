@@ -215,6 +215,11 @@ class Manifest:
         return tuple(feature for feature in self.features if feature.name not in others)
 
     @property
+    def group(self) -> str:
+        """The column by which examples are kept together in a split, which no model takes; "" for none."""
+        return str(self.settings.get("group") or "")
+
+    @property
     def image(self) -> Feature:
         """The image feature; a DatasetError when the dataset has none."""
         for feature in self.features:
@@ -227,7 +232,7 @@ class Manifest:
         """What a model takes, by name: the image alone, else every column; of neither a DatasetError."""
         if any(feature.name == "image" for feature in self.features):
             return {"image": self.image}
-        columns = {feature.name: feature for feature in self.columns}
+        columns = {feature.name: feature for feature in self.columns if feature.name != self.group}
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
         return columns

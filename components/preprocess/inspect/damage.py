@@ -75,7 +75,7 @@ def check_groups(manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterat
             f"{group!r} in {' and '.join(sorted(splits[group]))}" for group in leaks[:MOST_LISTED]
         )
         more = f" and {len(leaks) - MOST_LISTED:,} more" if len(leaks) > MOST_LISTED else ""
-        feature = manifest.settings.get("group")
+        feature = manifest.group
         yield Damage(
             MANIFEST_FILE, None, f"groups by {feature!r}, and groups are in several splits: {named}{more}"
         )

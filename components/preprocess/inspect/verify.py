@@ -224,7 +224,7 @@ class _Checker:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
-        self._group = str(manifest.settings.get("group") or "")
+        self._group = manifest.group
         self._groups = set[str]()
         self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}
