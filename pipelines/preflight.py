@@ -146,7 +146,11 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     source = parameters["source"]
     # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
     elsewhere = (
-        not here or "{date" in source or "://" in source or source.startswith(("images:/gcs/", "text:/gcs/"))
+        not here
+        or "{date" in source
+        or "{last " in source
+        or "://" in source
+        or source.startswith(("images:/gcs/", "text:/gcs/"))
     )
     check_form(source)
     if not elsewhere and (source.startswith(("images:", "text:")) or ":" not in source):

@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,8 @@ from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
 
 _TOPIC = "changes"
-_DATE = re.compile(r"\{date(?::([^{}]*))?\}")
+_DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))?\}")
+_MOST_DAYS = 400
 #: The platform's time of a schedule where there is none is 0 seconds of Unix time, 1969 in the west.
 _EPOCH = 1970
 #: Changes that are named one by one, and characters of a value that are shown.
@@ -104,8 +105,23 @@ def run_time(scheduled: str, created: str) -> datetime:
 
 
 def fill_in_date(source: str, time: datetime) -> str:
-    """Returns a source with a date in the place of {date}, as in 2026-11-20, and {date:%Y/%m/%d}."""
-    return _DATE.sub(lambda match: time.strftime(match[1] or "%Y-%m-%d"), source)
+    """Returns a source with a date in the place of {date}, as in 2026-11-20, and {date:%Y/%m/%d}.
+
+    {last 28 days} becomes the list of the 28 days that end with it, as in {2026-10-24,...,2026-11-20}; a
+    number of days that is none raises SettingsError.
+    """
+
+    def filled(match: re.Match[str]) -> str:
+        form = match["form"] or "%Y-%m-%d"
+        if not match["days"]:
+            return time.strftime(form)
+        days = int(match["days"])
+        if not 1 <= days <= _MOST_DAYS:
+            raise SettingsError(f"source has {match[0]!r}; give 1 to {_MOST_DAYS} days")
+        dates = (time - timedelta(days=before) for before in reversed(range(days)))
+        return "{" + ",".join(dict.fromkeys(date.strftime(form) for date in dates)) + "}"
+
+    return _DATE.sub(filled, source)
 
 
 class Found(NamedTuple):

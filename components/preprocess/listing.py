@@ -89,8 +89,40 @@ def _count(folder: str) -> int:
         return sum(1 for _ in itertools.islice(entries, _KNOWN))
 
 
+class NoFileError(SourceError):
+    """No file matches a pattern."""
+
+
+# Names of which any may match, {2026-11-01,2026-11-02}, and how many of those that do not are shown.
+_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_SHOWN = 5
+
+
 def matching(pattern: str) -> Iterator[File]:
-    """Yields the files that match a pattern with *, ?, [] and **; SourceError where none does."""
+    """Yields the files that match a pattern with *, ?, [], ** and {a,b}; SourceError where none does.
+
+    Of the names in braces, such as days, some may match nothing, which is said.
+    """
+    chosen = _CHOICE.search(pattern)
+    if not chosen:
+        return _matching(pattern)
+    found, absent = list[Iterator[File]](), list[str]()
+    for name in chosen[1].split(","):
+        try:
+            found.append(matching(pattern[: chosen.start()] + name + pattern[chosen.end() :]))
+        except NoFileError:
+            absent.append(name)
+    if not found:
+        raise NoFileError(f"no file matches {pattern!r}")
+    if absent:
+        shown = ", ".join(absent[:_SHOWN]) + (
+            f" and {len(absent) - _SHOWN:,} more" if absent[_SHOWN:] else ""
+        )
+        progress.say("listing", f"nothing is there for {len(absent)} of {len(absent) + len(found)}: {shown}")
+    return itertools.chain.from_iterable(found)
+
+
+def _matching(pattern: str) -> Iterator[File]:
     pattern = storage.resolve(pattern)
     found = _matching_objects(pattern)
     first = next(found, None)
@@ -261,7 +293,7 @@ def _globbed(pattern: str) -> list[str]:
     else:
         found = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
     if not found:
-        raise SourceError(f"no file matches {pattern!r}")
+        raise NoFileError(f"no file matches {pattern!r}")
     if os.path.isdir(found[0]):
         raise SourceError(
             f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
@@ -274,7 +306,7 @@ def _matching_urls(pattern: str) -> Iterator[File]:
     with storage.one_line(pattern):
         found = file_system.glob(inner, detail=True)
     if not found:
-        raise SourceError(f"no file matches {pattern!r}")
+        raise NoFileError(f"no file matches {pattern!r}")
     for path in sorted(found):
         url = file_system.unstrip_protocol(path)
         yield _remote_file(url, url, found[path])

@@ -39,7 +39,7 @@ class PreprocessSettings:
     Attributes:
         source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY,
             or pkg.module:Source; {date} in a pipeline's becomes the day for which the run is scheduled,
-            {date:%Y/%m} any part of it.
+            {date:%Y/%m} any part of it; of table and tfrecord {last 28 days} the days up to it.
         data_dir: Where tfds finds prepared datasets; empty for its own default.
         labels: For images:DIR and text:DIR, a CSV file with columns path and label, or a table with others
             that `label` names; empty for a folder per class.

@@ -635,6 +635,14 @@ def test_the_date_in_a_source(source, filled_in):
     assert fill_in_date(source, datetime(2026, 11, 19, 23, 30, tzinfo=UTC)) == filled_in
 
 
+def test_a_window_of_days_ends_with_the_runs_day() -> None:
+    day = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
+    assert fill_in_date("a/{last 3 days}/b", day) == "a/{2026-02-27,2026-02-28,2026-03-01}/b"
+    assert fill_in_date("{last 40 days:%Y%m}", day) == "{202601,202602,202603}"
+    with pytest.raises(SettingsError, match="give 1 to 400 days"):
+        fill_in_date("{last 0 days}", day)
+
+
 def test_a_table_of_bigquery_is_read_as_of_the_run():
     found = look("", "bigquery:p.shop.orders_{date:%Y} WHERE a > 1")
     assert found.source == "bigquery:p.shop.orders_2026@2026-11-20T06:00:00.000Z WHERE a > 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from shardline.components.configure.changes import fill_in_date
 from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -106,3 +108,17 @@ def test_a_bad_row_is_named_by_its_file(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("x,label\n1,a\n2,\n")
     with pytest.raises(SourceError, match=r"b\.csv row 2': has no value in column 'label'"):
         preprocess(PreprocessSettings(source=f"table:{tmp_path}/*.csv"), tmp_path / "out")
+
+
+def test_a_window_of_days_reads_the_days_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in ("2026-11-18", "2026-11-20", "2026-11-21"):
+        (tmp_path / f"day={day}").mkdir()
+        pyarrow.parquet.write_table(rows(int(day[-2:])), tmp_path / f"day={day}" / "part-0.parquet")
+    window = fill_in_date("{last 3 days}", datetime(2026, 11, 20, tzinfo=UTC))
+    found = read(f"table:{tmp_path}/day={window}/*.parquet")
+    assert {one.features["day"] for one in found.values()} == {"2026-11-18", "2026-11-20"}
+    assert "nothing is there for 1 of 3: 2026-11-19" in capsys.readouterr().out
+    with pytest.raises(SourceError, match="no file matches"):
+        read(f"table:{tmp_path}/day={{2025-01-01,2025-01-02}}/*.parquet")

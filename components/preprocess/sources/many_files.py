@@ -16,7 +16,7 @@ from shardline.trainer.errors import SourceError, printable
 #: Names the rows in place of a column: the file, and the row's number in it from 1 on.
 ROW = "\0row"
 
-_PATTERN = re.compile(r"[*?\[]")
+_PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
 # Of a path such as year=2026/month=11/part-0.parquet.
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
