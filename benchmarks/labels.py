@@ -183,8 +183,14 @@ def ours(task: Task, dataset: Path, out: Path, seed: int) -> dict[str, float]:
 def keras_fit(task: Task, dataset: Path, manifest: Manifest, seed: int) -> dict[str, float]:
     """Trains the same model function by Keras' `fit`; returns the same metrics."""
     import keras
+    import tensorflow as tf
 
     from shardline.trainer.models.build import build
+
+    def inputs(x: Arrays) -> Any:
+        return (
+            x["image"] if manifest.inputs.keys() == {"image"} else {name: x[name] for name in manifest.inputs}
+        )
 
     keras.utils.set_random_seed(seed + 1)
     (x, y), (test_x, test_y) = (read(dataset, manifest, split) for split in ("train", "test"))
@@ -195,9 +201,11 @@ def keras_fit(task: Task, dataset: Path, manifest: Manifest, seed: int) -> dict[
         name: one[:, None] if one.dtype == np.float32 and one.ndim == 1 else one
         for name, one in targets.items()
     }
-    inputs = x if manifest.inputs.keys() != {"image"} else x["image"]
-    model.fit(inputs, targets if not single else next(iter(targets.values())), BATCH, task.epochs, verbose=0)
-    answers = model.predict(test_x if inputs is x else test_x["image"], verbose=0)
+    batches = tf.data.Dataset.from_tensor_slices(
+        (inputs(x), targets if not single else next(iter(targets.values())))
+    )
+    model.fit(batches.shuffle(len(next(iter(x.values()))), seed).batch(BATCH), epochs=task.epochs, verbose=0)
+    answers = model.predict(tf.data.Dataset.from_tensor_slices(inputs(test_x)).batch(BATCH), verbose=0)
     answers = {manifest.labels[0].name: answers} if single else answers
     kinds = {label.name: label.kind for label in manifest.labels}
     said = {

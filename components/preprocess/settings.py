@@ -57,12 +57,11 @@ class PreprocessSettings:
             0.1 validation, 0.1 test.
         key: path, or content to keep exact duplicates in one split.
         group: Feature, such as a patient, of which all examples of one value are in one split; empty for
-        none.
+            none.
         split_by_time: For table and bigquery, a column of times: training comes before validation, that
-        before
-            test; empty for none.
-        split_gap: How long before validation and before test rows are left out, such as 7d, 36h or 90m, or a
-            number where the column holds numbers.
+            before test; empty for none.
+        split_gap: How long before validation and before test rows are left out, such as 7d, 36h or 90m, or
+            a number where the column holds numbers.
         split_salt: Number from which the split follows, beside the keys, from 0; another is another split.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
