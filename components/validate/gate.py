@@ -137,9 +137,9 @@ class Gate:
     def check(self, manifest: Manifest, champion_uri: str, formats: Sequence[str] = ()) -> None:
         """Checks that the rules fit the dataset, before any work is done for them.
 
-        Raises SettingsError when a rule is about a class or a feature that the dataset does not have, about
-        a format that is not among `formats`, or one of the user's about a champion where `champion_uri` is
-        "".
+        Raises SettingsError when a rule is about a class or a feature that the dataset does not have, about a
+        class without an example in the test split, about a format that is not among `formats`, or one of the
+        user's about a champion where `champion_uri` is "".
         """
         self.check_formats(formats)
         self.check_champion(champion_uri)
@@ -157,6 +157,12 @@ class Gate:
                 raise SettingsError(
                     f"the rule {rule.text!r} is about {part} {value!r}; the dataset has "
                     f"{_enumerate(label.outputs)}"
+                )
+            if feature == part and label.class_names and not _tested(value, label, manifest):
+                raise SettingsError(
+                    f"the rule {rule.text!r} is about {part} {value!r}, of which the test split has no "
+                    "example; "
+                    "bring some, or take another split_salt"
                 )
             if feature and feature != part and feature not in known:
                 raise SettingsError(
@@ -191,6 +197,12 @@ def _rules_of_labels(name: str, labels: Sequence[Label], written: set[str]) -> I
         if prefix not in written or not prefix:
             text = f"{prefix}.{own.text}" if prefix else own.text
             yield replace(own, label=prefix, text=text)
+
+
+def _tested(name: str, label: Label, manifest: Manifest) -> bool:
+    """Whether the test split, if there is one, has an example of a class."""
+    test = manifest.splits.get("test")
+    return test is None or test.labels[label.name].counts[label.outputs.index(name)] > 0
 
 
 def _find_label(rule: Rule, labels: Sequence[Label]) -> Label:

@@ -10,10 +10,10 @@ from shardline.components.validate.gate import DEFAULTS, Gate, read_gate
 from shardline.components.validate.rules import parse_rule, parse_rules
 from shardline.components.validate.verdict import Absence, judge
 from shardline.trainer.data.features import Feature
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data.manifest import Manifest, Shard, Split
 from shardline.trainer.errors import SettingsError
 from tests.helpers.datasets import CLASS_NAMES
-from tests.helpers.labels import class_label
+from tests.helpers.labels import class_label, counted
 
 
 def evaluation(accuracy=0.95, *, champion=None, lead=None, **metrics):
@@ -256,6 +256,16 @@ def test_a_rule_about_what_is_not_there_is_refused(text, message):
     with pytest.raises(SettingsError, match=message):
         Gate(parse_rules([text])).check(manifest, "")
     Gate(parse_rules(["recall[class=top] >= 0.9", "accuracy[camera=left] >= 0.9"])).check(manifest, "")
+
+
+def test_a_rule_about_a_class_without_test_examples_is_refused():
+    features = tuple(Feature(name, "string") for name in ("image", "label", "key"))
+    test = Split((Shard("test-00000-of-00001.tfrecord", 9, 1, "0"),), counted((9, 0, 0)))
+    manifest = Manifest("sha256:0", "source", {}, (class_label(CLASS_NAMES),), features, {"test": test})
+
+    Gate(parse_rules(["recall[class=top] >= 0.9"])).check(manifest, "")
+    with pytest.raises(SettingsError, match="about class 'middle', of which the test split has no example"):
+        Gate(parse_rules(["recall[class=middle] >= 0.9"])).check(manifest, "")
 
 
 @pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, 95.0, float("nan")])
