@@ -190,7 +190,7 @@ def make_good(made: Path) -> None:
     (made / "retrain.json").write_text(json.dumps(spec))
     version = made / "champion" / "versions" / _VERSION
     version.mkdir(parents=True)
-    record = {"version": _VERSION, "path": f"versions/{_VERSION}", "accuracy": 0.97}
+    record = {"version": _VERSION, "path": f"versions/{_VERSION}", "quality": "accuracy 0.9700"}
     record |= {"fingerprint": "sha256:00", "created": "2026-01-01T00:00:00+00:00", "previous": ""}
     for place in (version / "version.json", made / "champion" / "champion.json"):
         place.write_text(json.dumps(record))
