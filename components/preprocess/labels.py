@@ -56,9 +56,9 @@ def _parse_one(text: str) -> Wanted:
         kind, rest = "", text
     if colon and kind not in LABEL_KINDS:
         near = difflib.get_close_matches(kind, LABEL_KINDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
         raise SettingsError(
-            f"label {text!r} is of the unknown kind {kind!r}{f', did you mean {near[0]}?' if near else ''}; "
-            f"there are {', '.join(LABEL_KINDS)}"
+            f"label {text!r} is of the unknown kind {kind!r}; there are {', '.join(LABEL_KINDS)}{hint}"
         )
     found = [_COLUMN.fullmatch(part.strip()) for part in rest.split(",")]
     columns = tuple(match["name"] for match in found if match and match["name"])

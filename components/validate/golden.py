@@ -79,9 +79,13 @@ def compare(export: Export, predictions: Any) -> Agreement:
 def is_answer(row: Any, export: Export) -> bool:
     """Whether a row has the outputs of an export, as its golden predictions must."""
     names = name_outputs(export.labels)
-    return isinstance(row, dict) and bool(names) and all(
-        set(names[label.name]) <= set(row) and _is_said(row, label, names[label.name])
-        for label in export.labels
+    return (
+        isinstance(row, dict)
+        and bool(names)
+        and all(
+            set(names[label.name]) <= set(row) and _is_said(row, label, names[label.name])
+            for label in export.labels
+        )
     )
 
 

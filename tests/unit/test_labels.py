@@ -38,7 +38,10 @@ def test_the_setting_is_read(text: str, wanted: tuple[Wanted, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("regresion:fare", "unknown kind 'regresion', did you mean regression?"),
+        (
+            "regresion:fare",
+            "kind 'regresion'; there are class, multilabel, regression; did you mean regression?",
+        ),
         ("class:a,b", "has 2 columns; several are multilabel:a,b"),
         ("class:kind [m]", "has a unit; only numbers have one"),
         ("regression:a;class:a", "names column 'a' twice"),
