@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from shardline.trainer.errors import SettingsError, SourceError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -61,6 +59,8 @@ class TimeSplits:
 
     def __init__(self, by_time: ByTime, values: Iterable[Any]) -> None:
         """Reads all values of the column; raises SourceError where they are no times, or all the same."""
+        import numpy as np
+
         times = np.fromiter(map(moment, values), np.float64)
         times = np.sort(times[~np.isnan(times)])
         if not len(times):
