@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,18 +75,24 @@ def predict(
     )
     order = output_order(loaded, manifest.labels)
     answers = {name: one.numpy() for name, one in to_answers(outputs, heads, manifest.labels, order).items()}
-    for name, answer in answers.items():
-        if unknown := int((~np.isfinite(answer)).any(axis=1).sum()):
-            raise ModelError(
-                f"{model} gives {unknown:,} of {len(answer):,} examples of the {split} split an answer for "
-                f"{name} "
-                "that is not finite (NaN): its weights are not, or its inputs overflow; train it again"
-            )
+    _check_finite(answers, model, split)
     several = len(info.labels) > 1
     labels = {
         name: np.concatenate([one[name] if several else one for one in targets]) for name in info.labels
     }
     return labels, answers
+
+
+def _check_finite(answers: Mapping[str, npt.NDArray[np.float32]], model: Path, split: str) -> None:
+    import numpy as np
+
+    for name, answer in answers.items():
+        if unknown := int((~np.isfinite(answer)).any(axis=1).sum()):
+            raise ModelError(
+                f"{model} gives {unknown:,} of {len(answer):,} examples of the {split} split an answer for "
+                f"{name} that is not finite (NaN): its weights are not, or its inputs overflow; train it "
+                "again"
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,6 +18,12 @@ FORM = "KIND:COLUMN, such as regression:fare, class:species or multilabel:tags"
 #: unless they are these few.
 MOST_CLASSES, SHARE, FEW = 50, 0.1, 10
 
+#: A label above this is no index of a class, but a damaged or wrong value.
+LARGEST_CLASS = 99_999
+
+#: What 32 bits can hold.
+LARGEST_FLOAT = 3.4028235677973366e38
+
 #: Between the names of several labels in one text.
 SEPARATOR = "|"
 
@@ -124,9 +130,6 @@ def _find_one(
     indices = [value for value in distinct if 0 <= value <= LARGEST_CLASS]
     return Label(name, kind, tuple(str(number) for number in range(max(indices, default=-1) + 1)))
 
-
-#: A label above this is no index of a class, but a damaged or wrong value.
-LARGEST_CLASS = 99_999
 
 _FITTING = {
     "": ("int64", "float32", "string", "strings"),

@@ -133,8 +133,7 @@ class PreprocessSettings:
         if self.group and self.split_by_time:
             raise SettingsError(
                 "group and split_by_time cannot both decide the split; leave one out, or name a split by "
-                "time whose "
-                "gap is longer than a group lasts"
+                "time whose gap is longer than a group lasts"
             )
 
 

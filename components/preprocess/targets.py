@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardline.components.preprocess.example import entries, parse_entries
+from shardline.components.preprocess.labels import LARGEST_FLOAT
 from shardline.components.preprocess.rows import Rows
 from shardline.trainer.data.features import (
     CLASS,
@@ -66,8 +67,7 @@ class Targets:
                 if label.kind == REGRESSION and least == largest:
                     raise SourceError(
                         f"all {count:,} examples have the value {least:g} of {output!r}; a constant cannot "
-                        "be "
-                        "learned: leave it out of label"
+                        "be learned: leave it out of label"
                     )
             found = self.positives[label.name]
             if label.kind == CLASS and (found > 0).sum() == 1:
@@ -138,10 +138,6 @@ def _number(value: Any, output: str, name: str) -> float:
     if not math.isfinite(number):
         raise BadRecordError(name, f"{output!r} is {_short(value)}, not a finite number")
     return number
-
-
-#: What 32 bits can hold.
-LARGEST_FLOAT = 3.4028235677973366e38
 
 
 def _short(value: Any) -> str:

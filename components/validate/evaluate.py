@@ -219,11 +219,21 @@ def measure(
     if len(parts) == 1:
         evaluation = replace(parts[0], metrics={**parts[0].metrics, **costs})
     else:
-        empty = replace(parts[0], label="", kind="", outputs=(), class_names=(), accuracy=None, log_loss=None)
-        empty = replace(empty, classes=(), confusion=(), mistakes=(), slices=(), calibration=(), roc=())
-        evaluation = join(
-            replace(empty, precision_recall=(), numbers=(), together=(), baseline=None), parts, costs
+        nothing = Evaluation(
+            fingerprint=manifest.fingerprint,
+            split=examples.name,
+            examples=0,
+            accuracy=None,
+            log_loss=None,
+            non_finite=0,
+            class_names=(),
+            classes=(),
+            confusion=(),
+            mistakes=(),
+            label="",
+            kind="",
         )
+        evaluation = join(nothing, parts, costs)
     return Measured(evaluation, outcomes, min_slice).counted()
 
 
@@ -359,6 +369,5 @@ def _check_label(batch: Batch, label: Label) -> None:
         first = int(wrong[0])
         raise DatasetError(
             f"example {batch.keys[first]!r} has label {values[first]}, the dataset has {there}; preprocess "
-            "the "
-            "data again"
+            "the data again"
         )

@@ -161,8 +161,7 @@ class Gate:
             if feature == part and label.class_names and not _tested(value, label, manifest):
                 raise SettingsError(
                     f"the rule {rule.text!r} is about {part} {value!r}, of which the test split has no "
-                    "example; "
-                    "bring some, or take another split_salt"
+                    "example; bring some, or take another split_salt"
                 )
             if feature and feature != part and feature not in known:
                 raise SettingsError(

@@ -216,9 +216,8 @@ def _check_tail(rule: Rule) -> None:
     if not (rule.reference and rule.operator == ahead and _is_plain(rule) and leads):
         raise SettingsError(
             "(p < ...) belongs to a rule like 'accuracy > champion (p < 0.05)' or 'rmse < champion (p < "
-            "0.05)', "
-            f"got {rule.text!r}; its metric may be one of {', '.join(whole)}, or precision, recall or f1 of "
-            "a class"
+            f"0.05)', got {rule.text!r}; its metric may be one of {', '.join(whole)}, or precision, recall "
+            "or f1 of a class"
         )
     if not 0 < rule.p < 1:
         raise SettingsError(f"p must be between 0 and 1, got {rule.p} in the rule {rule.text!r}; try 0.05")

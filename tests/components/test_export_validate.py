@@ -36,7 +36,6 @@ from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import decode_image
 from shardline.trainer.errors import DatasetError, ModelError, SettingsError
-from shardline.trainer.models.head import read_head
 from tests.helpers import models
 from tests.helpers.datasets import (
     CLASS_NAMES,
@@ -47,6 +46,7 @@ from tests.helpers.datasets import (
     write_dataset,
     write_shard,
 )
+from tests.helpers.heads import read_head
 from tests.helpers.labels import class_label, counted
 
 SHAPE = (12, 12, 3)

@@ -5,8 +5,8 @@ import pytest
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models.build import build
 from shardline.trainer.models.export_check import check_export
-from shardline.trainer.models.head import read_head
 from tests.helpers.datasets import write_dataset
+from tests.helpers.heads import read_head
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from shardline.trainer.data.features import Feature, Label, Spread, Tally
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import form_targets
 from shardline.trainer.errors import ModelError
-from shardline.trainer.models.head import read_head, to_answer
+from shardline.trainer.models.head import to_answer
 from shardline.trainer.models.interface import choose_form
+from tests.helpers.heads import read_head
 from tests.helpers.labels import class_label
 
 losses, metrics = keras.losses, keras.metrics

@@ -16,8 +16,8 @@ from shardline.trainer.data.transforms import load_augmentation
 from shardline.trainer.data.view import describe
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build, create_variables
-from shardline.trainer.models.head import read_head
 from tests.helpers.datasets import example_batch, write_dataset, write_table
+from tests.helpers.heads import read_head
 from tests.helpers.labels import LABELLED
 
 

@@ -119,8 +119,7 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
         kinds = ", ".join(f"{label.name}, {label.kind}" for label in manifest.labels)
         raise SettingsError(
             f"class_weights are for one label of kind class, the dataset has {kinds}; leave them out, or "
-            "weigh "
-            "in the model's loss"
+            "weigh in the model's loss"
         )
     if setting == BALANCED:
         counts = manifest.splits["train"].class_counts

@@ -74,12 +74,6 @@ def read_heads(
     return {one.name: _read_head(outputs[one.name], one, losses[one.name], dataset) for one in labels}
 
 
-def read_head(model: keras.Model, dataset: DatasetInfo, known: Head | None = None) -> Head:
-    """Does what `read_heads` does for the only label of a dataset."""
-    name = dataset.label.name
-    return read_heads(model, dataset, {name: known} if known else None)[name]
-
-
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
     _check_losses(label, losses)
     _check_activation(outputs, label, dataset)
@@ -115,9 +109,8 @@ def _check_losses(label: Label, losses: Sequence[Any]) -> None:
             )
         if label.kind == MULTILABEL and "categorical" in name:
             raise ModelError(
-                f"the loss {name_of(loss)} is for one class of several, and of {label.name!r} an example "
-                "may have "
-                "any; end the model with a sigmoid for each, and compile it with binary_crossentropy"
+                f"the loss {name_of(loss)} is for one class of several, and of {label.name!r} an example may "
+                "have any; end the model with a sigmoid for each, and compile it with binary_crossentropy"
             )
 
 
@@ -260,9 +253,8 @@ def _check_shape(output: Any, label: Label) -> None:
     ]
     of = f" of {label.name!r}" if label.name != LABEL else ""
     raise ModelError(
-        f"the model's output is {found}, the dataset has {count} {words}{of} and needs (n, {count}): it "
-        "was made "
-        "for other data"
+        f"the model's output is {found}, the dataset has {count} {words}{of} and needs (n, {count}): it was "
+        "made for other data"
     )
 
 

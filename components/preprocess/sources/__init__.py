@@ -40,9 +40,6 @@ _TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
 #: Length of a span that is a whole file, of whatever size.
 WHOLE_FILE = -1
 
-#: A label above this is no index of a class, but a damaged or wrong value.
-LARGEST_LABEL = 99_999
-
 
 class Span(NamedTuple):
     """Bytes inside a local file, which a writer reads for itself when their turn comes.
@@ -146,33 +143,10 @@ def open_source(settings: PreprocessSettings) -> Source:
 
     Raises:
         SourceError: The source is unknown or cannot be opened.
-        SettingsError: `labels` or `features` is given to a source that has no use for it.
+        SettingsError: A setting is given to a source that has no use for it.
     """
     form, _, rest = settings.source.partition(":")
-    if settings.labels and form not in ("images", "text"):
-        raise SettingsError(
-            f"labels is for images:DIR and text:DIR, the source is {settings.source!r}; leave it out"
-        )
-    if settings.features and form not in ("tfrecord", "table", "bigquery"):
-        raise SettingsError(
-            "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
-            f"{settings.source!r}; leave it out"
-        )
-    if settings.label and form not in ("table", "bigquery") and not settings.labels:
-        instead = (
-            "whose labels are in no table: name one with labels"
-            if form in ("images", "text")
-            else "which says itself what is to be predicted: leave it out"
-        )
-        raise SettingsError(
-            "label is for table:PATH, bigquery:TABLE, and images:DIR or text:DIR with labels; the source is "
-            f"{settings.source!r}, {instead}"
-        )
-    if settings.split_by_time and form not in ("table", "bigquery"):
-        raise SettingsError(
-            f"split_by_time is for table:PATH and bigquery:TABLE, the source is {settings.source!r}; leave "
-            "it out"
-        )
+    _check_used(settings, form)
     if settings.source == "digits":
         from shardline.components.preprocess.sources.digits import Digits
 
@@ -205,6 +179,34 @@ def open_source(settings: PreprocessSettings) -> Source:
 
         return BigQuery(settings.source, settings.features, settings.label, _by_time(settings))
     return _open_plugin(settings.source)
+
+
+def _check_used(settings: PreprocessSettings, form: str) -> None:
+    """Refuses settings that a source of this form has no use for."""
+    if settings.labels and form not in ("images", "text"):
+        raise SettingsError(
+            f"labels is for images:DIR and text:DIR, the source is {settings.source!r}; leave it out"
+        )
+    if settings.features and form not in ("tfrecord", "table", "bigquery"):
+        raise SettingsError(
+            "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
+            f"{settings.source!r}; leave it out"
+        )
+    if settings.label and form not in ("table", "bigquery") and not settings.labels:
+        instead = (
+            "whose labels are in no table: name one with labels"
+            if form in ("images", "text")
+            else "which says itself what is to be predicted: leave it out"
+        )
+        raise SettingsError(
+            "label is for table:PATH, bigquery:TABLE, and images:DIR or text:DIR with labels; the source is "
+            f"{settings.source!r}, {instead}"
+        )
+    if settings.split_by_time and form not in ("table", "bigquery"):
+        raise SettingsError(
+            f"split_by_time is for table:PATH and bigquery:TABLE, the source is {settings.source!r}; leave "
+            "it out"
+        )
 
 
 def _by_time(settings: PreprocessSettings) -> ByTime | None:

@@ -60,8 +60,7 @@ class Columns:
         if suffix not in _FORMATS or (plain != path and suffix == ".parquet"):
             raise SourceError(
                 f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
-                ".zst; convert "
-                "it to one"
+                ".zst; convert it to one"
             )
         self._path = path
         find_types, self._read = _FORMATS[suffix]

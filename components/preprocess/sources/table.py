@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from shardline.components.preprocess import labels, storage
-from shardline.components.preprocess.labels import LARGEST_CLASS
+from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
 from shardline.components.preprocess.sources.columns import TypedColumns
 from shardline.components.preprocess.sources.images import is_outside
@@ -23,7 +23,6 @@ from shardline.trainer.progress import say
 _ROLES = ("image", "key")
 _OWN = (LABEL, *_ROLES)
 _SCALARS = ("int64", "float32", "string")
-_LARGEST_FLOAT32 = 3.4028235677973366e38
 
 # Values of a column that says whether an example has a label; CSV has words for them.
 _TRUTHS: Mapping[Any, int] = {0: 0, 1: 1, "false": 0, "true": 1}
@@ -284,6 +283,6 @@ def _fault(value: Any, check: tuple[str, str, str]) -> str:
         return f"has no value in column {theirs!r}"
     if kind == "float32" and ours == LABEL and not math.isfinite(value):
         return f"has {value} in column {theirs!r}, which is to be predicted, not a finite number"
-    if kind == "float32" and not math.isnan(value) and not -_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32:
+    if kind == "float32" and not math.isnan(value) and not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:
         return f"has {value} in column {theirs!r}, not a number that 32 bits can hold"
     return ""

@@ -10,8 +10,9 @@ import xxhash
 
 from shardline.components.preprocess import copies, storage
 from shardline.components.preprocess.example import Layouts, Value, only_value, parse
+from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.listing import find_files
-from shardline.components.preprocess.sources import LARGEST_LABEL, BadExample, Example, Span
+from shardline.components.preprocess.sources import BadExample, Example, Span
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.trainer.data.features import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
@@ -105,8 +106,8 @@ class TfRecords:
                     raise ValueError(f"feature {theirs.decode()!r} is {places[theirs].kind}, not {kind}")
             label = found["label"]
             if label.__class__ is int:
-                if not 0 <= label <= LARGEST_LABEL:
-                    raise ValueError(f"label {label} is out of range 0..{LARGEST_LABEL:,}")
+                if not 0 <= label <= LARGEST_CLASS:
+                    raise ValueError(f"label {label} is out of range 0..{LARGEST_CLASS:,}")
             elif label.__class__ is float or not label:
                 raise ValueError(f"label {label!r} is neither a class index nor a class name")
             return start, length, found
