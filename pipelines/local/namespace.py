@@ -9,6 +9,7 @@ A namespace lasts as long as somebody holds its descriptor.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -77,12 +78,15 @@ def _bring_up_loopback() -> None:
 def main(descriptor: int) -> None:
     """Makes the namespaces and hands them over, or says why there are none."""
     with socket.socket(fileno=descriptor) as asker:
+        places: list[int] = []
         try:
             places = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in make()]
+            answer = b"."
         except OSError as error:
-            asker.sendall((error.strerror or str(error)).encode())
-        else:
-            socket.send_fds(asker, [b"."], places)
+            answer = (error.strerror or str(error)).encode()
+        # Whoever asked may have been killed meanwhile.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(asker, [answer], places)
 
 
 if __name__ == "__main__":
