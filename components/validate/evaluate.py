@@ -106,7 +106,7 @@ class Examples:
                     columns={
                         name: _text(column.numpy())
                         for name, column in parsed.items()
-                        if name != self.manifest.group
+                        if name not in self.manifest.apart
                     },
                 )
                 for label in self.manifest.labels:

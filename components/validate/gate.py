@@ -143,7 +143,7 @@ class Gate:
         """
         self.check_formats(formats)
         self.check_champion(champion_uri)
-        known = [item.name for item in manifest.columns if not item.shape]
+        known = [one.name for one in manifest.columns if not one.shape and one.name not in manifest.apart]
         for rule in self.for_labels(manifest.labels).rules:
             if rule.format or rule.operator == OFF:
                 continue
@@ -259,7 +259,7 @@ def _check_drift(rule: Rule, manifest: Manifest) -> None:
     for feature in (one for one in manifest.features if one.encoding):
         names += [f"{feature.name} {what}" for what in ("brightness", "height", "width")]
     for feature in manifest.columns:
-        if not feature.shape:
+        if not feature.shape and feature.name not in manifest.apart:
             names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
     if rule.slice not in names:
         raise SettingsError(

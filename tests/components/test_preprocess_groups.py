@@ -110,15 +110,22 @@ def test_what_cannot_be_grouped_is_refused(
         preprocess(PreprocessSettings(source=source, **settings), tmp_path / "out")  # type: ignore[arg-type]
 
 
+def timed(path: Path, **more: list[str]) -> str:
+    """Writes a table of 200 days, five rows each, and returns the source."""
+    days = [datetime.date(2026, 1, 1) + datetime.timedelta(number % 200) for number in range(1000)]
+    columns = {"day": days, "x": [float(d.toordinal()) for d in days], "label": ["a", "b"] * 500}
+    write = pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table
+    write(pa.table(columns | more), path)
+    return f"table:{path}"
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) -> None:
-    days = [datetime.date(2026, 1, 1) + datetime.timedelta(number % 200) for number in range(1000)]
-    table = pa.table({"day": days, "x": [float(d.toordinal()) for d in days], "label": ["a", "b"] * 500})
-    path = tmp_path / f"table.{suffix}"
-    (pyarrow.csv.write_csv if suffix == "csv" else pyarrow.parquet.write_table)(table, path)
-    settings = PreprocessSettings(source=f"table:{path}", split_by_time="day", split_gap="5d")
+    source = timed(tmp_path / f"table.{suffix}")
+    settings = PreprocessSettings(source=source, split_by_time="day", split_gap="5d")
     manifest = preprocess(settings, tmp_path / "out")
-    assert [feature.name for feature in manifest.columns] == ["x"]
+    assert [feature.name for feature in manifest.columns] == ["x", "split_time_us"]
+    assert (manifest.moment, list(manifest.inputs)) == ("split_time_us", ["x"])
     ends = {}
     for name, split in manifest.splits.items():
         records = (
@@ -132,3 +139,35 @@ def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) 
     assert ends["validation"][0] - ends["train"][1] == 6
     assert ends["test"][0] - ends["validation"][1] == 6
     assert (manifest.settings["split_by_time"], manifest.settings["split_gap"]) == ("day", "5d")
+    assert not verify(tmp_path / "out", processes=1).damages
+
+
+def test_verify_names_what_is_not_before_the_next_split(tmp_path: Path) -> None:
+    def damages(out: Path, splits: dict[str, str], **settings: str) -> list[str]:
+        manifest = manifests.load(out)
+        moved = {name: manifest.splits[other] for name, other in splits.items()}
+        changed = {**manifest.settings, **settings}
+        manifests.save(dataclasses.replace(manifest, splits=moved, settings=changed), out)
+        found = [str(damage) for damage in verify(out, processes=1).damages]
+        manifests.save(manifest, out)
+        return [damage for damage in found if "splits by" in damage]
+
+    out = tmp_path / "out"
+    source = timed(tmp_path / "table.csv", key=[f"row {number}" for number in range(1000)])
+    preprocess(PreprocessSettings(source=source, split_by_time="day", split_gap="2d"), out)
+    as_it_is = {name: name for name in ("train", "validation", "test")}
+    assert not damages(out, as_it_is)
+    (damage,) = damages(out, as_it_is | {"validation": "test", "test": "validation"})
+    assert damage.startswith(
+        "manifest.json: splits by 'day', and 'row 999' in validation, 2026-07-19T00:00:00"
+    )
+    assert "is not 2d before 'row 160' in test, 2026-06-10T00:00:00+00:00" in damage
+    assert len(damages(out, as_it_is, split_gap="4d")) == 2
+
+
+def test_a_feature_of_the_name_of_the_times_is_refused(tmp_path: Path) -> None:
+    source = timed(tmp_path / "table.csv", split_time_us=["x"] * 1000)
+    with pytest.raises(
+        SourceError, match="has a feature 'split_time_us', as which the times of 'day' are stored"
+    ):
+        preprocess(PreprocessSettings(source=source, split_by_time="day"), tmp_path / "out")

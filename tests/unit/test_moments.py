@@ -8,7 +8,14 @@ import math
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, moment, parse_gap
+from shardline.components.preprocess.sources.moments import (
+    ByTime,
+    TimeSplits,
+    feature_of,
+    moment,
+    moment_text,
+    parse_gap,
+)
 from shardline.trainer.errors import SettingsError, SourceError
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
@@ -17,12 +24,26 @@ SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 def test_times_are_numbers_dates_and_texts() -> None:
     day = datetime.date(2026, 11, 23)
     midnight = datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC)
-    assert moment("2026-11-23") == moment("2026-11-23T00:00:00Z") == moment(midnight) == midnight.timestamp()
-    assert moment(midnight.replace(tzinfo=None)) == midnight.timestamp()
-    assert moment(day + datetime.timedelta(1)) - moment(day) == 86_400
-    assert moment(3) == 3.0
-    assert math.isnan(moment("yesterday"))
-    assert math.isnan(moment(None))
+    micros = int(midnight.timestamp()) * 1_000_000
+    assert moment("2026-11-23") == moment("2026-11-23T00:00:00Z") == moment(midnight) == moment(day) == micros
+    assert moment(midnight.replace(tzinfo=None)) == micros
+    assert moment("1969-12-31T23:59:59.999999+00:00") == -1
+    assert moment(3, "split_number") == moment(3.0, "split_number") == 3
+    assert moment(0.25, "split_number_millionths") == 250_000
+    for none in ("yesterday", None, math.nan, math.inf, 1e300, [3]):
+        assert moment(none) is None
+
+
+def test_the_feature_of_times_says_what_it_counts() -> None:
+    assert [feature_of(kind) for kind in ("int64", "float32", "string", "timestamp", "DATE")] == [
+        "split_number",
+        "split_number_millionths",
+        *["split_time_us"] * 3,
+    ]
+    assert moment_text(1_500_000, "split_time_us") == "1970-01-01T00:00:01.500000+00:00"
+    assert moment_text(2**62, "split_time_us") == f"{2**62} us"
+    assert moment_text(20261123, "split_number") == "20261123"
+    assert moment_text(250_000, "split_number_millionths") == "0.25"
 
 
 def test_a_gap_is_a_duration_or_a_number() -> None:
@@ -40,10 +61,10 @@ def test_a_gap_is_a_duration_or_a_number() -> None:
 
 def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
     times = list(range(100))
-    plain = TimeSplits(ByTime("day", SHARES), times)
+    plain = TimeSplits(ByTime("day", SHARES), "split_number", times)
     found = [plain.split(time) for time in times]
     assert found == ["train"] * 80 + ["validation"] * 10 + ["test"] * 10
-    gapped = TimeSplits(ByTime("day", SHARES, 3.0), times)
+    gapped = TimeSplits(ByTime("day", SHARES, 3.0), "split_number", times)
     found = [gapped.split(time) for time in times]
     assert [time for time in times if found[time] is None] == [77, 78, 79, 87, 88, 89]
     assert gapped.left_out == 6
@@ -51,15 +72,15 @@ def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
 
 def test_rows_of_one_time_are_in_one_split() -> None:
     times = [0] * 70 + [1] * 20 + [2] * 10
-    splits = TimeSplits(ByTime("day", {"train": 0.8, "test": 0.2}), times)
+    splits = TimeSplits(ByTime("day", {"train": 0.8, "test": 0.2}), "split_number", times)
     assert [splits.split(time) for time in (0, 1, 2)] == ["train", "test", "test"]
 
 
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(SourceError, match="'day' holds no times to split by"):
-        TimeSplits(ByTime("day", SHARES), ["soon", None])
+        TimeSplits(ByTime("day", SHARES), "split_time_us", ["soon", None])
     with pytest.raises(SourceError, match="all rows have the same time in 'day'"):
-        TimeSplits(ByTime("day", SHARES), [3, 3])
+        TimeSplits(ByTime("day", SHARES), "split_number", [3, 3])
     with pytest.raises(SettingsError, match="group and split_by_time cannot both"):
         PreprocessSettings(source="table:x.csv", group="a", split_by_time="b")
     with pytest.raises(SettingsError, match="split_gap belongs to split_by_time"):

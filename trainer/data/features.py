@@ -19,6 +19,11 @@ CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regressio
 #: Name of the feature, and of the label, where a dataset has only one.
 LABEL = "label"
 
+#: Features that hold the time by which an example was split, by what they count, and how many of it are one
+#: second or, where the column holds numbers, one of these: microseconds since 1970 in UTC, whole numbers as
+#: the column has them, and millionths of numbers with fractions.
+MOMENTS = {"split_time_us": 1_000_000, "split_number": 1, "split_number_millionths": 1_000_000}
+
 #: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
 Scalar = int | float | str
 

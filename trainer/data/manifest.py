@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer import files, records
-from shardline.trainer.data.features import Feature, Label, Tally, is_class
+from shardline.trainer.data.features import MOMENTS, Feature, Label, Tally, is_class
 from shardline.trainer.errors import DatasetError, ModelError
 
 MANIFEST_FILE = "manifest.json"
@@ -220,6 +220,17 @@ class Manifest:
         return str(self.settings.get("group") or "")
 
     @property
+    def moment(self) -> str:
+        """The feature, of `MOMENTS`, with the time by which examples were split; "" where they were not."""
+        names = [feature.name for feature in self.features if feature.name in MOMENTS]
+        return names[0] if names and self.settings.get("split_by_time") else ""
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """Columns that only decide the split: no model takes them, and no slice or drift is of them."""
+        return frozenset({self.group, self.moment})
+
+    @property
     def image(self) -> Feature:
         """The image feature; a DatasetError when the dataset has none."""
         for feature in self.features:
@@ -232,7 +243,7 @@ class Manifest:
         """What a model takes, by name: the image alone, else every column; of neither a DatasetError."""
         if any(feature.name == "image" for feature in self.features):
             return {"image": self.image}
-        columns = {feature.name: feature for feature in self.columns if feature.name != self.group}
+        columns = {feature.name: feature for feature in self.columns if feature.name not in self.apart}
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
         return columns

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from shardline.components.preprocess.sources.moments import gap_of, moment_text, parse_gap
 from shardline.trainer.data.features import Label, Spread, Tally
-from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Split
+from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Split
 from shardline.trainer.errors import printable
 
 #: Damaged records of one shard that are listed one by one.
@@ -31,13 +33,17 @@ class Damage:
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """Sound records of a shard, what their labels are, the size of the file, all damage, and the groups."""
+    """Sound records of a shard, what their labels are, the size of the file, all damage, and the groups.
+
+    `moments` are the first and the last time, with the keys of their examples, where the split is by time.
+    """
 
     records: int
     bytes: int
     labels: Mapping[str, Tally]
     damages: Sequence[Damage]
     groups: Sequence[str] = ()
+    moments: Sequence[tuple[int, str]] = ()
 
 
 def check_labels(
@@ -79,6 +85,28 @@ def check_groups(manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterat
         yield Damage(
             MANIFEST_FILE, None, f"groups by {feature!r}, and groups are in several splits: {named}{more}"
         )
+
+
+def check_moments(manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterator[Damage]:
+    """Yields the last example of a split that is not, or not by the gap, before the first of the next one."""
+    feature, column = manifest.moment, str(manifest.settings.get("split_by_time"))
+    gap = str(manifest.settings.get("split_gap") or "")
+    if not feature:
+        return
+    splits = [
+        (name, [time for shard in manifest.splits[name].shards for time in checks[shard.file].moments])
+        for name in SPLITS
+        if name in manifest.splits
+    ]
+    for (before, earlier), (name, later) in pairwise((name, times) for name, times in splits if times):
+        (last, key), (first, key_of_first) = max(earlier), min(later)
+        if last >= first - gap_of(parse_gap(gap), feature):
+            yield Damage(
+                MANIFEST_FILE,
+                None,
+                f"splits by {column!r}, and {key!r} in {before}, {moment_text(last, feature)}, is not "
+                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {moment_text(first, feature)}",
+            )
 
 
 def tally_of(found: Mapping[str, Any]) -> Tally:

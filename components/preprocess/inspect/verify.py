@@ -24,6 +24,7 @@ from shardline.components.preprocess.inspect.damage import (
     ShardCheck,
     check_groups,
     check_labels,
+    check_moments,
     says,
     tally_of,
 )
@@ -90,6 +91,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
             {name: tally_of(tally) for name, tally in check["labels"].items()},
             [Damage(**damage) for damage in check["damages"]],
             check["groups"],
+            [(time, key) for time, key in check["moments"]],
         )
         for file, check in found.items()
     }
@@ -99,6 +101,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
             damages += checks[shard.file].damages
         damages += check_labels(name, split, checks, manifest.labels)
     damages += check_groups(manifest, checks)
+    damages += check_moments(manifest, checks)
     damages += _check_rejected(directory, manifest)
     damages += _check_keys(directory, manifest.keys)
     damages += _check_extra_files(directory, manifest)
@@ -224,8 +227,8 @@ class _Checker:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
-        self._group = manifest.group
-        self._groups = set[str]()
+        self._group, self._moment = manifest.group, manifest.moment
+        self._groups, self._moments = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}
         # To tell an exchanged shard from a damaged one.
@@ -239,6 +242,7 @@ class _Checker:
         values = {name: list[Sequence[Any]]() for name in self._labels}
         damages, size = list[Damage](), 0
         self._groups.clear()
+        self._moments.clear()
         path, shard = self._directory / file, self._shards[file]
         try:
             size = path.stat().st_size
@@ -253,7 +257,7 @@ class _Checker:
             damages.append(Damage(file, None, f"cannot be read: {error.strerror or error}"))
         records = len(next(iter(values.values())))
         labels = {name: tally(self._labels[name], of_label) for name, of_label in values.items() if of_label}
-        return ShardCheck(records, size, labels, damages, sorted(self._groups))
+        return ShardCheck(records, size, labels, damages, sorted(self._groups), self._moments)
 
     def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
         # The report ends a worker whose parent is gone.
@@ -285,6 +289,9 @@ class _Checker:
                         of_label.append(values[name][1])
                     if self._group in values:
                         self._groups.add(_text(values[self._group][1][0]))
+                    if self._moment in values:
+                        times = [*self._moments, (values[self._moment][1][0], _text(values["key"][1][0]))]
+                        self._moments = [min(times), max(times)]
                 number += 1
         except SourceError as error:
             # Where a record ends is no longer known: the rest of the shard cannot be read.

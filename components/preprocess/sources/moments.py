@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardline.trainer.data.features import MOMENTS
 from shardline.trainer.errors import SettingsError, SourceError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND, _DAY = datetime.timedelta(microseconds=1), 86_400_000_000
 _GAP = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
@@ -36,33 +39,51 @@ def parse_gap(text: str) -> float:
     return float(match[1]) * _UNITS.get(match[2], 1.0) if match else 0.0
 
 
-def moment(value: Any) -> float:
-    """Returns a time as a number, of a date or an ISO text in seconds (UTC without a zone); NaN for none."""
+def feature_of(kind: str) -> str:
+    """Returns the feature, of `MOMENTS`, that holds the times of a column of this type."""
+    return {"int64": "split_number", "float32": "split_number_millionths"}.get(kind, "split_time_us")
+
+
+def moment(value: Any, feature: str = "split_time_us") -> int | None:
+    """Returns a time as a feature of `MOMENTS` holds it (UTC without a zone); None for what is none."""
     if isinstance(value, str):
         try:
             value = datetime.datetime.fromisoformat(value.strip())
         except ValueError:
-            return math.nan
+            return None
     if isinstance(value, datetime.datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp()
+        return ((value if value.tzinfo else value.replace(tzinfo=datetime.UTC)) - _EPOCH) // _MICROSECOND
     if isinstance(value, datetime.date):
-        return float(value.toordinal()) * _UNITS["d"]
-    return float(value) if isinstance(value, int | float) else math.nan
+        return (value.toordinal() - _EPOCH.toordinal()) * _DAY
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    number = round(value * MOMENTS[feature])
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def moment_text(number: int, feature: str) -> str:
+    """Returns a time for messages."""
+    if feature == "split_time_us":
+        try:
+            return (_EPOCH + number * _MICROSECOND).isoformat()
+        except OverflowError:
+            return f"{number} us"
+    return f"{number / MOMENTS[feature]:.15g}"
 
 
 class TimeSplits:
-    """Which split a time belongs to; rows of one time are in one split.
+    """Which split a time belongs to, as `moment` gives it; rows of one time are in one split.
 
     Attributes:
         left_out: Rows so far that lie in a gap.
     """
 
-    def __init__(self, by_time: ByTime, values: Iterable[Any]) -> None:
+    def __init__(self, by_time: ByTime, feature: str, values: Iterable[Any]) -> None:
         """Reads all values of the column; raises SourceError where they are no times, or all the same."""
         import numpy as np
 
-        times = np.fromiter(map(moment, values), np.float64)
-        times = np.sort(times[~np.isnan(times)])
+        found = (moment(value, feature) for value in values)
+        times = np.sort(np.fromiter((time for time in found if time is not None), np.int64))
         if not len(times):
             raise SourceError(
                 f"column {by_time.column!r} holds no times to split by; give numbers, dates or ISO 8601 texts"
@@ -72,21 +93,25 @@ class TimeSplits:
                 f"all rows have the same time in {by_time.column!r}: no split can be made of it"
             )
         self.left_out = 0
-        self._gap = by_time.gap
+        self._gap = gap_of(by_time.gap, feature)
         reached, starts = 0.0, list[tuple[str, float]]()
         for name in ("train", "validation", "test"):
             if name in by_time.shares:
                 place = min(round(reached * len(times)), len(times) - 1)
-                starts.append((name, -math.inf if not starts else float(times[place])))
+                starts.append((name, -math.inf if not starts else int(times[place])))
                 reached += by_time.shares[name]
         self._starts = starts
 
-    def split(self, value: Any) -> str | None:
+    def split(self, at: int) -> str | None:
         """Returns the split of a time; None in a gap, which is counted."""
-        at = moment(value)
         place = max(number for number, (_, start) in enumerate(self._starts) if at >= start)
         following = self._starts[place + 1][1] if place + 1 < len(self._starts) else math.inf
         if at >= following - self._gap and self._gap:
             self.left_out += 1
             return None
         return self._starts[place][0]
+
+
+def gap_of(gap: float, feature: str) -> int:
+    """Returns a gap as a feature of `MOMENTS` counts it."""
+    return round(gap * MOMENTS[feature])

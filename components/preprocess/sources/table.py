@@ -15,7 +15,7 @@ from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Exam
 from shardline.components.preprocess.sources.columns import TypedColumns
 from shardline.components.preprocess.sources.images import is_outside
 from shardline.components.preprocess.sources.many_files import ROW, ManyFiles, open_table
-from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, moment
+from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, feature_of, moment
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Feature, Label
 from shardline.trainer.errors import SourceError, printable
 from shardline.trainer.progress import say
@@ -41,7 +41,7 @@ class Rows:
         features: Names of columns by ours.
         images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
         label: Columns to predict and their kinds, as `labels.parse` reads them; "" for what features say.
-        by_time: Column of times by which rows are split, which is no feature unless it is named as one.
+        by_time: Column of times by which rows are split. It is no feature unless it is named as one.
 
     Raises:
         SourceError: The columns cannot be read, or are not these.
@@ -94,8 +94,19 @@ class Rows:
                     )
             self._names |= {column: column for column in others}
         self._check_types(images)
-        self.features = tuple(
-            Feature(ours, self._type(theirs)) for ours, theirs in self._names.items() if ours not in _ROLES
+        self._moment = feature_of(types[by_time.column]) if by_time else ""
+        if self._moment in self._names:
+            raise SourceError(
+                f"{name!r} has a feature {self._moment!r}, as which the times of {times[0]!r} are stored; "
+                "rename it, or name the columns to use with features"
+            )
+        self.features = (
+            *(
+                Feature(ours, self._type(theirs))
+                for ours, theirs in self._names.items()
+                if ours not in _ROLES
+            ),
+            *([Feature(self._moment, "int64")] if by_time else []),
         )
 
     @functools.cached_property
@@ -110,7 +121,7 @@ class Rows:
         first, last = len(self._targets), len(theirs)
         splits = None
         if self._by_time:
-            splits = TimeSplits(self._by_time, self._values(self._by_time.column))
+            splits = TimeSplits(self._by_time, self._moment, self._values(self._by_time.column))
             theirs.append(self._by_time.column)
         if isinstance(self._columns, ManyFiles):
             theirs.append(ROW)
@@ -132,19 +143,22 @@ class Rows:
             fault = next(filter(None, map(_fault, row, checks)), "")
             if not fault and "image" in values:
                 fault = self._image_fault(values["image"])
-            if not fault and splits and math.isnan(moment(row[last])):
+            at = moment(row[last], self._moment) if splits else None
+            if not fault and splits and at is None:
                 fault = f"has no time in column {theirs[last]!r}"
             if not fault:
                 label, fault = read(row[:first])
             if fault:
                 yield BadExample(f"{self._name} {self._row_name(name, values)}", fault)
                 continue
-            split = splits.split(row[last]) if splits else None
-            if splits and split is None:
-                continue
+            split, placed = None, dict[str, int]()
+            if splits and at is not None:
+                split, placed = splits.split(at), {self._moment: at}
+                if split is None:
+                    continue
             key = str(values.pop("key")) if "key" in values else self._row_name(name, values)
             image = self._image(values.pop("image")) if "image" in values else None
-            yield Example(key, label, image, split, {**values, **self._missing(values)})
+            yield Example(key, label, image, split, {**values, **self._missing(values), **placed})
         if splits and splits.left_out:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
 
