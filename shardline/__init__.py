@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardline.components.validate.gate import Gate
     from shardline.components.validate.validation import validate
     from shardline.pipelines.compile import compile_pipeline
+    from shardline.pipelines.local.launch import launch
     from shardline.pipelines.local.run import run_pipeline
     from shardline.trainer.data.features import Feature, Label
     from shardline.trainer.data.manifest import DatasetInfo, Manifest
@@ -46,6 +47,7 @@ _MODULES = {
     "Span": "shardline.components.preprocess.sources",
     "TrainSettings": "shardline.trainer.settings",
     "compile_pipeline": "shardline.pipelines.compile",
+    "launch": "shardline.pipelines.local.launch",
     "preprocess": "shardline.components.preprocess.run",
     "run_pipeline": "shardline.pipelines.local.run",
     "train": "shardline.trainer.train",
@@ -66,6 +68,7 @@ __all__ = [
     "Span",
     "TrainSettings",
     "compile_pipeline",
+    "launch",
     "preprocess",
     "run_pipeline",
     "train",

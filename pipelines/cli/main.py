@@ -13,9 +13,11 @@ from shardline.pipelines.cli.champions import champion
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
+from shardline.pipelines.cli.launch import launch
 from shardline.pipelines.cli.models import rehearse, validate
 from shardline.pipelines.cli.new import new
 from shardline.pipelines.cli.options import (
+    MOST_REPLICAS,
     PATH,
     foreground,
     inject_option,
@@ -29,9 +31,6 @@ from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
 from shardline.trainer.crash import as_error
-
-#: Replicas that one machine may be asked for.
-_MOST_REPLICAS = 100
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
@@ -106,14 +105,14 @@ def compile(
 @click.argument("out", type=PATH)
 @click.option(
     "--replicas",
-    type=click.IntRange(1, _MOST_REPLICAS),
+    type=click.IntRange(1, MOST_REPLICAS),
     default=1,
     show_default=True,
     help="Replicas that train: a chief, the rest workers.",
 )
 @click.option(
     "--ps",
-    type=click.IntRange(0, _MOST_REPLICAS),
+    type=click.IntRange(0, MOST_REPLICAS),
     default=0,
     show_default=True,
     help="Parameter servers, which need workers.",
@@ -163,7 +162,7 @@ def train(
 
 
 _CHECKS = (check, settings, doctor)
-_PARTS = (run, preprocess, dataset, drift, rehearse, validate, probe, champion, scaling)
+_PARTS = (run, launch, preprocess, dataset, drift, rehearse, validate, probe, champion, scaling)
 _PLATFORM = (image, upload, submit, runs, status, cancel, logs, explain, schedule)
 for command in (new, *_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

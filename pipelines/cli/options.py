@@ -154,6 +154,9 @@ def _as_given(values: Mapping[str, Any]) -> str:
     return f" {shlex.join([values['pipeline'], *file, *texts])}"
 
 
+#: Replicas that one machine may be asked for.
+MOST_REPLICAS = 100
+
 network_option = click.option(
     "--network",
     type=click.Choice(["auto", "isolated", "host"]),

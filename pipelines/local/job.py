@@ -42,6 +42,9 @@ class CustomJob:
         display_name: Name of the job.
         timeout: Seconds after which the job is stopped, or None for no limit.
         restart_job_on_worker_restart: Whether all replicas start again when one has failed.
+        job_restarts: Restarts of all replicas together after failures.
+        all_succeed: Whether the job has succeeded only when its workers have, too; on the platform it has as
+            soon as the chief has.
         disable_retries: Whether nothing starts again, whatever else is set.
         base_output_directory: Root of AIP_MODEL_DIR and its siblings; "" for none.
         trial: Id of the trial of a tuning job that this is; "" where it is none.
@@ -51,6 +54,8 @@ class CustomJob:
     display_name: str = "custom-job"
     timeout: float | None = None
     restart_job_on_worker_restart: bool = False
+    job_restarts: int = 1
+    all_succeed: bool = False
     disable_retries: bool = False
     base_output_directory: str = ""
     trial: str = ""

@@ -29,7 +29,7 @@ EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
 #: Module of the stand-ins for the platform's launchers, and those of them that start replicas.
 STAND_INS = "shardline.pipelines.local.stand_ins"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
-_TRAINER = "shardline.trainer.task"
+_TRAINERS = ("shardline.trainer.task", "shardline.trainer.program")
 #: Components whose source has one of these words will load TensorFlow anyway.
 _SIGNS = (
     "tensorflow",
@@ -70,8 +70,9 @@ class Launch:
 
 def recognize(command: Sequence[str]) -> Program | None:
     """Returns what a command does, where a process forked with TensorFlow loaded can do it as well."""
-    if list(command[:3]) == [sys.executable, "-m", _TRAINER]:
-        return Program(_TRAINER, command[3:])
+    for trainer in _TRAINERS:
+        if list(command[:3]) == [sys.executable, "-m", trainer]:
+            return Program(trainer, command[3:])
     if list(command[:4]) == ["python3", "-u", "-m", STAND_INS] and command[4] in _SUPERVISORS:
         return Program(STAND_INS, command[4:])
     source = component_source(command)

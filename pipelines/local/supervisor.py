@@ -100,10 +100,11 @@ def run_job(
     gcs_root: Path | None = None,
     network: str | None = None,
 ) -> None:
-    """Runs the job and returns when its chief has succeeded and no other process of it is left.
+    """Runs the job and returns when it has succeeded and no process of it is left.
 
-    Replicas report through `shardline.trainer.progress`; their events are reported again in this process. A
-    signal that stops this process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
+    It has when its chief has, or all that train where the job says so. Replicas report through
+    `shardline.trainer.progress`; their events are reported again in this process. A signal that stops this
+    process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
 
     Args:
         job: The job; its commands run in the current directory and Python environment.
@@ -153,7 +154,9 @@ class _RunningJob:
     def __init__(
         self, job: CustomJob, rehearsal: Rehearsal, history: History, start: Start, topic: str
     ) -> None:
-        limits = RestartLimits(replica=0, job=0, preemption=0) if job.disable_retries else RestartLimits()
+        limits = RestartLimits(job=job.job_restarts)
+        if job.disable_retries:
+            limits = RestartLimits(replica=0, job=0, preemption=0)
         self._job = job
         self._names = history.names
         self._rehearsal = rehearsal
@@ -161,12 +164,16 @@ class _RunningJob:
         self._history = history
         self._start_replica = start
         self._topic = topic
+        members = cluster.replicas(job)
+        decisive = ("chief", "worker") if job.all_succeed else ("chief",)
+        self._decisive = {member.name for member in members if member.role in decisive}
+        self._awaited: set[str] = set()
         self._running: dict[str, Replica] = {}
         self._selector = selectors.DefaultSelector()
         self._deadline = time.monotonic() + (math.inf if job.timeout is None else job.timeout)
 
     def run(self) -> None:
-        """Starts the replicas, returns when the chief has succeeded, and leaves none behind."""
+        """Starts the replicas, returns when the job has succeeded, and leaves none behind."""
         grace = 0.0
         try:
             self._rehearsal.start(self._running)
@@ -188,7 +195,7 @@ class _RunningJob:
             self._selector.close()
 
     def _has_succeeded(self) -> bool:
-        """Waits for something to happen and deals with it; returns whether the chief has succeeded."""
+        """Waits for something to happen and deals with it; returns whether the job has succeeded."""
         ended = self._wait(min(self._deadline, self._rehearsal.next_time))
         self._rehearsal.act()
         if self._is_success(ended):
@@ -209,7 +216,8 @@ class _RunningJob:
         return False
 
     def _is_success(self, ended: Ended) -> bool:
-        return (self._names[0], 0) in [(replica.name, code) for replica, code in ended]
+        self._awaited -= {replica.name for replica, code in ended if code == 0}
+        return not self._awaited
 
     def _decide(self, replica: Replica, code: int) -> tuple[Scope, str]:
         """Returns what starts again and which time this is, in words.
@@ -229,7 +237,7 @@ class _RunningJob:
         return decision
 
     def _start_all_again(self, code: int, words: str) -> bool:
-        """Starts the whole job again, unless the chief succeeds meanwhile; returns whether it has."""
+        """Starts the whole job again, unless the job succeeds meanwhile; returns whether it has."""
         if code == EXIT_RESTART:
             # The others are about to say the same, once they have saved what they have.
             if self._is_success(self._wait_for_all(processes.GRACE_S)):
@@ -246,6 +254,7 @@ class _RunningJob:
         return False
 
     def _start_all(self) -> None:
+        self._awaited = set(self._decisive)
         for name in self._names:
             self._start(name)
 

@@ -1,0 +1,120 @@
+"""Launch: a cluster on this machine for any Python program, each replica a process with its TF_CONFIG."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.supervisor import run_job
+from shardline.pipelines.local.terminal import open_terminal
+from shardline.trainer import progress
+from shardline.trainer.errors import SettingsError
+
+_BOOTSTRAP = "shardline.trainer.program"
+
+
+def launch(
+    program: str | os.PathLike[str],
+    *,
+    replicas: int,
+    arguments: Sequence[str] = (),
+    module: bool = False,
+    ps: int = 0,
+    restarts: int = 0,
+    timeout: float | None = None,
+    logs: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    strategy: bool | None = None,
+) -> None:
+    """Runs a program as every replica of a cluster on this machine, and returns when all have ended with 0.
+
+    Each replica is `python PROGRAM ARGUMENTS` with the TF_CONFIG that the platform would give it: the first
+    is the chief, the others are workers. When one fails all are stopped, and start again where that is
+    allowed. No process is left, however this one ends.
+
+    Args:
+        program: Path of a Python program, or the name of a module.
+        replicas: Processes that run it, the chief included, at least 1; one alone has no TF_CONFIG.
+        arguments: Its command line.
+        module: Whether `program` is the name of a module, as of `python -m`.
+        ps: Parameter servers beside the replicas, which run the same program; the job then ends with its
+            chief, since its servers and workers never end.
+        restarts: How often all replicas start again after a failure. A replica that asks for it (exit code
+            75) has them start again up to six times, whatever this is.
+        timeout: Seconds after which the replicas are stopped, or None for no limit.
+        logs: Directory for a log of each replica, to which a further launch appends; a new temporary one
+            unless given.
+        network: "auto", "isolated" or "host", as of `shardline train`; what SHARDLINE_NETWORK says unless
+            given.
+        strategy: Whether each replica makes `shardline.strategy()` before the program begins; unless
+            given, where the program's file imports shardline.
+
+    Raises:
+        SettingsError: When there is no such program, or a number is out of range.
+        ProcessFailedError: When a replica has failed.
+        RunError: When the timeout has passed.
+    """
+    name = os.fspath(program)
+    source = _find_module(name) if module else Path(name)
+    if source is None or not source.is_file():
+        kind = "module" if module else "program"
+        raise SettingsError(
+            f"there is no {kind} {name!r} here; name one that python runs from {os.getcwd()!r}"
+        )
+    if restarts < 0 or (timeout is not None and not timeout > 0):
+        raise SettingsError(f"restarts are 0 or more and timeout above 0, not {restarts} and {timeout}")
+    if strategy is None:
+        strategy = _imports_shardline(source)
+    job = CustomJob.with_roles(
+        [
+            sys.executable,
+            *(["-m", _BOOTSTRAP] if strategy else []),
+            *(["-m"] if module else []),
+            name,
+            *arguments,
+        ],
+        replicas,
+        ps=ps,
+        display_name=name,
+        timeout=timeout,
+        restart_job_on_worker_restart=True,
+        job_restarts=restarts,
+        all_succeed=not ps,
+    )
+    directory = Path(tempfile.mkdtemp(prefix="shardline-launch-") if logs is None else logs)
+    with open_terminal() as terminal, progress.sink(terminal.show):
+        progress.say("launch", f"logs in {directory}")
+        run_job(job, directory, topic="launch", show_line=terminal.line, network=network)
+
+
+def _find_module(name: str) -> Path | None:
+    """Returns the file that `python -m NAME` runs, or None; no package is imported for it."""
+    first, *others = name.split(".")
+    spec = PathFinder.find_spec(first, [os.getcwd()]) or importlib.util.find_spec(first)
+    for part in others:
+        spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    if spec and spec.submodule_search_locations is not None:  # a package
+        spec = PathFinder.find_spec("__main__", spec.submodule_search_locations)
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _imports_shardline(source: Path) -> bool:
+    """Whether a file imports Shardline, anywhere in it; one that is no Python will say so itself."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (SyntaxError, ValueError):
+        return False
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.append(node.module or "")
+    return any(name.partition(".")[0] == "shardline" for name in names)

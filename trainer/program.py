@@ -1,0 +1,73 @@
+"""Program: `python -m shardline.trainer.program [-m] PROGRAM ARGS`, anybody's program as a replica runs it.
+
+It is run as `python [-m] PROGRAM ARGS` runs it, but for three things. SIGTERM is waited for from the
+beginning, before TensorFlow has threads. In a cluster the process's strategy is made first, since TensorFlow
+meets no others once it has done anything: so the program may make tensors and datasets before it trains. And
+an error of Shardline's is one line and an exit code, while any other keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from shardline.trainer import progress
+from shardline.trainer.checkpoint import preemption
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.errors import EXIT_FAILED, ShardlineError
+from shardline.trainer.settings import TrainSettings
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point."""
+    try:
+        cluster = read_cluster(os.environ)
+        # Before NumPy and TensorFlow start threads: they must not take the signal.
+        shared: Any = preemption
+        with Preemption(TrainSettings.grace_period) as shared.current:
+            if cluster.hosts:
+                from shardline.trainer import tensorflow_internals
+
+                tensorflow_internals.keep_freed_memory()
+                tensorflow_internals.import_tensorflow()
+                importlib.import_module("shardline.trainer.fit").strategy()
+            _run(arguments)
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code:
+            sys.last_value = error  # as Python sets it: what is done at exit does not wait for others then
+        if isinstance(error, ShardlineError):
+            progress.fail("train", error)
+            raise SystemExit(error.exit_code) from None
+        if not isinstance(error, Exception):
+            raise
+        trace = _below_this_file(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        raise SystemExit(EXIT_FAILED) from None
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Does in this process what `python ARGUMENTS` does in one of its own."""
+    is_module = arguments[0] == "-m"
+    sys.argv = list(arguments[is_module:])
+    if is_module:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(sys.argv[0])))
+        runpy.run_path(os.path.abspath(sys.argv[0]), run_name="__main__")
+
+
+def _below_this_file(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback from the program on: without the frames of this file and of `runpy`."""
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
