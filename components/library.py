@@ -31,6 +31,7 @@ def preprocess(  # noqa: D417  # the fields are explained where they are defined
     resize_mode: str = "crop",
     encoding: str = "keep",
     split: dict = {},  # type: ignore[type-arg]  # noqa: B006
+    stratify: bool = False,
     key: str = "path",
     group: str = "",
     split_by_time: str = "",

@@ -21,6 +21,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     resize_mode: str,
     encoding: str,
     split: dict,  # type: ignore[type-arg]
+    stratify: bool,
     key: str,
     group: str,
     split_by_time: str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardline.components.preprocess.example import OWN_FEATURES
 from shardline.components.preprocess.sources import BadExample, Example
-from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
+from shardline.trainer.data.features import CLASS, LABEL, Feature, Label, is_class
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import BadRecordError, SourceError, printable
 
@@ -105,6 +105,21 @@ def check_classes(count: int, seen: npt.NDArray[np.bool_], class_names: Sequence
     if seen.sum() == 1:
         raise SourceError(
             f"all {count:,} examples are of one class, {class_names[int(seen.argmax())]!r}; bring a second"
+        )
+
+
+def check_stratified(labels: Sequence[Label], existing: Collection[str | None]) -> None:
+    """Refuses what cannot be stratified: labels that are not one class, and splits of the source's own."""
+    if not is_class(labels):
+        kinds = ", ".join(f"{label.name} of kind {label.kind}" for label in labels)
+        raise SourceError(
+            f"stratify needs one label that is a class, the source has {kinds}; leave stratify out, or "
+            "predict one class"
+        )
+    if own := [split for split in SPLITS if split in existing]:
+        raise SourceError(
+            f"stratify would undo the splits that the source gives its examples ({', '.join(own)}); leave "
+            "stratify out"
         )
 
 

@@ -15,6 +15,7 @@ from shardline.components.preprocess.marks import blocks
 from shardline.components.preprocess.plan import PlannedShard
 from shardline.components.preprocess.rows import Rows
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.strata import Strata, points_of
 from shardline.components.preprocess.survey import Survey
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.data.manifest import SPLITS
@@ -25,6 +26,9 @@ def deal_rows(found: Survey, settings: PreprocessSettings, work: WorkDirectory) 
     """Writes the rows of all shards into the work directory and returns what the shards will be."""
     if found.numbers_copies:
         found = _number_copies(found, settings, work)
+    strata = None
+    if settings.stratify:
+        strata, found = _stratified(found, settings)
     split_of = plan.SplitCodes(settings.split).splits(found.existing)
     counts = _shard_counts(found, settings, split_of)
     names = {
@@ -40,6 +44,8 @@ def deal_rows(found: Survey, settings: PreprocessSettings, work: WorkDirectory) 
     for block in found.buckets:
         if settings.key != "content":
             _refuse_equal_digests(block)
+        if strata:
+            block.heads["code"] = strata.codes(points_of(block, settings.key, settings.split_salt))
         for split, count in counts.items():
             members = np.flatnonzero(codes[split][block.heads["code"]])
             for name, part in zip(names[split], plan.deal(members, dealt[split], count), strict=True):
@@ -67,6 +73,19 @@ def _shard_counts(found: Survey, settings: PreprocessSettings, split_of: Sequenc
         for split, count in records.items()
         if count
     }
+
+
+def _stratified(found: Survey, settings: PreprocessSettings) -> tuple[Strata, Survey]:
+    """Returns the splits of all examples, and how many, and about how many bytes, each of them gets."""
+    points, labels = [], []
+    for block in found.buckets:
+        points.append(points_of(block, settings.key, settings.split_salt))
+        labels.append(block.heads["label"].copy())
+    placed = np.concatenate(points)
+    strata = Strata(placed, np.concatenate(labels), settings.split)
+    codes = np.bincount(strata.codes(placed), minlength=len(found.codes))
+    sizes = codes * sum(found.sizes) // max(len(placed), 1)
+    return strata, replace(found, codes=codes.tolist(), sizes=sizes.tolist())
 
 
 def _refuse_equal_digests(block: Rows) -> None:

@@ -94,7 +94,7 @@ def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
 def recorded_settings(settings: PreprocessSettings) -> dict[str, object]:
     """Returns the settings that shape the bytes."""
     names = (
-        "split", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
+        "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
         "resize_mode", "encoding", "readers", "shards", "shard_size", "compression",
     )  # fmt: skip
     values = asdict(settings)

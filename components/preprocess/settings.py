@@ -55,6 +55,8 @@ class PreprocessSettings:
             image_size, JPEG stays JPEG and everything else becomes PNG.
         split: Share of the examples by split, where they have no split of their own; {} for 0.8 train,
             0.1 validation, 0.1 test.
+        stratify: Whether each class of the only label has its share of the examples in every split, as
+            closely as whole examples allow, where they have no split of their own.
         key: path, or content to keep exact duplicates in one split.
         group: Feature, such as a patient, of which all examples of one value are in one split; empty for
             none.
@@ -88,6 +90,7 @@ class PreprocessSettings:
     resize_mode: str = "crop"
     encoding: str = "keep"
     split: Mapping[str, float] = field(default_factory=dict)
+    stratify: bool = False
     key: str = "path"
     group: str = ""
     split_by_time: str = ""
@@ -130,6 +133,9 @@ class PreprocessSettings:
         parse_gap(self.split_gap)
         if self.split_gap and not self.split_by_time:
             raise SettingsError("split_gap belongs to split_by_time; name its column, or leave the gap out")
+        if self.stratify and (self.group or self.split_by_time):
+            other = "group" if self.group else "split_by_time"
+            raise SettingsError(f"stratify and {other} cannot both decide the split; leave one out")
         if self.group and self.split_by_time:
             raise SettingsError(
                 "group and split_by_time cannot both decide the split; leave one out, or name a split by "

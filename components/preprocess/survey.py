@@ -24,6 +24,7 @@ from shardline.components.preprocess.checks import (
     check_classes,
     check_group,
     check_labels,
+    check_stratified,
     checked,
     group_of,
 )
@@ -124,6 +125,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     label out of range), is a SourceError.
     """
     labels, features, length = _described(source)
+    if settings.stratify:
+        check_stratified(labels, ())
     by_content = settings.key == "content"
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
@@ -138,6 +141,8 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
         meter = Meter("read", length)
         for columns in examples.columns(_examples(source, brings=brings)):
             taken.take(columns)
+            if settings.stratify:
+                check_stratified(labels, examples.existing)
             meter.advance(len(columns.keys))
     if not taken.count + examples.bad:
         raise SourceError("the source is empty: it has no example")

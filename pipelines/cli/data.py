@@ -26,9 +26,8 @@ def _setting(
     """Returns the option for a setting: its default and type are the setting's own."""
     default = getattr(PreprocessSettings, name)
     more.setdefault("type", click.Choice(choices) if choices else type(default))
-    return click.option(
-        f"--{name.replace('_', '-')}", default=default, show_default=default != "", help=text, **more
-    )
+    shown = default != "" and default is not False
+    return click.option(f"--{name.replace('_', '-')}", default=default, show_default=shown, help=text, **more)
 
 
 @click.command()
@@ -53,6 +52,7 @@ def _setting(
     metavar="KIND:COLUMN,...",
 )
 @click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
+@_setting("stratify", "Each class has its share of the examples in every split.", is_flag=True)
 @_setting("key", "What identifies an example; examples of equal keys stay in one split.", preprocessing.KEYS)
 @_setting("group", "A feature of which examples of one value stay in one split.", metavar="FEATURE")
 @_setting("split_by_time", "A column of times: training before validation before test.", metavar="COLUMN")

@@ -36,6 +36,7 @@ SETTINGS = {
     "resize_mode": "crop",
     "encoding": "keep",
     "split": {},
+    "stratify": False,
     "key": "path",
     "group": "",
     "split_by_time": "",

@@ -219,6 +219,7 @@ def test_what_is_no_setting_of_the_bytes_does_not_change_them(tmp_path: Path) ->
         "split": {"train": 0.8, "validation": 0.1, "test": 0.1},
         "split_salt": 0,
         "seed": 0,
+        "stratify": False,
         "key": "path",
         "group": "",
         "split_by_time": "",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardline.components.preprocess.sources.moments import gap_of, moment_text, parse_gap
+from shardline.components.preprocess.strata import Strata, allot, points_of_known
 from shardline.trainer.data.features import Label, Spread, Tally
 from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Split
 from shardline.trainer.errors import printable
@@ -35,7 +38,8 @@ class Damage:
 class ShardCheck:
     """Sound records of a shard, what their labels are, the size of the file, all damage, and the groups.
 
-    `moments` are the first and the last time, with the keys of their examples, where the split is by time.
+    `moments` are the first and the last time, with the keys of their examples, where the split is by time;
+    `classes` the class of each example, where splits are stratified by content.
     """
 
     records: int
@@ -44,6 +48,7 @@ class ShardCheck:
     damages: Sequence[Damage]
     groups: Sequence[str] = ()
     moments: Sequence[tuple[int, str]] = ()
+    classes: npt.ArrayLike = ()
 
 
 def check_labels(
@@ -107,6 +112,36 @@ def check_moments(manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Itera
                 f"splits by {column!r}, and {key!r} in {before}, {moment_text(last, feature)}, is not "
                 f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {moment_text(first, feature)}",
             )
+
+
+def check_strata(directory: Path, manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterator[Damage]:
+    """Yields the classes that have not their share of each split, where a sound dataset is stratified."""
+    settings, names = manifest.settings, manifest.class_names
+    if not settings.get("stratify") or not manifest.is_classes:
+        return
+    counts = {name: split.class_counts for name, split in manifest.splits.items()}
+    found = np.array([counts.get(split, [0] * len(names)) for split in SPLITS]).T
+    try:
+        shares = {str(name): float(share) for name, share in settings["split"].items()}
+        if settings["key"] == "content" and manifest.keys:
+            known = (directory / manifest.keys.file).read_bytes()
+            points = points_of_known(known, settings["split_salt"])
+            labels = np.concatenate([checks[shard.file].classes for shard in manifest.shards]).astype(int)
+            wanted = np.zeros_like(found)
+            np.add.at(wanted, (labels, Strata(points, labels, shares).codes(points)), 1)
+        else:
+            splits = (allot(np.ones(count, int), shares) for count in found.sum(1))
+            wanted = np.array([np.bincount(each, minlength=len(SPLITS)) for each in splits])
+    except (AttributeError, KeyError, OSError, TypeError, ValueError):
+        yield says("the splits are stratified, and not by which shares and salt")
+        return
+    wrong = np.flatnonzero((found != wanted).any(1)).tolist()
+    for place in wrong[:MOST_LISTED]:
+        there, right = (" / ".join(f"{count:,}" for count in of[place]) for of in (found, wanted))
+        yield says(
+            f"the splits are stratified, and class {names[place]!r} has {there} examples in "
+            f"{' / '.join(SPLITS)}, not {right}"
+        )
 
 
 def tally_of(found: Mapping[str, Any]) -> Tally:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.images.check import find_fault
@@ -25,6 +26,7 @@ from shardline.components.preprocess.inspect.damage import (
     check_groups,
     check_labels,
     check_moments,
+    check_strata,
     says,
     tally_of,
 )
@@ -33,7 +35,7 @@ from shardline.components.preprocess.targets import tally
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature
 from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Shard
 from shardline.trainer.errors import RunError, SourceError
 
@@ -92,6 +94,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
             [Damage(**damage) for damage in check["damages"]],
             check["groups"],
             [(time, key) for time, key in check["moments"]],
+            np.array(check["classes"], np.uint32),
         )
         for file, check in found.items()
     }
@@ -105,6 +108,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     damages += _check_rejected(directory, manifest)
     damages += _check_keys(directory, manifest.keys)
     damages += _check_extra_files(directory, manifest)
+    damages += [] if damages else check_strata(directory, manifest, checks)
     return Verification(
         shards=len(checks),
         records=sum(check.records for check in checks.values()),
@@ -227,6 +231,8 @@ class _Checker:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
+        by_content = manifest.settings.get("stratify") and manifest.settings.get("key") == "content"
+        self._classed = LABEL if by_content and manifest.is_classes else ""
         self._group, self._moment = manifest.group, manifest.moment
         self._groups, self._moments = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
@@ -257,7 +263,8 @@ class _Checker:
             damages.append(Damage(file, None, f"cannot be read: {error.strerror or error}"))
         records = len(next(iter(values.values())))
         labels = {name: tally(self._labels[name], of_label) for name, of_label in values.items() if of_label}
-        return ShardCheck(records, size, labels, damages, sorted(self._groups), self._moments)
+        classes = [int(found[0]) for found in values.get(self._classed, ())]
+        return ShardCheck(records, size, labels, damages, sorted(self._groups), self._moments, classes)
 
     def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
         # The report ends a worker whose parent is gone.
