@@ -81,10 +81,10 @@ def _stratified(found: Survey, settings: PreprocessSettings) -> tuple[Strata, Su
     for block in found.buckets:
         points.append(points_of(block, settings.key, settings.split_salt))
         labels.append(block.heads["label"].copy())
-    placed = np.concatenate(points)
-    strata = Strata(placed, np.concatenate(labels), settings.split)
-    codes = np.bincount(strata.codes(placed), minlength=len(found.codes))
-    sizes = codes * sum(found.sizes) // max(len(placed), 1)
+    strata = Strata(np.concatenate(points), np.concatenate(labels), settings.split)
+    codes = np.zeros(len(found.codes), np.int64)
+    codes[: len(SPLITS)] = strata.counts
+    sizes = codes * sum(found.sizes) // max(codes.sum(), 1)
     return strata, replace(found, codes=codes.tolist(), sizes=sizes.tolist())
 
 

@@ -23,6 +23,9 @@ class Strata:
     """The splits of some examples, as indices into `SPLITS`.
 
     Examples of equal points are duplicates: they are together, and counted for the first of their classes.
+
+    Attributes:
+        counts: Number of examples of each split.
     """
 
     def __init__(self, points: Numbers, labels: Numbers, shares: Mapping[str, float]) -> None:
@@ -37,6 +40,7 @@ class Strata:
         for start, end in pairwise(bounds.tolist()):
             members = by_class[start:end]
             self._codes[members] = allot(sizes[members], shares)
+        self.counts = np.bincount(self._codes, sizes, len(SPLITS)).astype(np.int64)
 
     def codes(self, points: Numbers) -> Numbers:
         """Returns the splits of examples with these points."""

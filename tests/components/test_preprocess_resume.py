@@ -166,15 +166,16 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, processes: int, events: list[
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_kill_at_any_moment(tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize(("processes", "stratify"), [(1, False), (2, False), (2, True)])
+def test_kill_at_any_moment(tmp_path: Path, processes: int, stratify: bool) -> None:
     images = write_images(tmp_path / "images", each=400)
-    run(f"images:{images}", tmp_path / "fresh")
+    run(f"images:{images}", tmp_path / "fresh", stratify=stratify)
     program = (
         "import sys; from pathlib import Path\n"
         "from shardline.components.preprocess.run import preprocess\n"
         "from shardline.components.preprocess.settings import PreprocessSettings\n"
-        f"settings = PreprocessSettings(source='images:{images}', processes={processes})\n"
+        "settings = PreprocessSettings("
+        f"source='images:{images}', processes={processes}, stratify={stratify})\n"
         f"preprocess(settings, Path({str(tmp_path / 'out')!r}))\n"
     )
     moments = random.Random(processes)
@@ -195,7 +196,7 @@ def test_kill_at_any_moment(tmp_path: Path, processes: int) -> None:
         if (tmp_path / "out" / "manifest.json").exists():
             break
     else:
-        run(f"images:{images}", tmp_path / "out", processes=processes)
+        run(f"images:{images}", tmp_path / "out", processes=processes, stratify=stratify)
     shutil.rmtree(tmp_path / "out" / ".shardline", ignore_errors=True)
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 

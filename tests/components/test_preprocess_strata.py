@@ -1,0 +1,186 @@
+"""Stratified splits: every class has its share, whatever the key, the processes and the interruptions."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from shardline.components.preprocess import rows
+from shardline.components.preprocess.inspect import read_values
+from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.run import plan_dataset, preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import SettingsError, SourceError
+from tests.helpers.preprocessing import contents, run, write_images, write_part
+
+SIZES = {"often": 700, "seldom": 40, "rare": 3}
+SPLITS = {"often": (560, 70, 70), "seldom": (32, 4, 4), "rare": (1, 1, 1)}
+
+
+def write(path: Path, sizes: dict[str, int] = SIZES) -> str:
+    """Writes a table with so many rows of each class, and returns the source."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["key", "x", "label"])
+        for name, count in sizes.items():
+            writer.writerows([f"{name} {number}", number, name] for number in range(count))
+    return f"table:{path}"
+
+
+def counted(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    columns = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
+    return dict(zip(manifest.class_names, columns, strict=True))
+
+
+def split_of(out: Path, feature: str = "key") -> dict[object, str]:
+    manifest = manifests.load(out)
+    return {
+        values[feature][1][0]: name
+        for name, split in manifest.splits.items()
+        for shard in split.shards
+        for _, values in read_values(out / shard.file, "", lambda records, size: None)
+        if not isinstance(values, str)
+    }
+
+
+@pytest.mark.parametrize("salt", [0, 1])
+def test_every_class_has_its_share_of_each_split(tmp_path: Path, salt: int) -> None:
+    source = write(tmp_path / "table.csv")
+    manifest = run(source, tmp_path / "out", stratify=True, split_salt=salt)
+    assert counted(manifest) == SPLITS
+    assert manifest.settings["stratify"] is True
+    assert not verify(tmp_path / "out", processes=1).damages
+    assert counted(run(source, tmp_path / "plain", split_salt=salt)) != SPLITS
+
+
+def test_the_split_follows_from_the_salt_and_not_from_the_seed(tmp_path: Path) -> None:
+    source = write(tmp_path / "table.csv")
+    for name, settings in {"usual": {}, "seed": {"seed": 3}, "salt": {"split_salt": 1}}.items():
+        run(source, tmp_path / name, stratify=True, **settings)
+    usual = split_of(tmp_path / "usual")
+    assert split_of(tmp_path / "seed") == usual
+    assert split_of(tmp_path / "salt") != usual
+
+
+def test_most_examples_keep_their_split_when_others_come(tmp_path: Path) -> None:
+    run(write(tmp_path / "before.csv"), tmp_path / "before", stratify=True)
+    more = {name: count + count // 10 for name, count in SIZES.items()}
+    run(write(tmp_path / "after.csv", more), tmp_path / "after", stratify=True)
+    before, after = split_of(tmp_path / "before"), split_of(tmp_path / "after")
+    assert sum(after[key] == split for key, split in before.items()) > 0.97 * len(before)
+
+
+@pytest.mark.parametrize("key", ["path", "content"])
+def test_the_bytes_follow_from_source_and_settings_alone(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"images:{write_images(tmp_path / 'images', each=60)}"
+    settings = PreprocessSettings(source=source, stratify=True, key=key, shards=0)
+    preprocess(settings, tmp_path / "out")
+    plan_dataset(dataclasses.replace(settings, processes=2), tmp_path / "again")
+    write_part(tmp_path / "again", every=1)
+    preprocess(dataclasses.replace(settings, processes=2), tmp_path / "again")
+    monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", 16)
+    run(source, tmp_path / "files", stratify=True, key=key, shards=0, on_bad_record="skip")
+    assert contents(tmp_path / "out") == contents(tmp_path / "again") == contents(tmp_path / "files")
+    assert counted(manifests.load(tmp_path / "out")) == {"cat": (48, 6, 6), "dog": (48, 6, 6)}
+
+
+def test_what_is_left_out_has_no_share(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images", each=60)
+    for number in range(0, 40, 2):
+        (images / "cat" / f"{number:03d}.png").write_bytes(b"no image")
+    manifest = run(
+        f"images:{images}", tmp_path / "out", stratify=True, on_bad_record="skip", max_bad_fraction=0.5
+    )
+    assert counted(manifest) == {"cat": (32, 4, 4), "dog": (48, 6, 6)}
+
+
+def test_duplicates_stay_together_even_of_two_classes(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images", each=60)
+    for number in range(30):
+        data = (images / "cat" / f"{number:03d}.png").read_bytes()
+        (images / "cat" / f"again {number}.png").write_bytes(data)
+        if number % 2:
+            (images / "dog" / f"cat {number}.png").write_bytes(data)
+    manifest = run(f"images:{images}", tmp_path / "out", stratify=True, key="content")
+    assert (manifest.duplicates.examples, manifest.duplicates.straddling) == (45, 0)
+    assert [sum(counts) for counts in counted(manifest).values()] == [90, 75]
+    assert not verify(tmp_path / "out", processes=1).damages
+    apart = run(f"images:{images}", tmp_path / "apart", stratify=True)
+    assert apart.duplicates.straddling
+    assert not verify(tmp_path / "apart", processes=1).damages
+
+
+COPIES = """
+from shardline.components.preprocess.sources import Example
+
+class Source:
+    class_names = ("no", "yes")
+    numbers_copies = True
+
+    def __iter__(self):
+        for number in range(300):
+            yield Example(str(number // 3), number % 3 // 2)
+"""
+
+
+def test_examples_of_one_key_have_shares_under_the_numbers_that_they_get(source_module: Path) -> None:
+    source_module.write_text(COPIES)
+    manifest = run("mine:Source", source_module.with_name("out"), stratify=True)
+    assert counted(manifest) == {"no": (160, 20, 20), "yes": (80, 10, 10)}
+    assert not verify(source_module.with_name("out"), processes=1).damages
+
+
+@pytest.mark.parametrize("key", ["path", "content"])
+def test_verify_names_the_classes_without_their_share(tmp_path: Path, key: str) -> None:
+    source = f"images:{write_images(tmp_path / 'images', each=60)}"
+    manifest = run(source, tmp_path / "out", key=key)
+    assert not verify(tmp_path / "out", processes=1).damages
+    settings = {**manifest.settings, "stratify": True}
+    manifests.save(dataclasses.replace(manifest, settings=settings), tmp_path / "out")
+    cat = " / ".join(map(str, counted(manifest)["cat"]))
+    damages = list(map(str, verify(tmp_path / "out", processes=1).damages))
+    assert damages[0].startswith("manifest.json: says the splits are stratified, and")
+    assert f"class 'cat' has {cat} examples in train / validation / test, not 48 / 6 / 6" in damages[0]
+    del settings["split"]
+    manifests.save(dataclasses.replace(manifest, settings=settings), tmp_path / "out")
+    (damage,) = verify(tmp_path / "out", processes=1).damages
+    assert str(damage).endswith("says the splits are stratified, and not by which shares and salt")
+
+
+def test_splits_of_the_source_are_not_undone(source_module: Path) -> None:
+    source_module.write_text(COPIES.replace("// 2)", "// 2, split='test' if number else None)"))
+    with pytest.raises(
+        SourceError, match=r"would undo the splits that the source gives its examples \(test\); leave"
+    ):
+        run("mine:Source", source_module.with_name("out"), stratify=True)
+
+
+@pytest.mark.parametrize(
+    ("label", "kinds"),
+    [
+        ("regression:x", "label of kind regression"),
+        ("multilabel:tags", "label of kind multilabel"),
+        ("class:kind;regression:x", "kind of kind class, x of kind regression"),
+    ],
+)
+def test_only_one_class_is_stratified(tmp_path: Path, label: str, kinds: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(
+        "x,kind,tags\n" + "".join(f"{x / 7},{'ab'[x % 2]},{'c|d'[: 1 + x % 3]}\n" for x in range(50))
+    )
+    source = f"table:{path}"
+    with pytest.raises(SourceError, match=f"needs one label that is a class, the source has {kinds}; leave"):
+        run(source, tmp_path / "out", stratify=True, label=label)
+
+
+@pytest.mark.parametrize("other", ["group", "split_by_time"])
+def test_one_rule_decides_the_split(other: str) -> None:
+    with pytest.raises(SettingsError, match=f"stratify and {other} cannot both decide the split; leave one"):
+        PreprocessSettings(source="digits", stratify=True, **{other: "x"})
