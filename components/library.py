@@ -45,6 +45,8 @@ def preprocess(  # noqa: D417  # the fields are explained where they are defined
     processes: int = 0,
     on_bad_record: str = "fail",
     max_bad_fraction: float = 0.01,
+    schema: str = "",
+    on_anomaly: str = "fail",
     max_pixels: int = 100_000_000,
     check_images: str = "structure",
     fingerprint: str = "",

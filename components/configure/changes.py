@@ -23,6 +23,7 @@ from shardline.components.configure.fingerprint import (
 )
 from shardline.components.configure.history import Run, State
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
+from shardline.components.preprocess import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, many_files
 from shardline.components.preprocess.sources.snapshots import pinned
@@ -32,6 +33,7 @@ from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
 
 _TOPIC = "changes"
+_SCHEMA = "content of schema"
 _DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))?\}")
 _MOST_DAYS = 400
 #: The platform's time of a schedule where there is none is 0 seconds of Unix time, 1969 in the west.
@@ -163,6 +165,8 @@ def look(
     data = read(PreprocessSettings, objects["data"], "data")
     training = read(TrainingSettings, objects["training"], "training")
     gate = read(GateSettings, objects["gate"], "gate")
+    if data.schema:
+        settings[_SCHEMA] = schema.read(data.schema).digest
     # Training takes hours: what would refuse its model then does so now.
     _check_formats(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
@@ -233,8 +237,12 @@ def _say_unchanged(history: Path, last: Run, content: Fingerprint, job_name: str
 
 
 def _key(state: State) -> str:
-    """Returns a dataset's key in KFP's cache: its content, and the code that makes it and trains on it."""
-    text = json.dumps([state.data["known_by"], state.data["digest"], state.code], sort_keys=True)
+    """Returns a dataset's key in KFP's cache: its content, its schema, and the code that uses it."""
+    found = [state.data["known_by"], state.data["digest"], state.code]
+    # The task's inputs have only the path of a schema.
+    if of_schema := state.settings.get(_SCHEMA):
+        found.append(of_schema)
+    text = json.dumps(found, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -34,6 +34,8 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     compression: str,
     on_bad_record: str,
     max_bad_fraction: float,
+    schema: str,
+    on_anomaly: str,
     check_images: str,
     model: str,
     hparams: dict,  # type: ignore[type-arg]

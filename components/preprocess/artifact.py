@@ -78,6 +78,8 @@ def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, ca
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
     dataset.metadata.update(fingerprint=manifest.fingerprint, labels=_in_words(manifest), **records)
     left_out = {"rejected": sum(manifest.rejected.values()), "duplicates": manifest.duplicates.examples}
+    if "schema" in manifest.settings:
+        left_out["anomalies"] = len(manifest.anomalies)
     for name, value in {**records, **left_out}.items():
         metrics.log_metric(name, value)
     try:

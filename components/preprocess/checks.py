@@ -12,12 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shardline.components.preprocess.example import OWN_FEATURES
+from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example
-from shardline.trainer.data.features import CLASS, LABEL, Feature, Label, is_class
+from shardline.trainer.data.features import CLASS, LABEL, Anomaly, Feature, Label, is_class
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import BadRecordError, SourceError, printable
+from shardline.trainer.progress import say
 
 SPLIT_NAMES = frozenset({None, *SPLITS})
+
+# Anomalies that an error names in a word; the log tells all.
+_NAMED = 20
 
 
 def checked(found: Any, classes: int | None) -> Example:
@@ -120,6 +125,20 @@ def check_stratified(labels: Sequence[Label], existing: Collection[str | None]) 
         raise SourceError(
             f"stratify would undo the splits that the source gives its examples ({', '.join(own)}); leave "
             "stratify out"
+        )
+
+
+def check_anomalies(found: Sequence[Anomaly], settings: PreprocessSettings) -> None:
+    """Says what does not fit the schema, each in a line, and refuses it unless on_anomaly is "warn"."""
+    for anomaly in found:
+        say("preprocess", f"anomaly: {anomaly}")
+    blocking = [anomaly for anomaly in found if anomaly.blocks]
+    if blocking and settings.on_anomaly == "fail":
+        named = ", ".join(f"{one.column} ({one.problem})" for one in blocking[:_NAMED])
+        more = f" and {len(blocking) - _NAMED} more" if len(blocking) > _NAMED else ""
+        raise SourceError(
+            f"the source does not fit the schema {settings.schema}: {named}{more}, each told above; correct "
+            "the data or the schema, or go on with on_anomaly=warn"
         )
 
 

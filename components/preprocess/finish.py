@@ -62,7 +62,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
     return Manifest(
         fingerprint=_fingerprint(plan.labels, features, splits, compression),
         source=plan.settings.source,
-        settings=recorded_settings(plan.settings),
+        settings=recorded_settings(plan.settings, plan.schema),
         labels=plan.labels,
         features=features,
         splits=splits,
@@ -72,6 +72,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         converted=images.converted,
         duplicates=find_duplicates(plan, work, done),
         keys=_write_keys(plan, work),
+        anomalies=plan.anomalies,
     )
 
 
@@ -91,14 +92,15 @@ def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
     return Shard(work.identities.name, plan.records, size, f"{checksum:08x}")
 
 
-def recorded_settings(settings: PreprocessSettings) -> dict[str, object]:
-    """Returns the settings that shape the bytes."""
+def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, object]:
+    """Returns the settings that shape the bytes, and the digest of the schema that these were checked by."""
     names = (
         "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
         "resize_mode", "encoding", "readers", "shards", "shard_size", "compression",
     )  # fmt: skip
     values = asdict(settings)
-    return {name: values[name] for name in names}
+    checked = {"schema": schema, "on_anomaly": settings.on_anomaly} if schema else {}
+    return {name: values[name] for name in names} | checked
 
 
 def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:

@@ -26,7 +26,7 @@ from shardline.components.preprocess.places import Place
 from shardline.components.preprocess.rows import Numbers
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import files, records
-from shardline.trainer.data.features import Feature, Label
+from shardline.trainer.data.features import Anomaly, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import RunError, SourceError
 
@@ -192,6 +192,8 @@ class Plan:
         surveyed: Start of the survey, in nanoseconds since the epoch.
         records_in: Number of examples of the source.
         rejected: Number of examples left out, by reason.
+        schema: Digest of the schema that the source was checked against; "" for none.
+        anomalies: What does not fit it.
     """
 
     settings: PreprocessSettings
@@ -202,6 +204,8 @@ class Plan:
     records_in: int
     rejected: Mapping[str, int]
     shards: tuple[PlannedShard, ...]
+    schema: str = ""
+    anomalies: tuple[Anomaly, ...] = ()
 
     @property
     def records(self) -> int:

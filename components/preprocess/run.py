@@ -17,10 +17,13 @@ from pathlib import Path
 from shardline.components.preprocess import copies, handover, marks, storage, work_directory
 from shardline.components.preprocess import finish as finishing
 from shardline.components.preprocess.ahead import REPEATED, persistently
+from shardline.components.preprocess.checks import check_anomalies
 from shardline.components.preprocess.claims import Claim, Claims
 from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
+from shardline.components.preprocess.schema import Schema
+from shardline.components.preprocess.schema import read as read_schema
 from shardline.components.preprocess.screening import check_buckets, without_bad
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source, snapshots
@@ -53,15 +56,16 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
 
     Raises:
         SettingsError: `out` cannot be used.
-        SourceError: The source, or one of its examples, cannot be used.
+        SourceError: The source, or one of its examples, cannot be used, or does not fit its schema.
         RunError: Another run is at work in `out`, or writing failed.
     """
     _check_out(settings, out, overwrite=overwrite)
+    schema = read_schema(settings.schema) if settings.schema else None
     with _working(out) as work, _processes(settings) as processes:
         settings = _pinned(settings, work)
-        complete = _complete_before(settings, work, overwrite=overwrite)
+        complete = _complete_before(settings, schema, work, overwrite=overwrite)
         if complete is None:
-            plan = _make_plan(settings, work, processes)
+            plan = _make_plan(settings, schema, work, processes)
             _write(plan, plan.shards, work, processes, work.claim)
             complete = _finish(work)
         return complete
@@ -70,10 +74,11 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
 def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Plan:
     """Surveys the source and writes the plan, the first of three steps."""
     _check_out(settings, out, overwrite=overwrite)
+    schema = read_schema(settings.schema) if settings.schema else None
     with _working(out) as work, _processes(settings) as processes:
         settings = _pinned(settings, work)
         work.publishing.unlink(missing_ok=True)
-        plan = _make_plan(settings, work, processes)
+        plan = _make_plan(settings, schema, work, processes)
         handover.put(plan, work)
         _report_repeated()
         return plan
@@ -161,13 +166,14 @@ def _pinned(settings: PreprocessSettings, work: WorkDirectory) -> PreprocessSett
 
 
 def _complete_before(
-    settings: PreprocessSettings, work: WorkDirectory, *, overwrite: bool
+    settings: PreprocessSettings, schema: Schema | None, work: WorkDirectory, *, overwrite: bool
 ) -> Manifest | None:
     """Returns the dataset of a run that was interrupted when all but its traces was done."""
     if not work_directory.is_published(work):
         return None
     manifest = manifests.load(work.out)
-    if (manifest.source, manifest.settings) == (settings.source, finishing.recorded_settings(settings)):
+    recorded = finishing.recorded_settings(settings, schema.digest if schema else "")
+    if (manifest.source, manifest.settings) == (settings.source, recorded):
         work.remove()
         progress.say(_TOPIC, f"{work.out} is complete already")
         return manifest
@@ -176,7 +182,9 @@ def _complete_before(
     return None
 
 
-def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
+def _make_plan(
+    settings: PreprocessSettings, schema: Schema | None, work: WorkDirectory, processes: Processes
+) -> Plan:
     """Surveys the source and writes the plan into the work directory.
 
     What an earlier run has done stays; what only its survey had made is made anew.
@@ -185,7 +193,8 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         work.forget_plan()
         surveyed = time.time_ns()
         rejected = Rejected(settings.on_bad_record, work.rejected)
-        found = survey(open_source(settings), settings, work, rejected)
+        found = survey(open_source(settings), settings, work, rejected, schema)
+        check_anomalies(found.anomalies, settings)
         plan = Plan(
             settings=settings,
             labels=found.labels,
@@ -195,6 +204,8 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             records_in=sum(found.codes) + found.bad,
             rejected={},
             shards=(),
+            schema=schema.digest if schema else "",
+            anomalies=found.anomalies,
         )
         if settings.on_bad_record == "skip":
             found = without_bad(found, plan, work, processes, rejected)

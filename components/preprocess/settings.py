@@ -16,6 +16,7 @@ ENCODINGS = ("keep", "jpeg", "png", "raw")
 RESIZE_MODES = ("crop", "pad", "stretch")
 COMPRESSIONS = ("none", "gzip")
 BAD_RECORD_POLICIES = ("fail", "skip")
+ANOMALY_POLICIES = ("fail", "warn")
 KEYS = ("path", "content")
 #: How far an image that passes untouched is checked.
 CHECKS = ("header", "structure", "decode")
@@ -73,6 +74,9 @@ class PreprocessSettings:
         processes: How many processes write; 0 for one per core. It has no effect on the bytes.
         on_bad_record: fail, or skip to leave bad examples out.
         max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
+        schema: A file in the form of a Frictionless Table Schema, against which columns and labels are
+            checked; empty for none.
+        on_anomaly: fail, or warn to go on with a source that does not fit the schema.
         max_pixels: An image with more pixels is refused (decompression bombs).
         check_images: How far an image that is stored as it came is checked: header; structure, the whole of
             its file and the pixels of one JPEG in 64; or decode, all pixels.
@@ -104,6 +108,8 @@ class PreprocessSettings:
     processes: int = 0
     on_bad_record: str = "fail"
     max_bad_fraction: float = 0.01
+    schema: str = ""
+    on_anomaly: str = "fail"
     max_pixels: int = 100_000_000
     check_images: str = "structure"
 
@@ -119,6 +125,7 @@ class PreprocessSettings:
         _check_choice(self, "encoding", ENCODINGS)
         _check_choice(self, "compression", COMPRESSIONS)
         _check_choice(self, "on_bad_record", BAD_RECORD_POLICIES)
+        _check_choice(self, "on_anomaly", ANOMALY_POLICIES)
         _check_choice(self, "key", KEYS)
         _check_choice(self, "check_images", CHECKS)
         if self.image_size and not SMALLEST <= self.image_size <= LARGEST:
@@ -141,6 +148,13 @@ class PreprocessSettings:
                 "group and split_by_time cannot both decide the split; leave one out, or name a split by "
                 "time whose gap is longer than a group lasts"
             )
+
+    @property
+    def label_column(self) -> str:
+        """Column of the only label, where the settings name one; else ""."""
+        wanted = labels.parse(self.label)
+        columns = wanted[0].columns if len(wanted) == 1 else ()
+        return columns[0] if len(columns) == 1 else self.features.get("label", "")
 
 
 def _check_whole(settings: PreprocessSettings, least: int, most: int, *names: str) -> None:

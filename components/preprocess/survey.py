@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from shardline.components.preprocess import rows
+from shardline.components.preprocess.anomalies import SchemaCheck
 from shardline.components.preprocess.checks import (
     SPLIT_NAMES,
     check_classes,
@@ -33,12 +34,13 @@ from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.places import ImageLocator, Place
 from shardline.components.preprocess.plan import Digested, digests
 from shardline.components.preprocess.rows import HEAD, Rows
+from shardline.components.preprocess.schema import Schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Source, Span
 from shardline.components.preprocess.targets import Targets
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import plugins
-from shardline.trainer.data.features import Feature, Label, is_class
+from shardline.trainer.data.features import Anomaly, Feature, Label, is_class
 from shardline.trainer.errors import BadRecordError, SourceError
 from shardline.trainer.progress import Meter
 
@@ -105,6 +107,7 @@ class Survey:
         existing: All splits that the source gives to any example; None where it gives none.
         bad: Number of examples that the source itself found unusable.
         numbers_copies: Whether examples may have the same key, and then get a number with it.
+        anomalies: What does not fit the schema.
     """
 
     labels: tuple[Label, ...]
@@ -116,11 +119,19 @@ class Survey:
     existing: frozenset[str | None]
     bad: int
     numbers_copies: bool
+    anomalies: tuple[Anomaly, ...] = ()
 
 
-def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
+def survey(
+    source: Source,
+    settings: PreprocessSettings,
+    work: WorkDirectory,
+    rejected: Rejected,
+    schema: Schema | None = None,
+) -> Survey:
     """Reads a source once. Images that are files, or in files, are not read, unless their content is the key.
 
+    Examples that can be used are compared with the schema, where there is one.
     A source without examples or with fewer than two classes, and an example that is not one (a key twice, a
     label out of range), is a SourceError.
     """
@@ -131,11 +142,12 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
     named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
+    check = SchemaCheck(schema, features, labels, settings.label_column) if schema else None
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
     ):
-        examples = _Examples(images, features, labels, rejected, settings)
+        examples = _Examples(images, features, labels, rejected, settings, check)
         strata = max(len(label.outputs) for label in labels)
         taken = _Taken(settings, rows.Buckets(work.buckets), images, keys, strata, named=named)
         meter = Meter("read", length)
@@ -164,6 +176,7 @@ def survey(source: Source, settings: PreprocessSettings, work: WorkDirectory, re
         existing=frozenset(examples.existing),
         bad=examples.bad,
         numbers_copies=numbers_copies,
+        anomalies=check.anomalies() if check else (),
     )
 
 
@@ -211,7 +224,9 @@ class _Examples:
         labels: Sequence[Label],
         rejected: Rejected,
         settings: PreprocessSettings,
+        check: SchemaCheck | None,
     ) -> None:
+        self._check = check
         self._group = check_group(settings.group, features)
         self._images = images
         self._features = features
@@ -265,6 +280,8 @@ class _Examples:
             keys = list(map(str.encode, names))
         except UnicodeEncodeError:  # undecodable bytes of a file name
             return None
+        if self._check:
+            self._check.take(names, labels)
         if kinds == {Span}:
             files, offsets, lengths = zip(*images, strict=True)
             if len(set(files)) == 1 and min(lengths) >= 0:
@@ -274,8 +291,8 @@ class _Examples:
         return _Columns(*(keys, labels, splits, *where, (), (), ()))
 
     def _one(self, found: Any) -> tuple[Any, ...]:
-        name, label, image, split, values = checked(found, self._classes)
-        label, targets = self.targets.of(label, name) if self.targets else (label, b"")
+        name, given, image, split, values = checked(found, self._classes)
+        label, targets = self.targets.of(given, name) if self.targets else (given, b"")
         self.existing.add(split)
         try:
             key = name.encode("utf-8", "surrogateescape")
@@ -285,9 +302,13 @@ class _Examples:
         extra = targets + (self._entries.of(values, name) if self._features or values else b"")
         identity = self._images.content(where, key) + extra if self._by_content else b""
         group = group_of(values, self._group, name) if self._group else b""
+        if self._check:
+            self._check.add(name, given, values)
         return (key, label, split, *where, extra, identity, group)
 
     def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _Columns:
+        if self._check:
+            self._check.look()
         columns = _Columns(*zip(*found, strict=True))
         columns = columns if self._by_content else columns._replace(identities=())
         return columns if self._group else columns._replace(groups=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ import click
 from shardline.components.preprocess import settings as preprocessing
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli.options import PATH, foreground, json_option, pairs, show, show_json
+from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 
 _PROCESSES = click.option(
@@ -75,6 +77,10 @@ def _setting(
 @_setting("processes", "Processes that write; the bytes do not depend on it.")
 @_setting("on_bad_record", "Stop at an unusable example, or leave it out.", preprocessing.BAD_RECORD_POLICIES)
 @_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
+@_setting("schema", "A Table Schema (JSON) against which columns and labels are checked.", metavar="FILE")
+@_setting(
+    "on_anomaly", "Stop at a source that does not fit --schema, or warn.", preprocessing.ANOMALY_POLICIES
+)
 @click.option("--overwrite", is_flag=True, help="Replace the dataset that is in OUT.")
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be read, and of BigQuery what is billed for it."
@@ -156,6 +162,29 @@ def show_stats(directory: Path, processes: int, as_json: bool) -> None:
     with foreground(sys.stderr):
         found = stats.stats(directory, processes=processes)
     show(as_json, found.to_json(), stats.render(found))
+
+
+@dataset.command("schema")
+@click.argument("directory", type=PATH)
+@click.option("--output", type=PATH, help="File to write, which must not be there; else it is printed.")
+@_PROCESSES
+def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
+    """Draft a schema from the columns and labels of DIRECTORY, for `preprocess --schema`.
+
+    Edit it: it says what this dataset has, not what the next one may have.
+    """
+    from shardline.components.preprocess.inspect.draft import draft
+
+    if output and output.exists():
+        raise SettingsError(f"{output} is there already; give another --output, or remove it")
+    with foreground(sys.stderr):
+        found = draft(directory, processes=processes)
+    if not output:
+        show_json(found)
+        return
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    files.write_text(output, f"{text}\n")
+    click.echo(f"{output}: {len(found['fields']):,} fields; edit what the dataset does not show")
 
 
 @dataset.command("verify")

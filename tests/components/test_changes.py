@@ -49,6 +49,8 @@ SETTINGS = {
     "compression": "none",
     "on_bad_record": "fail",
     "max_bad_fraction": 0.01,
+    "schema": "",
+    "on_anomaly": "fail",
     "check_images": "structure",
     "model": "mnist_cnn",
     "hparams": {"filters": 8},

@@ -1,4 +1,4 @@
-"""Features and labels of an example: how each value is stored, and what is to be predicted of it."""
+"""Features and labels of an example: how each value is stored, what is to be predicted, what does not fit."""
 
 from __future__ import annotations
 
@@ -161,3 +161,43 @@ def _pooled(records: Sequence[int], spreads: Sequence[Spread]) -> Spread:
     )
     least, largest = min(spread.least for spread in spreads), max(spread.largest for spread in spreads)
     return Spread(least, largest, mean, math.sqrt(squares / total))
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """What in a source does not fit the schema that it was checked against.
+
+    Attributes:
+        column: Name of a feature or label.
+        problem: "type", "required", "missing values", "missing column", "new column", or the constraint that
+            is not fulfilled, in the word of Table Schema.
+        expected: What was expected, in words.
+        examples: Number of examples that have something else; 0 where it is not about examples.
+        of: Number of examples that were checked.
+        key: The first of them.
+        value: Its value, as Python writes it, or the beginning of it; "" where it has none.
+    """
+
+    column: str
+    problem: str
+    expected: str
+    examples: int = 0
+    of: int = 0
+    key: str = ""
+    value: str = ""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it ends a run that anomalies shall end; a new column does not."""
+        return self.problem != "new column"
+
+    def __str__(self) -> str:
+        """Returns a line about it."""
+        if not self.examples:
+            return f"column {self.column!r}: {self.expected}"
+        verb = "has" if self.examples == 1 else "have"
+        found, value = ("something else", f" with {self.value}") if self.value else ("none", "")
+        return (
+            f"column {self.column!r}: expected {self.expected}; {self.examples:,} of {self.of:,} examples "
+            f"{verb} {found}, first {self.key!r}{value}"
+        )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer import files, records
-from shardline.trainer.data.features import MOMENTS, Feature, Label, Tally, is_class
+from shardline.trainer.data.features import MOMENTS, Anomaly, Feature, Label, Tally, is_class
 from shardline.trainer.errors import DatasetError, ModelError
 
 MANIFEST_FILE = "manifest.json"
@@ -168,6 +168,7 @@ class Manifest:
             they are decoded, by what ("exif orientation", "cmyk", "alpha", "16 bit", "animation", ...).
         keys: File with a hash that each example is known by in other datasets, `KEY_BYTES` for each, in the
             order of the shards; None in datasets of earlier releases, and where the source has no keys.
+        anomalies: What does not fit the schema, where there was one and `on_anomaly` is "warn".
     """
 
     fingerprint: str
@@ -182,6 +183,7 @@ class Manifest:
     converted: Mapping[str, int] = field(default_factory=dict)
     duplicates: Duplicates = Duplicates()
     keys: Shard | None = None
+    anomalies: tuple[Anomaly, ...] = ()
 
     @property
     def records(self) -> int:

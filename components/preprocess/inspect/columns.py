@@ -24,6 +24,8 @@ _KEPT, _KEPT_OF_SHARD = 200_000, 64
 
 # Different texts that are counted; of more it is only said that there are more.
 _MOST_TEXTS = 10_000
+# Of so many all are listed, with an empty one.
+_MOST_LISTED = 51
 _LONGEST = 100
 _FREQUENT, _LEAST_SHOWN = 3, 0.0005
 
@@ -68,6 +70,7 @@ class TextColumn:
         has_more: Whether only the first different texts are counted, of more.
         frequent: The most frequent, cut after 100 characters, and their numbers.
         lengths: Smallest, largest and mean number of characters, and standard deviation.
+        values: All texts but the empty one, sorted, where they are few and short.
     """
 
     name: str
@@ -77,6 +80,7 @@ class TextColumn:
     has_more: bool
     frequent: tuple[tuple[str, int], ...]
     lengths: Spread
+    values: tuple[str, ...] = ()
 
 
 class ColumnCounter:
@@ -217,6 +221,7 @@ def _texts(name: str, parts: Sequence[Mapping[str, Any]]) -> TextColumn:
     mean = float(np.average(sizes, weights=weights))
     deviation = math.sqrt(float(np.average((sizes - mean) ** 2, weights=weights)))
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    has_all = len(counts) <= _MOST_LISTED and sizes[-1] <= _LONGEST
     return TextColumn(
         name,
         lengths.total(),
@@ -225,6 +230,7 @@ def _texts(name: str, parts: Sequence[Mapping[str, Any]]) -> TextColumn:
         any(part["has_more"] for part in parts),
         tuple(ordered[:_FREQUENT]),
         Spread(float(sizes[0]), float(sizes[-1]), mean, deviation),
+        tuple(sorted(filter(None, counts))) if has_all else (),
     )
 
 

@@ -26,7 +26,7 @@ _MOST_SIZES = 10
 _MOST_NAMED = 10
 _SUMMARY = (
     "source", "fingerprint", "features", "labels", "splits", "compression", "records_in", "records",
-    "rejected", "converted", "duplicates", "settings",
+    "rejected", "converted", "duplicates", "anomalies", "settings",
 )  # fmt: skip
 _VERIFY = "'shardline dataset verify' lists all damage"
 
@@ -265,6 +265,7 @@ def render_manifest(manifest: Manifest) -> str:
         ("records", f"{manifest.records:,} of {manifest.records_in:,} in the source{rejected}"),
         ("converted", _counted(manifest.converted)),
         ("duplicates", _duplicates(manifest.duplicates)),
+        *(("anomaly", printable(str(anomaly))) for anomaly in manifest.anomalies),
         ("settings", printable(settings)),
     ]
     splits = [

@@ -148,7 +148,8 @@ def _places(known: Mapping[str, Any]) -> Iterator[_Place]:
     form, _, path = str(known.get("source", "")).partition(":")
     if form in _FILES:
         yield _Place("source", path, urls=True)
-    yield _Place("labels", str(known.get("labels", "")), urls=True)
+    for name in ("labels", "schema"):
+        yield _Place(name, str(known.get(name, "")), urls=True)
     yield _Place("data_dir", str(known.get("data_dir", "")))
     for name in ("champion_uri", "history_uri"):
         yield _Place(name, str(known.get(name, "")), written=True)

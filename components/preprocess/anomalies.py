@@ -1,0 +1,297 @@
+"""Anomalies: what in the examples of a source does not fit its schema, looked at column by column.
+
+Some hundred examples are looked at together, as arrays: to check each value by itself takes longer than all
+else that a survey does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardline.components.preprocess.schema import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    LIST,
+    NUMBER,
+    STRING,
+    Field,
+    Schema,
+)
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
+from shardline.trainer.errors import printable
+
+_Mask = npt.NDArray[np.bool_]
+#: What is wrong, what was expected, and of which of some values.
+_Fault = tuple[str, str, _Mask]
+#: Returns the values of a column in some examples: from their keys, labels and features.
+_Take = Callable[[Sequence[str], Sequence[Any], Sequence[Mapping[str, Any]]], Sequence[Any]]
+#: Yields what is wrong with some values.
+_Look = Callable[[Sequence[Any]], Iterator[_Fault]]
+
+#: Problems that are no constraint of Table Schema.
+ABSENT, NEW, TYPE, MISSING = "missing column", "new column", "type", "missing values"
+
+# Values that are text and could be read as numbers: a fault of the whole column, if it has no other.
+_TEXT = "text"
+# What a CSV file has in place of a number, where the column is read as text for another value's sake.
+_NO_NUMBERS = frozenset({"NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
+_TRUTHS = {"true": 1.0, "false": 0.0}
+_EXPECTED = {NUMBER: "a number", INTEGER: "a whole number", BOOLEAN: "true or false", STRING: "text"}
+_IN_USE = "no such field in the schema; the column is used all the same"
+_LONGEST = 60
+
+
+class SchemaCheck:
+    """Compares examples with a schema and counts what does not fit.
+
+    Args:
+        schema: What is expected.
+        features: Features that the source declares.
+        labels: What is to be predicted.
+        column: Column of the only label, by which a schema may call it too; "" where it has none.
+    """
+
+    def __init__(
+        self, schema: Schema, features: Sequence[Feature], labels: Sequence[Label], column: str = ""
+    ) -> None:
+        self._schema = schema
+        self._waiting: list[tuple[str, Any, Mapping[str, Any]]] = []
+        self._found: dict[tuple[str, str], Anomaly] = {}
+        self._count = 0
+        columns = {name: (take, kind) for name, take, kind in _columns(features, labels)}
+        if LABEL in columns and LABEL not in schema.fields and column in schema.fields:
+            columns[column] = columns.pop(LABEL)
+        self._new = [name for name in columns if name not in schema.fields]
+        columns["key"] = (lambda keys, labels, values: keys), "name"
+        self._columns = {
+            name: (take, _look(schema.fields[name], schema, kind))
+            for name, (take, kind) in columns.items()
+            if name in schema.fields
+        }
+
+    def add(self, key: str, label: Any, values: Mapping[str, Any]) -> None:
+        """Takes an example, with its label as the source gives it, for the next `look`."""
+        self._waiting.append((key, label, values))
+
+    def look(self) -> None:
+        """Looks at the examples that were added since the last time."""
+        if self._waiting:
+            keys, labels, values = zip(*self._waiting, strict=True)
+            self.take(keys, labels, values)
+            self._waiting = []
+
+    def take(
+        self, keys: Sequence[str], labels: Sequence[Any], values: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Looks at some examples."""
+        self._count += len(keys)
+        for name, (take, look) in self._columns.items():
+            column = take(keys, labels, values)
+            for problem, expected, mask in look(column):
+                if not (count := int(np.count_nonzero(mask))):
+                    continue
+                known = self._found.get((name, problem))
+                if not known:
+                    first = int(mask.argmax())
+                    value = "" if problem == MISSING else printable(repr(column[first]))[:_LONGEST]
+                    known = Anomaly(name, problem, expected, 0, 0, keys[first], value)
+                self._found[name, problem] = replace(known, examples=known.examples + count)
+
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """Returns what does not fit, by column in the order of the schema; columns that are new come last."""
+        self.look()
+        found = []
+        for field in self._schema.fields.values():
+            if field.name not in self._columns:
+                found.append(Anomaly(field.name, ABSENT, "no such column in the source"))
+            of_field = [one for (name, _), one in self._found.items() if name == field.name]
+            found += [replace(one, of=self._count) for each in of_field for one in self._told(field, each)]
+        return (*found, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
+
+    def _told(self, field: Field, found: Anomaly) -> Iterator[Anomaly]:
+        """Yields what is told of something that was found."""
+        if found.problem == MISSING:
+            if field.constraints.get("required"):
+                yield replace(found, problem="required")
+            elif found.examples > field.max_missing * self._count:
+                yield replace(found, expected=f"a value in all but {field.max_missing * 100:.4g} %")
+        elif found.problem != _TEXT:
+            yield found
+        elif (field.name, TYPE) not in self._found:
+            yield replace(found, problem=TYPE)
+
+
+def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Take, str]]:
+    """Yields the columns of a source: name, how their values are taken, and what these are."""
+    several = len(labels) > 1
+    for label in labels:
+        name = label.name
+
+        def given(labels: Sequence[Any], name: str = name) -> Sequence[Any]:
+            return [one[name] for one in labels] if several else labels
+
+        if label.kind == CLASS:
+            yield name, _of_class(given, label.outputs), "name"
+        elif label.kind == MULTILABEL:
+            yield name, _of_names(given, label.outputs), LIST
+        else:
+            for place, output in enumerate(label.outputs):
+                yield output, _of_number(given, place), "float32"
+    for feature in features:
+        yield feature.name, _of_feature(feature.name), feature.dtype
+
+
+def _of_feature(name: str) -> _Take:
+    return lambda keys, labels, values: [one[name] for one in values]
+
+
+def _of_class(given: Callable[[Sequence[Any]], Sequence[Any]], names: Sequence[str]) -> _Take:
+    return lambda keys, labels, values: [names[one] for one in given(labels)]
+
+
+def _of_number(given: Callable[[Sequence[Any]], Sequence[Any]], place: int) -> _Take:
+    return lambda keys, labels, values: [
+        float(one[place] if hasattr(one, "__len__") else one) for one in given(labels)
+    ]
+
+
+def _of_names(given: Callable[[Sequence[Any]], Sequence[Any]], names: Sequence[str]) -> _Take:
+    def named(value: Any) -> list[str]:
+        given = list(value)
+        if all(isinstance(one, str) for one in given):
+            return given
+        return [name for name, there in zip(names, given, strict=True) if there]
+
+    return lambda keys, labels, values: list(map(named, given(labels)))
+
+
+def _look(field: Field, schema: Schema, kind: str) -> _Look:
+    """Returns what checks the values of a column.
+
+    `kind` is the type of a feature; "name" for texts that may be numbers, as names of classes are; or "list".
+    """
+    if kind == LIST or field.type == LIST:
+        return _look_at_lists(field, kind)
+    if kind in ("string", "name"):
+        return _look_at_texts(field, schema, kind)
+    return _look_at_numbers(field, schema, kind)
+
+
+def _look_at_lists(field: Field, kind: str) -> _Look:
+    known = frozenset(field.constraints.get("enum", ()))
+    expected = f"some of {_listed(field)}"
+
+    def look(values: Sequence[Any]) -> Iterator[_Fault]:
+        if field.type not in (LIST, ANY) or kind != LIST:
+            wanted = "a list of names" if field.type == LIST else _EXPECTED[field.type]
+            yield TYPE, wanted, np.ones(len(values), bool)
+            return
+        yield MISSING, "a value", _mask(not value for value in values)
+        if known:
+            yield "enum", expected, _mask(not known.issuperset(value) for value in values)
+
+    return look
+
+
+def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
+    constraints, missing = field.constraints, frozenset(schema.missing)
+    checks: list[tuple[str, str, Callable[[str], Any]]] = []
+    if field.type == STRING and "enum" in constraints:
+        known = frozenset(constraints["enum"])
+        checks.append(("enum", f"one of {_listed(field)}", known.__contains__))
+    if "pattern" in constraints:
+        form = f"the form {constraints['pattern']}"
+        checks.append(("pattern", form, re.compile(constraints["pattern"]).fullmatch))
+    if "minLength" in constraints:
+        least = constraints["minLength"]
+        checks.append(("minLength", f"{least:,} characters or more", lambda one: len(one) >= least))
+    if "maxLength" in constraints:
+        most = constraints["maxLength"]
+        checks.append(("maxLength", f"{most:,} characters or fewer", lambda one: len(one) <= most))
+    of_numbers = list(_number_checks(field, "")) if field.type in (NUMBER, INTEGER, BOOLEAN) else []
+
+    def look(values: Sequence[str]) -> Iterator[_Fault]:
+        absent = _mask(value in missing for value in values)
+        if of_numbers:
+            absent |= _mask(value.strip() in _NO_NUMBERS or not value.strip() for value in values)
+            numbers = np.array([_number(value) for value in values])
+            yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
+            for problem, expected, is_wrong in of_numbers:
+                yield problem, expected, ~absent & ~np.isnan(numbers) & is_wrong(numbers)
+            if kind != "name":
+                yield _TEXT, f"{_EXPECTED[field.type]}, and not as text", ~absent
+        for problem, expected, is_right in checks:
+            yield problem, expected, ~absent & _mask(not is_right(value) for value in values)
+        yield MISSING, "a value", absent
+
+    return look
+
+
+def _look_at_numbers(field: Field, schema: Schema, kind: str) -> _Look:
+    missing = np.array([number for number in map(_number, schema.missing) if not math.isnan(number)])
+    checks = list(_number_checks(field, kind))
+
+    def look(values: Sequence[float]) -> Iterator[_Fault]:
+        numbers = np.asarray(values, np.int64 if kind == "int64" else np.float64)
+        absent = np.isnan(numbers)
+        if len(missing):
+            absent |= np.isin(numbers, missing)
+        for problem, expected, is_wrong in checks:
+            yield problem, expected, ~absent & is_wrong(numbers)
+        yield MISSING, "a value", absent
+
+    return look
+
+
+def _number_checks(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[[npt.NDArray[Any]], _Mask]]]:
+    """Yields problem, what is expected, and the check of an array, in which what is missing does not matter.
+
+    A limit counts as it is and as 32 bits hold it, where a feature of `kind` float32 may have been stored so.
+    """
+    if field.type == STRING:
+        yield TYPE, _EXPECTED[STRING], lambda numbers: np.ones(len(numbers), bool)
+        return
+    if field.type == BOOLEAN:
+        yield TYPE, _EXPECTED[BOOLEAN], lambda numbers: ~np.isin(numbers, (0, 1))
+    if field.type == INTEGER and kind != "int64":
+        yield TYPE, _EXPECTED[INTEGER], lambda numbers: (numbers != np.floor(numbers)) | np.isinf(numbers)
+    limits = {
+        word: [limit, float(np.float32(limit))] if kind == "float32" else [limit]
+        for word, limit in field.constraints.items()
+        if word in ("minimum", "maximum")
+    }
+    if "minimum" in limits:
+        least = min(limits["minimum"])
+        yield "minimum", f"at least {field.constraints['minimum']}", lambda numbers: numbers < least
+    if "maximum" in limits:
+        most = max(limits["maximum"])
+        yield "maximum", f"at most {field.constraints['maximum']}", lambda numbers: numbers > most
+    if "enum" in field.constraints:
+        known = np.array(field.constraints["enum"], np.float64)
+        known = np.concatenate([known, known.astype(np.float32)]) if kind == "float32" else known
+        yield "enum", f"one of {_listed(field)}", lambda numbers: ~np.isin(numbers, known)
+
+
+def _number(value: str) -> float:
+    """Returns the number that a text is, NaN where it is none."""
+    with contextlib.suppress(ValueError):
+        return float(value)
+    return _TRUTHS.get(value.strip().lower(), math.nan)
+
+
+def _mask(values: Iterator[Any]) -> _Mask:
+    return np.fromiter(values, bool)
+
+
+def _listed(field: Field) -> str:
+    names = [printable(str(name)) for name in field.constraints.get("enum", ())]
+    return ", ".join(names[:5]) + (f" or {len(names) - 5} more" if len(names) > 5 else "")
