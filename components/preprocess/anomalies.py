@@ -113,7 +113,7 @@ class SchemaCheck:
         for field in self._schema.fields.values():
             if field.name not in self._columns:
                 found.append(Anomaly(field.name, ABSENT, "no such column in the source"))
-            of_field = [one for (name, _), one in self._found.items() if name == field.name]
+            of_field = [one for (name, _), one in sorted(self._found.items()) if name == field.name]
             found += [replace(one, of=self._count) for each in of_field for one in self._told(field, each)]
         return (*found, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
 
@@ -217,11 +217,12 @@ def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
     if "maxLength" in constraints:
         most = constraints["maxLength"]
         checks.append(("maxLength", f"{most:,} characters or fewer", lambda one: len(one) <= most))
-    of_numbers = list(_number_checks(field, "")) if field.type in (NUMBER, INTEGER, BOOLEAN) else []
+    is_number = field.type in (NUMBER, INTEGER, BOOLEAN)
+    of_numbers = list(_number_checks(field, "")) if is_number else []
 
     def look(values: Sequence[str]) -> Iterator[_Fault]:
         absent = _mask(value in missing for value in values)
-        if of_numbers:
+        if is_number:
             absent |= _mask(value.strip() in _NO_NUMBERS or not value.strip() for value in values)
             numbers = np.array([_number(value) for value in values])
             yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)

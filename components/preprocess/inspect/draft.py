@@ -111,5 +111,5 @@ def _shortest(value: float) -> float:
 
 
 def _rounded(value: float, places: int, to_whole: Any) -> float:
-    scaled = value * 10.0**places
+    scaled = round(value * 10.0**places, 6)
     return round(to_whole(scaled) / 10.0**places, max(places, 0)) if math.isfinite(scaled) else value

@@ -1,0 +1,222 @@
+"""Schemas of tables: anomalies end a run or are recorded, and a dataset gives a schema that it fits."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from shardline.components.configure.changes import look
+from shardline.components.preprocess.inspect.card import render_card
+from shardline.components.preprocess.inspect.draft import draft
+from shardline.components.preprocess.inspect.stats import describe, render_manifest
+from shardline.components.preprocess.run import finish, plan_dataset, write_shards
+from shardline.components.preprocess.schema import read
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.pipelines.cli.main import main
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import SettingsError, SourceError
+from tests.components.test_changes import SETTINGS
+from tests.helpers.preprocessing import SOURCE, contents, run
+
+Rows = list[dict[str, Any]]
+
+
+def rows() -> Rows:
+    return [
+        {"age": 20 + index % 50, "bmi": 18.0 + index % 25, "sex": "mf"[index % 2], "risk": index / 10}
+        for index in range(100)
+    ]
+
+
+def write_csv(path: Path, table: Rows) -> str:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(table)
+    return f"table:{path}"
+
+
+def write_parquet(path: Path, table: Rows) -> str:
+    pq.write_table(pa.Table.from_pylist(table), path)
+    return f"table:{path}"
+
+
+def changed() -> Rows:
+    table = rows()
+    table[17]["bmi"] *= 10
+    table[5]["sex"] = table[9]["sex"] = "d"
+    table[3]["risk"] = 500.0
+    return table
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> str:
+    run(write_csv(tmp_path / "first.csv", rows()), tmp_path / "first", label="regression:risk")
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(draft(tmp_path / "first", processes=1)))
+    return str(path)
+
+
+def test_a_draft_says_what_a_dataset_has(schema: str, tmp_path: Path) -> None:
+    fields = {field.name: field for field in read(schema).fields.values()}
+    assert {name: field.type for name, field in fields.items()} == {
+        "risk": "number", "age": "integer", "bmi": "number", "sex": "string"
+    }  # fmt: skip
+    assert fields["age"].constraints == {"required": True, "minimum": 16, "maximum": 73}
+    assert fields["bmi"].constraints == {"required": True, "minimum": 15.6, "maximum": 44.4}
+    assert fields["sex"].constraints == {"required": True, "enum": ["f", "m"]}
+    plain = contents(tmp_path / "first")
+    manifest = run(
+        f"table:{tmp_path / 'first.csv'}", tmp_path / "again", label="regression:risk", schema=schema
+    )
+    assert manifest.anomalies == ()
+    assert (manifest.settings["schema"], manifest.settings["on_anomaly"]) == (read(schema).digest, "fail")
+    assert contents(tmp_path / "again") == plain | {
+        "manifest.json": contents(tmp_path / "again")["manifest.json"]
+    }
+
+
+@pytest.mark.parametrize(("name", "write"), [("t.csv", write_csv), ("t.parquet", write_parquet)])
+def test_anomalies_end_a_run(
+    tmp_path: Path, schema: str, capsys: Any, name: str, write: Callable[[Path, Rows], str]
+) -> None:
+    source = write(tmp_path / name, changed())
+    with pytest.raises(SourceError) as caught:
+        run(source, tmp_path / "out", label="regression:risk", schema=schema)
+    assert "does not fit the schema" in str(caught.value)
+    assert "risk (maximum), bmi (maximum), sex (enum), each told above; correct" in str(caught.value)
+    assert "\n" not in caught.value.line
+    said = capsys.readouterr().out
+    assert (
+        "anomaly: column 'bmi': expected at most 44.4; 1 of 100 examples has something else, first 'row 18' "
+        "with 350.0" in said
+    )
+    assert (
+        "column 'sex': expected one of f, m; 2 of 100 examples have something else, first 'row 6' with 'd'"
+        in said
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "write"), [("t.csv", write_csv), ("t.parquet", write_parquet)])
+def test_anomalies_are_recorded_where_they_warn(
+    tmp_path: Path, schema: str, name: str, write: Callable[[Path, Rows], str]
+) -> None:
+    table = [{**row, "extra": 1} for row in changed()]
+    for row in table:
+        del row["age"]
+    settings = {"label": "regression:risk", "schema": schema, "on_anomaly": "warn"}
+    manifest = run(write(tmp_path / name, table), tmp_path / "out", **settings)
+    assert [(one.column, one.problem, one.examples) for one in manifest.anomalies] == [
+        ("risk", "maximum", 1),
+        ("age", "missing column", 0),
+        ("bmi", "maximum", 1),
+        ("sex", "enum", 2),
+        ("extra", "new column", 0),
+    ]
+    assert manifests.load(tmp_path / "out").anomalies == manifest.anomalies
+    assert len(describe(manifest)["anomalies"]) == 5
+    assert "column 'age': no such column in the source" in render_manifest(manifest)
+    assert "first &#39;row 6&#39; with &#39;d&#39;" in render_card(tmp_path / "out", manifest)
+    plan_dataset(PreprocessSettings(source=f"table:{tmp_path / name}", **settings), tmp_path / "tasks")
+    write_shards(tmp_path / "tasks", 0, 1)
+    assert finish(tmp_path / "tasks") == manifest
+
+
+def test_a_new_column_only_warns(tmp_path: Path, schema: str, capsys: Any) -> None:
+    source = write_csv(tmp_path / "t.csv", [{**row, "extra": 1} for row in rows()])
+    manifest = run(source, tmp_path / "out", label="regression:risk", schema=schema)
+    assert [one.problem for one in manifest.anomalies] == ["new column"]
+    assert (
+        "column 'extra': no such field in the schema; the column is used all the same"
+        in capsys.readouterr().out
+    )
+
+
+def test_text_in_a_column_of_numbers_is_an_anomaly_and_in_a_label_a_bad_record(
+    tmp_path: Path, schema: str, capsys: Any
+) -> None:
+    table = rows()
+    table[7]["bmi"] = "high"
+    settings = {"label": "regression:risk", "schema": schema}
+    with pytest.raises(SourceError, match=r"bmi \(type\)"):
+        run(write_csv(tmp_path / "a.csv", table), tmp_path / "out", **settings)
+    assert (
+        "column 'bmi': expected a number; 1 of 100 examples has something else, first 'row 8' with 'high'"
+        in (capsys.readouterr().out)
+    )
+    table[8]["risk"] = "much"
+    with pytest.raises(SourceError, match="'much'"):
+        run(write_csv(tmp_path / "b.csv", table), tmp_path / "out", **settings)
+
+
+def test_a_wrong_schema_is_refused_before_the_source_is_read(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text("{")
+    with pytest.raises(SettingsError, match=r"s\.json is not JSON"):
+        run("table:none.csv", tmp_path / "out", schema=str(tmp_path / "s.json"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_classes_of_images_are_checked(tmp_path: Path, monkeypatch: Any) -> None:
+    run("digits", tmp_path / "first")
+    fields = draft(tmp_path / "first", processes=1)["fields"]
+    assert fields == [{"name": "label", "type": "string", "constraints": {"enum": list("0123456789")}}]
+    fields[0]["constraints"]["enum"].remove("7")
+    (tmp_path / "s.json").write_text(json.dumps({"fields": fields}))
+    with pytest.raises(SourceError, match=r"label \(enum\)"):
+        run("digits", tmp_path / "out", schema=str(tmp_path / "s.json"))
+    (tmp_path / "own_source.py").write_text(SOURCE.format(last=""))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SourceError, match=r"label \(enum\)"):
+        run("own_source:Source", tmp_path / "out", schema=str(tmp_path / "s.json"))
+
+
+def test_another_schema_is_another_run(tmp_path: Path, schema: str) -> None:
+    given = SETTINGS | {
+        "source": f"table:{tmp_path / 'first.csv'}",
+        "label": "regression:risk",
+        "model": "mlp",
+    }
+    times = {"scheduled": "", "created": "2026-01-31T09:15:00Z"}
+
+    def found(path: str) -> Any:
+        history = {"history_uri": str(tmp_path / "history"), "job_name": "a"}
+        return look(**history, force=False, deep=False, **times, **{**given, "schema": path})
+
+    def key() -> str:
+        return found(schema).fingerprint.rpartition("-")[0]
+
+    first = key()
+    assert key() == first
+    Path(schema).write_text(Path(schema).read_text().replace("44.4", "99"))
+    assert key() != first
+    Path(schema).write_text("{")
+    with pytest.raises(SettingsError, match="is not JSON"):
+        found(schema)
+
+
+def test_the_command_writes_a_schema_and_checks_by_it(tmp_path: Path, schema: str) -> None:
+    output = tmp_path / "new.json"
+    command = ["dataset", "schema", str(tmp_path / "first")]
+    done = CliRunner().invoke(main, [*command, "--output", str(output)])
+    assert (done.exit_code, output.read_text().strip()) == (
+        0, json.dumps(json.loads(Path(schema).read_text()), indent=2)
+    )  # fmt: skip
+    assert "4 fields; edit" in done.output
+    assert json.loads(CliRunner().invoke(main, command).stdout) == json.loads(output.read_text())
+    assert CliRunner().invoke(main, [*command, "--output", str(output)]).exit_code != 0
+    source = write_csv(tmp_path / "t.csv", changed())
+    arguments = ["preprocess", source, str(tmp_path / "out"), "--label", "regression:risk", "--schema"]
+    failed = CliRunner().invoke(main, [*arguments, str(output)])
+    assert failed.exit_code != 0
+    warned = CliRunner().invoke(main, [*arguments, str(output), "--on-anomaly", "warn"])
+    assert warned.exit_code == 0
+    assert "anomaly: column 'sex'" in warned.output

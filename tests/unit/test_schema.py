@@ -1,0 +1,253 @@
+"""Schemas: what a file may say, and what of some values does not fit it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardline.components.preprocess.anomalies import SchemaCheck
+from shardline.components.preprocess.inspect.draft import _widened
+from shardline.components.preprocess.schema import Schema, read
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.data.features import Anomaly, Feature, Label
+from shardline.trainer.errors import SettingsError, SourceError
+
+
+def write(path: Path, *fields: Any, **more: Any) -> str:
+    path.write_text(json.dumps({"fields": fields, **more}))
+    return str(path)
+
+
+def schema(*fields: dict[str, Any], missing: tuple[str, ...] = ("",)) -> Schema:
+    from shardline.components.preprocess.schema import _field
+
+    made = [_field({"type": "number", **field}, "schema") for field in fields]
+    return Schema("s.json", "sha256:0", {field.name: field for field in made}, missing)
+
+
+def found(
+    wanted: Schema,
+    values: dict[str, list[Any]],
+    *,
+    dtype: str = "float32",
+    labels: tuple[Label, ...] = (),
+    targets: list[Any] | None = None,
+    column: str = "",
+) -> dict[str, Anomaly]:
+    """Returns the anomalies of columns, by column and problem; examples are called k0, k1, ..."""
+    check = SchemaCheck(wanted, [Feature(name, dtype) for name in values], labels, column)
+    count = len(targets) if targets is not None else len(next(iter(values.values())))
+    for index in range(count):
+        given = targets[index] if targets is not None else 0
+        check.add(f"k{index}", given, {name: column[index] for name, column in values.items()})
+        if index == 1:  # what is looked at in two parts is counted together
+            check.look()
+    return {f"{one.column} {one.problem}": one for one in check.anomalies()}
+
+
+def test_a_schema_says_what_columns_have(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "s.json",
+        {"name": "age", "type": "integer", "title": "Years", "constraints": {"minimum": 0, "maximum": 120}},
+        {"name": "bmi", "type": "number", "shardline:maxMissing": 0.05},
+        missingValues=["", "-999"],
+    )
+    wanted = read(path)
+    assert list(wanted.fields) == ["age", "bmi"]
+    assert (wanted.fields["bmi"].max_missing, wanted.missing) == (0.05, ("", "-999"))
+    assert wanted.digest == f"sha256:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (3, "field 1 must be an object"),
+        ({"type": "number"}, "field 1 must be an object"),
+        ({"name": "a"}, "unknown type ''; known: number, integer, string, boolean, list, any"),
+        ({"name": "a", "type": "float"}, "unknown type 'float'; known: number"),
+        ({"name": "a", "type": "number", "format": "x"}, "'format', no property that is checked"),
+        (
+            {"name": "a", "type": "number", "constraints": {"unique": True}},
+            "'unique', no constraint of a number that is checked; known: required, minimum",
+        ),
+        (
+            {"name": "a", "type": "string", "constraints": {"minimum": 1}},
+            "'minimum', no constraint of a string",
+        ),
+        (
+            {"name": "a", "type": "number", "constraints": {"minimum": "1"}},
+            "minimum must be a number, not '1'",
+        ),
+        (
+            {"name": "a", "type": "number", "constraints": {"minimum": 2, "maximum": 1}},
+            "minimum 2 is above maxi",
+        ),
+        ({"name": "a", "type": "number", "constraints": {"enum": ["x"]}}, "enum must be a list of numbers"),
+        (
+            {"name": "a", "type": "string", "constraints": {"enum": []}},
+            "enum must be a list of texts, one or",
+        ),
+        (
+            {"name": "a", "type": "string", "constraints": {"pattern": "("}},
+            "pattern must be a regular expression",
+        ),
+        (
+            {"name": "a", "type": "string", "constraints": {"minLength": -1}},
+            "minLength must be a whole number",
+        ),
+        ({"name": "a", "type": "number", "constraints": {"required": 1}}, "required must be true or false"),
+        ({"name": "a", "type": "number", "constraints": 3}, "constraints must be an object"),
+        ({"name": "a", "type": "number", "shardline:maxMissing": 2}, "must be a share, 0..1, not 2"),
+        ({"name": "image", "type": "string"}, "images are checked by check_images"),
+    ],
+)
+def test_what_is_not_checked_is_refused(tmp_path: Path, field: Any, message: str) -> None:
+    path = write(tmp_path / "s.json", field)
+    with pytest.raises(SettingsError) as caught:
+        read(path)
+    assert message in str(caught.value)
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no Table Schema"),
+        ('{"fields": []}', "is no Table Schema"),
+        ('{"fields": [{"name": "a", "type": "any"}, {"name": "a", "type": "any"}]}', "two fields 'a'"),
+        ('{"fields": [{"name": "a", "type": "any"}], "primaryKey": "a"}', "'primaryKey', no property"),
+        ('{"fields": [{"name": "a", "type": "any"}], "missingValues": [1]}', "must be a list of texts"),
+    ],
+)
+def test_a_file_that_is_no_schema_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "s.json").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        read(str(tmp_path / "s.json"))
+    with pytest.raises(SourceError, match="cannot read"):
+        read(str(tmp_path / "none.json"))
+    with pytest.raises(SettingsError, match="unknown on_anomaly 'stop'; there are fail, warn"):
+        PreprocessSettings(source="digits", on_anomaly="stop")
+
+
+def test_numbers_have_a_range_and_may_be_missing() -> None:
+    wanted = schema({"name": "a", "constraints": {"minimum": 0, "maximum": 0.1}}, missing=("", "-999"))
+    anomalies = found(wanted, {"a": [0.05, 7.0, -1.0, -999.0, math.nan, 0.10000000149, 9.0]})
+    assert list(anomalies) == ["a maximum", "a minimum"]
+    assert str(anomalies["a maximum"]) == (
+        "column 'a': expected at most 0.1; 2 of 7 examples have something else, first 'k1' with 7.0"
+    )
+    assert (anomalies["a minimum"].examples, anomalies["a minimum"].key) == (1, "k2")
+
+
+def test_missing_values_are_counted() -> None:
+    values = {"a": [1.0, math.nan, math.nan, 4.0]}
+    anomalies = found(schema({"name": "a", "constraints": {"required": True}}), values)
+    assert str(anomalies["a required"]) == (
+        "column 'a': expected a value; 2 of 4 examples have none, first 'k1'"
+    )
+    assert not found(schema({"name": "a", "shardline:maxMissing": 0.5}), values)
+    [anomaly] = found(schema({"name": "a", "shardline:maxMissing": 0.05}), values).values()
+    assert (anomaly.problem, anomaly.expected) == ("missing values", "a value in all but 5 %")
+
+
+def test_texts_have_an_enum_a_form_and_a_length() -> None:
+    constraints = {"enum": ["x", "yy"], "pattern": "[a-y]+", "maxLength": 2, "minLength": 2}
+    wanted = schema({"name": "a", "type": "string", "constraints": constraints})
+    anomalies = found(wanted, {"a": ["yy", "", "zzz", "x"]}, dtype="string")
+    assert {name: (one.examples, one.value) for name, one in anomalies.items()} == {
+        "a enum": (1, "'zzz'"),
+        "a pattern": (1, "'zzz'"),
+        "a minLength": (1, "'x'"),
+        "a maxLength": (1, "'zzz'"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "values", "first"),
+    [
+        ("number", "string", ["1", "NA", "high", "low"], (2, "'high'")),
+        ("number", "string", ["1", "2", "", "3"], (3, "'1'")),  # numbers as text are no numbers to a model
+        ("integer", "float32", [1.0, 2.5, math.nan, 3.0], (1, "2.5")),
+        ("integer", "int64", [1, 2, 3, 4], None),
+        ("boolean", "int64", [0, 1, 2, 0], (1, "2")),
+        ("boolean", "float32", [0.0, 1.0, math.nan, 0.0], None),
+        ("string", "int64", [7, 8, 9, 9], (4, "7")),  # codes that are now all digits
+        ("list", "int64", [7, 8, 9, 9], (4, "7")),
+        ("any", "int64", [7, 8, 9, 9], None),
+        ("any", "string", ["a", "b", "", "c"], None),
+    ],
+)
+def test_values_of_another_type_are_found(
+    kind: str, dtype: str, values: list[Any], first: tuple[int, str] | None
+) -> None:
+    anomalies = found(schema({"name": "a", "type": kind}), {"a": values}, dtype=dtype)
+    assert list(anomalies) == (["a type"] if first else [])
+    assert [(one.examples, one.value) for one in anomalies.values()] == ([first] if first else [])
+
+
+def test_columns_are_missing_or_new() -> None:
+    anomalies = found(schema({"name": "a"}, {"name": "b"}), {"b": [1.0], "c": [2.0]})
+    assert list(anomalies) == ["a missing column", "c new column"]
+    assert [one.blocks for one in anomalies.values()] == [True, False]
+    assert str(anomalies["a missing column"]) == "column 'a': no such column in the source"
+
+
+def test_classes_are_known_by_their_names() -> None:
+    label = Label("label", "class", ("cat", "dog", "yak"))
+    field = {"name": "label", "type": "string", "constraints": {"enum": ["cat", "dog"]}}
+    [anomaly] = found(schema(field), {}, labels=(label,), targets=[0, 2, 1, 2]).values()
+    assert (anomaly.problem, anomaly.examples, anomaly.key, anomaly.value) == ("enum", 2, "k1", "'yak'")
+    # A schema of the table's own columns calls it by its column.
+    called = schema({**field, "name": "species"})
+    assert list(found(called, {}, labels=(label,), targets=[0, 2], column="species")) == ["species enum"]
+    indices = Label("label", "class", ("0", "1", "2"))
+    bounded = schema({"name": "label", "type": "integer", "constraints": {"maximum": 1}})
+    assert list(found(bounded, {}, labels=(indices,), targets=[0, 1, 2])) == ["label maximum"]
+
+
+def test_several_labels_have_a_field_each() -> None:
+    labels = (Label("tags", "multilabel", ("a", "b")), Label("size", "regression", ("width", "height")))
+    wanted = schema(
+        {"name": "tags", "type": "list", "constraints": {"enum": ["a"], "required": True}},
+        {"name": "width", "constraints": {"maximum": 5}},
+        {"name": "height", "constraints": {"maximum": 5}},
+    )
+    targets = [
+        {"tags": ["a"], "size": [1.0, 2.0]},
+        {"tags": ["a", "b"], "size": [1.0, 9.0]},
+        {"tags": [0, 1], "size": [1.0, 2.0]},
+        {"tags": [], "size": [1.0, 2.0]},
+    ]
+    anomalies = found(wanted, {}, labels=labels, targets=targets)
+    assert {name: one.examples for name, one in anomalies.items()} == {
+        "tags enum": 2, "tags required": 1, "height maximum": 1
+    }  # fmt: skip
+
+
+def test_a_key_is_checked_where_a_field_is_called_so() -> None:
+    field = {"name": "key", "type": "string", "constraints": {"pattern": "k[02]"}}
+    assert found(schema(field, {"name": "a"}), {"a": [1.0, 2.0, 3.0]})["key pattern"].key == "k1"
+
+
+@pytest.mark.parametrize(
+    ("least", "largest", "whole", "expected"),
+    [
+        (18.0, 42.2, False, (15.5, 44.7)),
+        (0.0, 1.0, False, (0, 1.1)),  # what is never negative stays so
+        (-2.0, 0.0, False, (-2.2, 0)),
+        (0.1, 0.1, False, (0.1, 0.1)),  # always the same
+        (0.10000000149, 0.10000000149, False, (0.1, 0.1000001)),
+        (0.0, 0.0, False, (0, 0)),
+        (0, 1, True, (0, 1)),  # codes and flags stay as they are
+        (10, 110, True, (0, 120)),
+        (-5, 15, True, (-7, 17)),
+    ],
+)
+def test_ranges_are_widened(least: float, largest: float, whole: bool, expected: tuple[float, float]) -> None:
+    assert _widened(least, largest, whole=whole) == pytest.approx(expected)
