@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -219,12 +220,13 @@ def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
         checks.append(("maxLength", f"{most:,} characters or fewer", lambda one: len(one) <= most))
     is_number = field.type in (NUMBER, INTEGER, BOOLEAN)
     of_numbers = list(_number_checks(field, "")) if is_number else []
+    words = _TRUTHS if field.type == BOOLEAN else {}
 
     def look(values: Sequence[str]) -> Iterator[_Fault]:
         absent = _mask(value in missing for value in values)
         if is_number:
             absent |= _mask(value.strip() in _NO_NUMBERS or not value.strip() for value in values)
-            numbers = np.array([_number(value) for value in values])
+            numbers = np.array([_number(value, words) for value in values])
             yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
             for problem, expected, is_wrong in of_numbers:
                 yield problem, expected, ~absent & ~np.isnan(numbers) & is_wrong(numbers)
@@ -265,28 +267,35 @@ def _number_checks(field: Field, kind: str) -> Iterator[tuple[str, str, Callable
         yield TYPE, _EXPECTED[BOOLEAN], lambda numbers: ~np.isin(numbers, (0, 1))
     if field.type == INTEGER and kind != "int64":
         yield TYPE, _EXPECTED[INTEGER], lambda numbers: (numbers != np.floor(numbers)) | np.isinf(numbers)
-    limits = {
-        word: [limit, float(np.float32(limit))] if kind == "float32" else [limit]
-        for word, limit in field.constraints.items()
-        if word in ("minimum", "maximum")
-    }
-    if "minimum" in limits:
-        least = min(limits["minimum"])
-        yield "minimum", f"at least {field.constraints['minimum']}", lambda numbers: numbers < least
-    if "maximum" in limits:
-        most = max(limits["maximum"])
-        yield "maximum", f"at most {field.constraints['maximum']}", lambda numbers: numbers > most
+
+    def allowed(*limits: float) -> npt.NDArray[np.float64]:
+        given = np.array(limits, np.float64)
+        return np.concatenate([given, _as_stored(given)]) if kind == "float32" else given
+
+    if "minimum" in field.constraints:
+        least = field.constraints["minimum"]
+        low = allowed(least).min()
+        yield "minimum", f"at least {least}", lambda numbers: numbers < low
+    if "maximum" in field.constraints:
+        most = field.constraints["maximum"]
+        high = allowed(most).max()
+        yield "maximum", f"at most {most}", lambda numbers: numbers > high
     if "enum" in field.constraints:
-        known = np.array(field.constraints["enum"], np.float64)
-        known = np.concatenate([known, known.astype(np.float32)]) if kind == "float32" else known
+        known = allowed(*field.constraints["enum"])
         yield "enum", f"one of {_listed(field)}", lambda numbers: ~np.isin(numbers, known)
 
 
-def _number(value: str) -> float:
-    """Returns the number that a text is, NaN where it is none."""
+def _number(value: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
+    """Returns the number that a text is, or one of `others`, by their words; NaN where it is none."""
     with contextlib.suppress(ValueError):
         return float(value)
-    return _TRUTHS.get(value.strip().lower(), math.nan)
+    return others.get(value.strip().lower(), math.nan)
+
+
+def _as_stored(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns numbers as 32 bits hold them."""
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float32).astype(np.float64)
 
 
 def _mask(values: Iterator[Any]) -> _Mask:

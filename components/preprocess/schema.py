@@ -7,8 +7,8 @@ looks at would be taken for one that holds.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -144,7 +144,7 @@ def _check_known(found: Iterable[str], known: tuple[str, ...], what: str, where:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_pattern(value: Any) -> bool:

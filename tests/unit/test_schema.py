@@ -145,6 +145,13 @@ def test_numbers_have_a_range_and_may_be_missing() -> None:
     assert (anomalies["a minimum"].examples, anomalies["a minimum"].key) == (1, "k2")
 
 
+def test_limits_beyond_32_bits_hold(recwarn: Any) -> None:
+    limits = {"minimum": -1e300, "maximum": 1e300, "enum": [1, 1e300]}
+    assert not found(schema({"name": "a", "constraints": limits}), {"a": [1.0, 1.0]})
+    whole = schema({"name": "a", "type": "integer", "constraints": {"maximum": 10**30}})
+    assert not found(whole, {"a": [2**63 - 1, 1]}, dtype="int64")
+
+
 def test_missing_values_are_counted() -> None:
     values = {"a": [1.0, math.nan, math.nan, 4.0]}
     anomalies = found(schema({"name": "a", "constraints": {"required": True}}), values)
@@ -176,6 +183,8 @@ def test_texts_have_an_enum_a_form_and_a_length() -> None:
         ("integer", "float32", [1.0, 2.5, math.nan, 3.0], (1, "2.5")),
         ("integer", "int64", [1, 2, 3, 4], None),
         ("boolean", "int64", [0, 1, 2, 0], (1, "2")),
+        ("boolean", "string", ["true", "False", "", "perhaps"], (1, "'perhaps'")),
+        ("number", "string", ["1", "true", "2", "3"], (1, "'true'")),
         ("boolean", "float32", [0.0, 1.0, math.nan, 0.0], None),
         ("string", "int64", [7, 8, 9, 9], (4, "7")),  # codes that are now all digits
         ("list", "int64", [7, 8, 9, 9], (4, "7")),
