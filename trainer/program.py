@@ -31,12 +31,12 @@ def main(arguments: Sequence[str]) -> None:
         # Before NumPy and TensorFlow start threads: they must not take the signal.
         shared: Any = preemption
         with Preemption(TrainSettings.grace_period) as shared.current:
-            if cluster.hosts:
-                from shardline.trainer import tensorflow_internals
+            from shardline.trainer import tensorflow_internals
 
-                tensorflow_internals.keep_freed_memory()
-                tensorflow_internals.import_tensorflow()
-                importlib.import_module("shardline.trainer.fit").strategy()
+            tensorflow_internals.keep_freed_memory()
+            tensorflow_internals.import_tensorflow()
+            if cluster.hosts:
+                importlib.import_module("shardline.trainer.process").strategy()
             _run(arguments)
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:

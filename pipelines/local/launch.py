@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import sys
@@ -96,8 +97,13 @@ def launch(
 
 def _find_module(name: str) -> Path | None:
     """Returns the file that `python -m NAME` runs, or None; no package is imported for it."""
-    first, *others = name.split(".")
-    spec = PathFinder.find_spec(first, [os.getcwd()]) or importlib.util.find_spec(first)
+    first, *others = parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    spec = PathFinder.find_spec(first, [os.getcwd()])
+    if spec is None:
+        with contextlib.suppress(ValueError):  # a module that is loaded, and says not whence: __main__
+            spec = importlib.util.find_spec(first)
     for part in others:
         spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
     if spec and spec.submodule_search_locations is not None:  # a package

@@ -184,6 +184,8 @@ def test_what_is_forked() -> None:
     assert recognize([sys.executable, "-m", "shardline.trainer.task", "--x"]) == Program(
         "shardline.trainer.task", ["--x"]
     )
+    bootstrap = "shardline.trainer.program"
+    assert recognize([sys.executable, "-m", bootstrap, "x.py"]) == Program(bootstrap, ["x.py"])
     assert recognize(["sh", "-ec", script, trains, "--x"]) == Program(
         "kfp.dsl.executor_main", ["--x"], trains
     )
