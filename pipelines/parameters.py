@@ -141,6 +141,8 @@ def _string(value: Any) -> str:
 def _integer(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
+    if isinstance(value, float) and math.isinf(value):
+        raise _ReasonError("it must be finite")
     number = int(value)
     if isinstance(value, str) and not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
         raise ValueError  # int() takes 1_000

@@ -235,7 +235,7 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
     Images are taken of the classes that are named.
     """
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
-    others = [feature.name for feature in manifest.columns]
+    others = [feature.name for feature in manifest.columns if feature.name != manifest.moment]
     each = 6 if len(classes) <= 10 else 4
     taken, sizes, counter = 0, Counter[tuple[int, int]](), ColumnCounter(manifest, 1)
     rows: list[list[str]] = []

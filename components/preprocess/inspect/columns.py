@@ -101,7 +101,7 @@ class ColumnCounter:
         for name, feature, place in places:
             self._columns.append((name, feature, place, self._numbers.setdefault(name, _Numbers(self._kept))))
         for column in manifest.columns:
-            if column.shape:
+            if column.shape or column.name == manifest.moment:
                 continue
             counted: _Numbers | _Texts
             if column.dtype == "string":
