@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,13 @@ def start_number():
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a directory for what replicas leave behind."""
+    """The working directory, with one for what replicas leave behind and one for temporary files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "marks").mkdir()
     monkeypatch.setenv("MARKS", str(tmp_path / "marks"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
 
 
@@ -159,7 +163,15 @@ def test_an_exception_keeps_its_traceback(here: Path, capsys: pytest.CaptureFixt
 def test_all_replicas_start_again_as_often_as_they_may(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = _write("if start_number() < 3: sys.exit(1 if name == 'worker-0' else time.sleep(600))")
+    program = _write("""
+        number = start_number()
+        if name == "chief-0":
+            time.sleep(600 if number < 3 else 0)
+            sys.exit()
+        chief = Path(os.environ["MARKS"], "chief-0")
+        while not chief.exists() or chief.stat().st_size < number: time.sleep(0.01)
+        sys.exit(number < 3)
+    """)
     shardline.launch(program, replicas=2, restarts=2, logs="logs")
     assert [path.read_text() for path in Path("marks").iterdir()] == ["xxx", "xxx"]
     assert "all replicas start again (restart 2 of 2)" in capsys.readouterr().out
@@ -169,8 +181,10 @@ def test_all_replicas_start_again_as_often_as_they_may(
 
 def test_a_replica_may_ask_to_be_started_again(here: Path) -> None:
     program = _write(f"if start_number() < 3: sys.exit({EXIT_RESTART})")
-    shardline.launch(program, replicas=2)
-    assert {path.read_text() for path in Path("marks").iterdir()} == {"xxx"}
+    shardline.launch(program, replicas=1)
+    assert Path("marks/chief-0").read_text() == "xxx"
+    (logs,) = Path("temporary").iterdir()
+    assert sorted(path.name for path in logs.iterdir()) == ["chief-0.log", "job.json"]
 
 
 def test_workers_are_waited_for_when_the_chief_has_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
