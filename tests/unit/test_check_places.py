@@ -42,6 +42,7 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"source": "images:gs://b", "labels": "l.csv"},
         {"source": "images:gs://b", "labels": "gs://b/l"},
     ),
+    ("SL607", {"schema": "s.json"}, {"schema": "gs://b/s.json"}),
     ("SL607", {"source": "tfds:mnist", "data_dir": "tfds"}, {"source": "tfds:mnist"}),
     ("SL607", options(initial_model="runs/x"), options(initial_model="gs://b/x")),
     ("SL607", {"model": "keras:VGG16", "hparams": {"weights": "w.h5"}}, {"hparams": {"weights": "imagenet"}}),
