@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
+import tensorflow as tf
 
 from shardline.trainer import plugins, progress
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.crash import is_of_the_machine
+from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
 from shardline.trainer.reports import (
@@ -74,8 +76,9 @@ class Hooks:
     def begin(self, model: keras.Model, *, epochs: int, steps: int) -> None:
         """Tells the callbacks what they will see, and that training begins."""
         for callback in self._called:
-            callback.set_model(model)
-            callback.set_params({"verbose": 2, "epochs": epochs, "steps": steps})
+            with _failing(callback, "set_model"):
+                callback.set_model(model)
+                callback.set_params({"verbose": 2, "epochs": epochs, "steps": steps})
             if isinstance(callback, keras.callbacks.History):
                 model.history = callback
         self("on_train_begin")
@@ -85,7 +88,7 @@ class Hooks:
         for callback in self._called:
             name = type(callback).__name__
             self._watchdog.at(f"in {hook} of {name}")
-            with self._reading(hook, name, alone=id(callback) in self._alone):
+            with _failing(callback, hook), self._reading(hook, name, alone=id(callback) in self._alone):
                 getattr(callback, hook)(*number, dict(logs or {}))
 
     def _reading(self, hook: str, name: str, *, alone: bool) -> contextlib.AbstractContextManager[None]:
@@ -99,6 +102,21 @@ class Hooks:
             )
 
         return reading_own_means(self._strategy, refuse if alone else None)
+
+
+@contextlib.contextmanager
+def _failing(callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
+    """Turns what a user's callback raises into one line; TensorFlow's own may be a record's or a peer's."""
+    what = f"callback {type(callback).__name__} failed in {hook}"
+    try:
+        yield
+    except (ShardlineError, tf.errors.OpError, SystemExit):
+        raise
+    except Exception as failure:
+        if type(callback).__module__.startswith("shardline."):
+            raise  # one of ours: a crash
+        kind = RunError if is_of_the_machine(failure) else SettingsError
+        raise kind(f"{what}: {plugins.describe(failure)}") from failure
 
 
 def place_of(callback: keras.callbacks.Callback) -> str:

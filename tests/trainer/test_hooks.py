@@ -6,7 +6,7 @@ import pytest
 
 from shardline.trainer.callbacks import place_of
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
@@ -226,3 +226,35 @@ def no_dict(dataset):
 def test_a_step_that_returns_no_dict_is_refused(dataset, tmp_path):
     with pytest.raises(ModelError, match="train_step of the model returned NoneType, not a dict"):
         run(dataset, tmp_path, model="no_dict")
+
+
+def undirected():
+    return keras.callbacks.ReduceLROnPlateau("val_strange", mode="auto")
+
+
+def failing():
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs["val_f1"])
+
+
+def unreachable():
+    def send(epoch, logs):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    return keras.callbacks.LambdaCallback(on_epoch_end=send)
+
+
+@pytest.mark.parametrize(
+    ("callback", "error", "message"),
+    [
+        ("undirected", SettingsError, r"^callback ReduceLROnPlateau failed in on_epoch_end: .*`mode='max'`"),
+        (
+            "failing",
+            SettingsError,
+            r"^callback LambdaCallback failed in .*: KeyError: 'val_f1' \(test_hooks.py, line \d+\)$",
+        ),
+        ("unreachable", RunError, "ConnectionRefusedError"),  # may work later
+    ],
+)
+def test_what_a_callback_raises_is_said_in_one_line(dataset, tmp_path, callback, error, message):
+    with pytest.raises(error, match=message):
+        run(dataset, tmp_path, callback=callback, epochs=1)
