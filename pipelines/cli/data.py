@@ -48,6 +48,7 @@ def _setting(
     metavar="OURS=THEIRS,...",
     help="What the source calls a feature: image=image/encoded,label=species.",
 )
+@click.option("--text", metavar="COLUMN", help="The column of text: short for --feature text=COLUMN.")
 @_setting(
     "label",
     "What is to be predicted: regression:fare, class:species, multilabel:tags.",
@@ -90,6 +91,7 @@ def preprocess(
     source: str,
     out: Path,
     features: tuple[str, ...],
+    text: str | None,
     split: str | None,
     shards: int | None,
     shard_size: int | None,
@@ -109,7 +111,14 @@ def preprocess(
 
     if split is not None:
         options["split"] = _shares(split)
-    mapped = pairs((part for text in features for part in text.split(",")), "--feature", SettingsError)
+    mapped = pairs((part for one in features for part in one.split(",")), "--feature", SettingsError)
+    if text is not None:
+        if "text" in mapped:
+            raise SettingsError(
+                f"--text {text} is --feature text={text}, and --feature text={mapped['text']} is given too; "
+                "give one of them"
+            )
+        mapped["text"] = text
     options |= _shard_options(shards, shard_size)
     settings = PreprocessSettings(source=source, features=mapped, **options)
     if dry_run:

@@ -89,6 +89,10 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
         (["--split", "train=0.8,dev=0.2"], "split must give shares of train, validation, test"),
         (["--feature", "image=a,image=b"], "--feature image is given twice: 'a' and 'b'"),
         (["--feature", "image"], "--feature takes NAME=VALUE, got 'image'"),
+        (
+            ["--feature", "label=a,text=b", "--text", "c"],
+            "--text c is --feature text=c, and --feature text=b",
+        ),
         (["--shards", 4, "--shard-size", 64], "give --shards or --shard-size, not both (4 and 64 MiB)"),
         (["--max-bad-fraction", 2], "max_bad_fraction must be 0..1"),
         (["--max-bad-fraction", "nan"], "max_bad_fraction must be 0..1"),
@@ -101,6 +105,18 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
 def test_preprocess_refuses_options_before_it_starts(tmp_path, options, message):
     assert_refused(invoke("preprocess", "digits", tmp_path / "out", *options), message)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_column_of_text_has_an_option(tmp_path):
+    rows = [f"{'good' if i % 2 else 'bad'} {i},{i % 2},x" for i in range(60)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["body,stars,other", *rows]))
+    source, options = f"table:{tmp_path}/reviews.csv", ["--label", "class:stars"]
+    short = invoke("preprocess", source, tmp_path / "a", *options, "--text", "body")
+    long = invoke("preprocess", source, tmp_path / "b", *options, "--feature", "text=body")
+    assert short.exit_code == long.exit_code == 0, short.output + long.output
+    manifests = [(tmp_path / name / "manifest.json").read_text() for name in "ab"]
+    assert {one["name"] for one in json.loads(manifests[0])["features"]} == {"key", "label", "text"}
+    assert manifests[0] == manifests[1]
 
 
 def test_preprocess_names_the_sources_that_there_are(tmp_path):

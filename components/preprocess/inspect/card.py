@@ -58,6 +58,7 @@ class Balance:
         title: Heading, and what a row is.
         classes: All of them, or of many the largest and the smallest.
         profile: Of many, the `d` of an SVG path for each split.
+        of_classes: Whether an example has exactly one of them, not any number of labels.
     """
 
     title: str
@@ -66,6 +67,7 @@ class Balance:
     largest: ClassRow
     smallest: ClassRow
     profile: list[str]
+    of_classes: bool
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def _balance(label: Label, manifest: Manifest) -> Balance:
     title = {LABEL: "Class balance" if label.kind == CLASS else "Labels"}.get(
         label.name, f"Label {label.name}"
     )
-    return Balance(title, shown, len(rows), by_size[0], by_size[-1], profile)
+    return Balance(title, shown, len(rows), by_size[0], by_size[-1], profile, label.kind == CLASS)
 
 
 def _spreads(manifest: Manifest) -> Iterator[tuple[str, ...]]:
