@@ -1,5 +1,6 @@
 """The report and the model card in a browser: from disk, and framed as the console's artifact viewer does."""
 
+import dataclasses
 import html
 import io
 import json
@@ -15,7 +16,16 @@ from shardline.components.validate.evaluation import Mistake
 from shardline.components.validate.model_card import make_card
 from shardline.components.validate.report import Origin
 from shardline.trainer.data.features import Feature
-from tests.helpers.reports import EXPORT, TRAINING, make_evaluation, make_manifest, make_report, with_champion
+from tests.helpers.labels import LABELLED
+from tests.helpers.reports import (
+    EXPORT,
+    TRAINING,
+    make_evaluation,
+    make_kind,
+    make_manifest,
+    make_report,
+    with_champion,
+)
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -28,6 +38,11 @@ FRAME = """<!DOCTYPE html><meta charset="utf-8">
 <iframe sandbox="allow-same-origin" style="width:WIDTHpx;height:800px;border:0" srcdoc="PAGE"></iframe>
 <pre></pre>
 <script>
+// A plot shows something beside its text: a mark of some length.
+const hasMarks = svg => [...svg.querySelectorAll("path, rect, circle, line, polyline, polygon")].some(one => {
+  const { width, height } = one.getBoundingClientRect(), style = getComputedStyle(one);
+  return (width > 0 || height > 0) && [style.fill, style.stroke].some(ink => ink !== "none");
+});
 onload = () => {
   const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
   const style = getComputedStyle(page.body);
@@ -38,6 +53,7 @@ onload = () => {
     broken: [...page.images].filter(one => !one.complete || !one.naturalWidth).length,
     pictures: page.images.length,
     flat: [...page.querySelectorAll("svg")].filter(one => one.getBoundingClientRect().height < 100).length,
+    empty: [...page.querySelectorAll("svg")].filter(one => !hasMarks(one)).length,
     back: style.backgroundColor,
     ink: style.color,
     label: getComputedStyle(label).fill,
@@ -145,6 +161,23 @@ def test_framed_it_fits_a_phone_and_a_desk_in_light_and_dark(width, options, rep
 
     assert found["needs"] <= found["width"] <= width
     assert (found["pictures"], found["broken"], found["flat"]) == (2, 0, 0)
+    assert found["label"] == found["ink"]
+    assert (brightness(found["back"]) < brightness(found["ink"])) == bool(options)
+
+
+@pytest.mark.parametrize("options", [(), (DARK,)], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", ["regression", "numbers", "multilabel", "two"])
+def test_reports_of_every_kind_of_label_are_drawn_in_light_and_dark(kind, options, tmp_path):
+    labels = LABELLED[kind]
+    manifest = dataclasses.replace(make_manifest(("a", "b")), labels=labels)
+    page = make_report(
+        make_kind(kind), manifest=manifest, export=dataclasses.replace(EXPORT, labels=labels)
+    ).replace("<details>", "<details open>")
+
+    found = measure_framed(page, 1200, tmp_path, *options)
+
+    assert found["needs"] <= found["width"] <= 1200
+    assert (found["broken"], found["flat"], found["empty"]) == (0, 0, 0)
     assert found["label"] == found["ink"]
     assert (brightness(found["back"]) < brightness(found["ink"])) == bool(options)
 
