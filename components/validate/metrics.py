@@ -119,7 +119,7 @@ FALLING = tuple(metric.name for metric in QUALITY + SERVING + CHECKS if not metr
 LEADING = {
     CLASS: ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1"),
     MULTILABEL: ("macro_f1", "micro_f1", "subset_accuracy", "hamming_loss"),
-    REGRESSION: ("rmse", "mae", "r2"),
+    REGRESSION: ("rmse", "mae", "median_absolute_error", "p90_absolute_error", "mape", "r2"),
 }
 COUNTED = LEADING[CLASS]
 LED = tuple(dict.fromkeys(name for names in LEADING.values() for name in names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,10 @@ _RISING = {metric.name: metric.rising for metric in OF_NUMBERS}
 _ERRORS = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Examples of each number that are drawn.
 MOST_POINTS = 1000
-# Sums of which the metrics of a number follow: examples, squared and absolute errors, truth and its square.
-_SUMS = 5
+# Sums of which metrics follow: examples, squared, absolute and relative errors, truth and its square.
+_SUMS = 6
+# Metrics that are quantiles of the absolute error.
+_QUANTILES = {"median_absolute_error": 0.5, "p90_absolute_error": 0.9}
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,8 @@ class NumberOutcomes:
         if not len(self.true):
             return {}
         found = resampling.intervals(self._terms(self.said), self._measure)
-        if len(self.label.outputs) == 1:
-            absolute = np.sort(np.abs(self.said - self.true)[:, 0])
-            for name, share in (("median_absolute_error", 0.5), ("p90_absolute_error", 0.9)):
-                found[name] = resampling.quantile_interval(absolute, share)
+        drawn = resampling.quantiles(np.abs(self.said - self.true), [*_QUANTILES.values()]).mean(axis=-1)
+        found |= zip(_QUANTILES, resampling.spans(drawn), strict=True)
         return {name: interval for name, interval in found.items() if np.isfinite(interval).all()}
 
     def leads(self, other: NumberOutcomes) -> dict[str, Lead]:
@@ -100,7 +100,9 @@ class NumberOutcomes:
         both = self.finite & other.finite
         ours, theirs = self.only(both), other.only(both)
         rising = {name: _RISING[name.partition("[")[0]] for name in self._names()}
-        found = resampling.leads(ours._terms(ours.said), theirs._terms(theirs.said), self._measure, rising)
+        found = resampling.leads(ours._terms(ours.said), theirs._terms(theirs.said), ours._measure, rising)
+        if len(ours.true):
+            found |= ours._quantile_leads(theirs)
         return {name: lead for name, lead in found.items() if np.isfinite(lead.difference)}
 
     def baseline(self, trained: Tally | None) -> Baseline:
@@ -112,24 +114,35 @@ class NumberOutcomes:
         answer = ", ".join(f"{mean:.4g}" for mean in means)
         return Baseline(answer, metrics, {name: leads[name] for name in names if name in leads})
 
+    def _quantile_leads(self, other: NumberOutcomes) -> Iterator[tuple[str, Lead]]:
+        """Yields the leads in quantiles of the absolute error, over another model on the same examples."""
+        both = np.abs(np.concatenate([self.said - self.true, other.said - other.true], axis=1))
+        ours, theirs = np.split(resampling.quantiles(both, [*_QUANTILES.values()]), 2, axis=-1)
+        drawn, here, there = (ours - theirs).mean(axis=-1), self.score(), other.score()
+        for place, name in enumerate(_QUANTILES):
+            yield name, resampling.lead(here[name] - there[name], drawn[:, place], rising=False)
+
     def _names(self) -> list[str]:
-        names = ["rmse", "mae", "r2"]
+        names = ["rmse", "mae", "mape", "r2"]
         if len(self.label.outputs) > 1:
             names += [f"{metric}[number={one}]" for metric in ("rmse", "mae") for one in self.label.outputs]
         return names
 
     def _terms(self, said: _Floats) -> _Floats:
         error = said - self.true
-        parts = (np.ones_like(error), error**2, np.abs(error), self.true, self.true**2)
+        relative = np.full_like(error, np.nan)  # of a truth of 0 there is no share
+        if (self.true != 0).all():
+            relative = np.abs(error / self.true)
+        parts = (np.ones_like(error), error**2, np.abs(error), relative, self.true, self.true**2)
         return np.concatenate(parts, axis=1)
 
     def _measure(self, sums: _Floats) -> dict[str, _Floats]:
-        count, squares, absolutes, truths, of_truths = np.split(sums, _SUMS, axis=-1)
+        count, squares, absolutes, relatives, truths, of_truths = np.split(sums, _SUMS, axis=-1)
         rmse, mae = np.sqrt(squares / count), absolutes / count
         around = of_truths - truths**2 / count
         with np.errstate(divide="ignore", invalid="ignore"):
             r2 = 1 - squares / around
-        values = [rmse.mean(axis=-1), mae.mean(axis=-1), r2.mean(axis=-1)]
+        values = [one.mean(axis=-1) for one in (rmse, mae, relatives / count, r2)]
         if len(self.label.outputs) > 1:
             values += [*np.moveaxis(rmse, -1, 0), *np.moveaxis(mae, -1, 0)]
         return dict(zip(self._names(), values, strict=True))

@@ -7,7 +7,7 @@ one product of matrices. Two models on the same examples are always drawn togeth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,21 @@ def share_interval(right: int, examples: int) -> Interval:
     return interval(drawn / examples)
 
 
-def quantile_interval(ordered: Floats, share: float) -> Interval:
-    """Returns the 95 % interval of a quantile of values in order, by the ranks that it may have."""
-    ranks = np.random.default_rng(SEED).binomial(len(ordered), share, RESAMPLES).clip(0, len(ordered) - 1)
-    return interval(ordered[ranks])
+def quantiles(values: Floats, shares: Sequence[float]) -> Floats:
+    """Returns the quantiles of each column of values, [examples, columns], in all resamples.
+
+    The result is [resamples, shares, columns]. Quantiles follow from no sums: examples are drawn, of many a
+    part, and what a part varies more than the whole is taken back (m out of n bootstrap). Columns are drawn
+    together (paired).
+    """
+    rng = np.random.default_rng(SEED)
+    size = min(len(values), _BLOCKS)
+    drawn = np.stack(
+        [np.quantile(values[rng.integers(len(values), size=size)], shares, axis=0) for _ in range(RESAMPLES)]
+    )
+    measured = np.quantile(values, shares, axis=0)
+    spread: Floats = measured + (drawn - measured) * np.sqrt(size / len(values))
+    return spread
 
 
 def _drawn(terms: npt.NDArray[Any]) -> Floats:

@@ -12,6 +12,7 @@ from sklearn import metrics
 from shardline.components.validate.evaluation import Evaluation
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.numbers import NumberOutcomes
+from shardline.components.validate.resampling import quantiles
 from shardline.components.validate.several import SeveralOutcomes
 from shardline.components.validate.verdict import JudgedRule, judge
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
@@ -83,8 +84,26 @@ def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
     assert {name: float(summed[name]) for name in ("rmse", "mae", "r2")} == pytest.approx(
         {name: expected[name] for name in ("rmse", "mae", "r2")}, abs=1e-9
     )
+    assert outcomes.intervals().keys() >= found.keys()
+    assert outcomes.leads(numbers(15, label)).keys() >= found.keys()
     for name, (lower, upper) in outcomes.intervals().items():
         assert lower < found.get(name.partition("[")[0], (lower + upper) / 2) < upper or "[" in name
+
+
+def test_of_a_truth_of_zero_there_is_no_share() -> None:
+    outcomes = numbers(10, PLACE)
+    outcomes.true[7, 1] = 0.0
+    for found in (outcomes.score(), outcomes.intervals(), outcomes.leads(numbers(15, PLACE))):
+        assert "mape" not in found
+        assert {"rmse", "p90_absolute_error"} <= found.keys()
+
+
+def test_a_quantile_of_many_examples_varies_as_those_of_all() -> None:
+    errors = np.random.default_rng(5).exponential(size=(40_000, 1))
+    drawn = quantiles(errors, [0.5])[:, 0, 0]
+    # The median's standard error is 1 / (2 f sqrt(n)), with the density f = 1/2 there.
+    assert drawn.std() == pytest.approx(1 / np.sqrt(len(errors)), rel=0.15)
+    assert drawn.mean() == pytest.approx(np.median(errors), abs=0.003)
 
 
 def test_several_labels_are_measured_as_scikit_learn_does() -> None:
