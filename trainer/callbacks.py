@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from shardline.trainer import plugins, progress
 from shardline.trainer.crash import is_of_the_machine
+from shardline.trainer.dataset_run import DatasetRun
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
@@ -73,12 +74,12 @@ class Hooks:
         self._alone = {id(one) for one in (*alone, *reports)} if run.cluster.num_workers > 1 else set()
         self._called = [*chosen, *reports] if chief else self.remembering
 
-    def begin(self, model: keras.Model, *, epochs: int, steps: int) -> None:
+    def begin(self, model: keras.Model, *, epochs: int, steps: int, verbose: int) -> None:
         """Tells the callbacks what they will see, and that training begins."""
         for callback in self._called:
             with _failing(callback, "set_model"):
                 callback.set_model(model)
-                callback.set_params({"verbose": 2, "epochs": epochs, "steps": steps})
+                callback.set_params({"verbose": verbose, "epochs": epochs, "steps": steps})
             if isinstance(callback, keras.callbacks.History):
                 model.history = callback
         self("on_train_begin")
@@ -187,7 +188,7 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
 
 
 def chosen_callbacks(
-    run: Run,
+    run: DatasetRun,
     model: keras.Model,
     frozen: FrozenLayers | None,
     retrace: Callable[[], None],
@@ -214,7 +215,7 @@ def chosen_callbacks(
     return [*callbacks, keras.callbacks.History()]
 
 
-def chief_reports(run: Run, counters: Counters) -> list[keras.callbacks.Callback]:
+def chief_reports(run: DatasetRun, counters: Counters) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that show and record things; none on any replica but the chief."""
     settings, logs = run.settings, run.dirs.logs
     if not run.cluster.is_chief:

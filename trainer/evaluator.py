@@ -21,11 +21,11 @@ from shardline.trainer import files, progress
 from shardline.trainer.callbacks import Stopping
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.dataset_run import DatasetRun
 from shardline.trainer.errors import RunError
 from shardline.trainer.keras_compilation import saveable
 from shardline.trainer.keras_internals import is_improvement
 from shardline.trainer.reports import as_json, metrics_text, numbers, sync_events
-from shardline.trainer.run import Run
 from shardline.trainer.step import Logs, Shapes
 
 BEST_FILE = "best.keras"
@@ -207,14 +207,14 @@ class Evaluator:
 
 
 @contextlib.contextmanager
-def watched(run: Run, position: Position) -> Iterator[None]:
+def watched(run: DatasetRun, position: Position) -> Iterator[None]:
     """Lets the evaluator of a run, where there is one, know that its chief lives; for every process."""
     alive = Evaluations(run.dirs.checkpoints).chief_alive(position.steps)
     with alive if run.settings.evaluator and run.cluster.is_chief else contextlib.nullcontext():
         yield
 
 
-def wait_for_last(run: Run, position: Position) -> Logs:
+def wait_for_last(run: DatasetRun, position: Position) -> Logs:
     """Tells the evaluator that training has ended, and returns its metrics of the last checkpoint.
 
     For the chief, whose end ends the job and the evaluator with it. The metrics are named "evaluator_loss";

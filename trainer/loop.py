@@ -28,12 +28,11 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.exchange import replica_merger
-from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.errors import DivergedError, RestartError
 from shardline.trainer.optimizers import finalize
 from shardline.trainer.parameter_server import CoordinatorLoop
 from shardline.trainer.reports import Counters
-from shardline.trainer.run import Run
+from shardline.trainer.run import Plan, Run
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.step import Logs, Loop, Stretch
 
@@ -71,6 +70,7 @@ class Training:
         model: keras.Model,
         engine: Engine,
         *,
+        position: Position,
         resumed: Snapshot | None,
         state: TrainingState,
         checkpoints: Checkpoints,
@@ -79,13 +79,13 @@ class Training:
         counters: Counters,
     ):
         """Goes on from a snapshot, if any, within whose epoch the callbacks have seen `on_epoch_begin`."""
-        self.position = resumed.position if resumed else Position()
+        self.position = position
         self.logs: Logs = dict(resumed.host.get("logs", {})) if resumed else {}
         self._run = run
         self._model = model
-        self._engine = engine
-        self._state = state
-        self._checkpoints = checkpoints
+        self.engine = engine
+        self.state = state
+        self.checkpoints = checkpoints
         self._hooks = hooks
         self._preemption = preemption
         self._counters = counters
@@ -106,11 +106,13 @@ class Training:
         What `fit` does at its end comes in its order: moving averages are put in, then callbacks get
         `on_train_end`, where early stopping puts the best weights back.
         """
+        self._preemption.ready()
         self._train()
-        self._checkpoints.wait()
+        self.checkpoints.wait()
         finalize(self._model)
         self._hooks("on_train_end", logs=self.logs)
-        self.logs |= self._validate(hooks=False)
+        if self._run.judges_end:
+            self.logs |= self._validate(hooks=False)
 
     def _train(self) -> None:
         """Trains until the epochs, a limit or a callback ends the run."""
@@ -128,7 +130,7 @@ class Training:
 
         A RestartError says that a process was asked to stop. Without `hooks` no callback hears of it.
         """
-        evaluation = self._engine.evaluation
+        evaluation = self.engine.evaluation
         if evaluation is None:
             return {}
         self._watchdog.at("before the validation")
@@ -164,16 +166,18 @@ class Training:
         """Saves a checkpoint at this position. A collective."""
         self._watchdog.at(f"saving a checkpoint of step {self.position.steps:,}")
         self._merge()
+        if self._run.checkpoints is None:
+            return
         seconds = self._seconds_before + time.monotonic() - self._started
-        snapshot = self._state.capture(self.position, logs=self.logs, seconds=seconds)
-        if name := self._state.not_finite(snapshot):
+        snapshot = self.state.capture(self.position, logs=self.logs, seconds=seconds)
+        if name := self.state.not_finite(snapshot):
             raise DivergedError(
                 f"{name} is not finite after step {self.position.steps:,}, whose loss still was, and is not "
                 f"saved; {self._way_out()}"
             )
-        snapshot = self._state.share(snapshot, self._run.collectives)
+        snapshot = self.state.share(snapshot, self._run.collectives)
         step = self.position.steps
-        self._checkpoints.save(snapshot, lambda: setattr(self._preemption, "saved_step", step))
+        self.checkpoints.save(snapshot, lambda: setattr(self._preemption, "saved_step", step))
         self._saved = time.monotonic()
 
     def _look_at_limits(self) -> None:
@@ -183,9 +187,9 @@ class Training:
 
     def _epoch(self) -> None:
         epoch = self.position.epoch
-        plan = self._run.plan("train", start=self.position.examples)
+        plan = self._run.epoch(self.position)
         if not self._began:
-            self._engine.reset_metrics()
+            self.engine.reset_metrics()
             self._hooks("on_epoch_begin", epoch)
         self._began = False
         if self._steps(plan):
@@ -196,8 +200,9 @@ class Training:
 
     def _close_epoch(self, epoch: int) -> None:
         """Validates an epoch, also one that a limit has cut short, and lets callbacks see its end."""
-        self.logs |= self._validate()
-        self._checkpoints.check_writer()
+        if self._run.validates(epoch):
+            self.logs |= self._validate()
+        self.checkpoints.check_writer()
         self._hooks("on_epoch_end", epoch, logs=self.logs)
         self.position = replace(self.position, closed=True)
         agreed = self._agree(Stretch(), 0)
@@ -209,18 +214,18 @@ class Training:
         if not self._ended:
             self._stop_if(agreed.stop)
 
-    def _steps(self, plan: EpochPlan) -> bool:
+    def _steps(self, plan: Plan) -> bool:
         """Trains what is left of an epoch, or as much as a limit allows; returns whether that was all."""
         sizes, done = plan.step_sizes, 0
-        first = self._run.plan("train").steps - len(sizes) if plan.start else 0
+        first = plan.first
         while done < len(sizes) and not self._ended:
             count = min(self._stretch, len(sizes) - done, self._steps_to_cut())
             now = sizes[done : done + count]
             self._hooks("on_train_batch_begin", first + done)
             self._watchdog.at(f"in step {self.position.steps + 1:,}")
             started = time.monotonic()
-            stretch = self._engine.train(now)
-            self.logs = self._engine.read_metrics()
+            stretch = self.engine.train(now)
+            self.logs = self.engine.read_metrics()
             self._advance(now, time.monotonic() - started, stretch)
             done += count
             self._hooks("on_train_batch_end", first + done - 1, logs=self.logs)
@@ -276,7 +281,7 @@ class Training:
         self._model.stop_training = stopped > 0
         return Agreement(stop > 0, time_is_up > 0, save > 0, tuple(int(step) for step in bad))
 
-    def _check_finite(self, agreed: Agreement, plan: EpochPlan) -> None:
+    def _check_finite(self, agreed: Agreement, plan: Plan) -> None:
         """Ends the run when the loss of a step was not finite, naming the shards of its batch."""
         found = [(step, process) for process, step in enumerate(agreed.diverged) if step]
         if not found:
@@ -287,16 +292,16 @@ class Training:
             done += size
             ends.append(done)
         before = self.position.steps - ends.index(self.position.examples)  # number of the plan's first step
-        shards = self._run.step_shards(plan, step - before, process)
+        source = self._run.step_source(plan, step - before, process)
         where = f" on {self._run.processes[process]}" if self._run.cluster.num_workers > 1 else ""
         raise DivergedError(
             f"the loss is not finite since step {step:,} (epoch {self.position.epoch + 1}){where}, whose "
-            f"examples lie in {shards}, or the update before it was too large; {self._way_out()}"
+            f"examples lie in {source}, or the update before it was too large; {self._way_out()}"
         )
 
     def _way_out(self) -> str:
-        self._checkpoints.wait()
-        steps = self._checkpoints.steps()
+        self.checkpoints.wait()
+        steps = self.checkpoints.steps()
         kept = f"; the checkpoint of step {steps[-1]:,} is finite and is kept to go on from" if steps else ""
         return f"lower the learning rate, clip gradients, or look for broken examples{kept}"
 
@@ -322,11 +327,14 @@ class Training:
     def _stop_if(self, asked: bool) -> None:
         """Ends a run that was asked to stop, and of which all is saved."""
         if asked:
-            self._checkpoints.wait()
-            raise RestartError(
-                f"asked to stop (SIGTERM): a checkpoint was saved at step {self.position.steps:,}; "
-                "start the same command again to go on"
+            self.checkpoints.wait()
+            saved = (
+                f"a checkpoint was saved at step {self.position.steps:,}; start the same command again "
+                "to go on"
             )
+            if self._run.checkpoints is None:
+                saved = "nothing is saved, as there is no checkpoint_dir"
+            raise RestartError(f"asked to stop (SIGTERM): {saved}")
 
 
 def end_of_run(settings: TrainSettings, at: Position, seconds: float, *, stopped: bool) -> str:

@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from shardline.trainer import evaluator, files, plugins, progress, saving
 from shardline.trainer.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
-from shardline.trainer.checkpoint.changes import Moment, Record
+from shardline.trainer.checkpoint.changes import Record
 from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
+from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import devices, health
 from shardline.trainer.cluster import strategy as strategies
@@ -33,10 +33,11 @@ from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import faults, preparation
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
-from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.dataset_run import DatasetRun, announce, load_data, write_settings
+from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_compilation import weigh_output_losses
 from shardline.trainer.keras_internals import asked_for_xla, supports_xla
-from shardline.trainer.loop import Engine, Training, end_of_run
+from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models import adapted
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
@@ -44,12 +45,11 @@ from shardline.trainer.models.interface import Interface, read_interface
 from shardline.trainer.optimizers import (
     FrozenLayers,
     learning_rates,
-    take_changed_rates,
     tune_optimizer,
 )
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
 from shardline.trainer.reports import Counters, as_json
-from shardline.trainer.run import Run, announce, load_data, write_settings
+from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, Loop, Shapes, metric_shapes
 from shardline.trainer.watchdog import Watchdog
@@ -97,7 +97,18 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             stack.enter_context(health.watched(cluster))
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         watchdog = Watchdog(cluster.name, settings.stall_timeout)
-        run = Run(settings, cluster, dirs, manifest, strategy, name, replicas, scratch, watchdog)
+        run = DatasetRun(
+            settings=settings,
+            cluster=cluster,
+            checkpoints=dirs.checkpoints,
+            strategy=strategy,
+            strategy_name=name,
+            replicas=replicas,
+            watchdog=watchdog,
+            dirs=dirs,
+            manifest=manifest,
+            scratch=scratch,
+        )
         with _explained(files.local_path(settings.dataset), manifest, peers):
             if cluster.role == "evaluator":
                 _evaluate(run)
@@ -135,13 +146,12 @@ def check_strategy(settings: TrainSettings, name: str) -> None:
         )
 
 
-def _train(run: Run, preemption: Preemption) -> Logs:
+def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.feed("train")
     prepared = run.preparation()
     model, frozen, interface = _assemble(run, feed, prepared)
     feed = replace(feed, forms=interface.forms, order=interface.order)
-    record = Record.of(settings, run.replicas, learning_rates(model))
     if chief:
         announce(run, interface)
     counters = Counters(run.replicas)
@@ -151,52 +161,40 @@ def _train(run: Run, preemption: Preemption) -> Logs:
         for engine in engines:
             engine.retrace()
 
+    def make_engine(position: Position) -> Engine:
+        engines.append(_make_engine(run, model, feed, position))
+        return engines[0]
+
     chosen = chosen_callbacks(run, model, frozen, retrace)
     hooks = Hooks(run, chosen, chief_reports(run, counters))
-    model.stop_training = False
-    hooks.begin(model, epochs=settings.epochs, steps=run.plan("train").steps)
-    # After on_train_begin, which resets what callbacks remember.
-    state = TrainingState(model, hooks.remembering, hooks.chief_remembering)
-    fixed = {**record.fixed, **adapted.identity(model, numbers=settings.evaluator)}
-    checkpoints = _checkpoints(run, state.variables, write=chief, fixed=fixed)
-    snapshot = _resume(run, model, hooks, state, checkpoints, record)
-    position = snapshot.position if snapshot else Position()
-    engines.append(_make_engine(run, model, feed, position))
+    record = Record.of(settings, run.replicas, learning_rates(model))
+    beginning = Beginning(
+        run.manifest.fingerprint, record, adapted.identity(model, numbers=settings.evaluator)
+    )
+    training = begin(run, model, hooks, beginning, make_engine, counters=counters, preemption=preemption)
     if settings.early_stopping or settings.tuning_metric:
-        check_metrics(settings, chosen, _shown(model, engines[0]))
+        check_metrics(settings, chosen, _shown(model, training.engine))
     if chief:
         preparation.save(prepared, run.dirs.model)
-        write_settings(run, interface, state.record["changes"])
-    _count_steps(run, counters, position)
-    preemption.ready()
-    training = Training(
-        run,
-        model,
-        engines[0],
-        resumed=snapshot,
-        state=state,
-        checkpoints=checkpoints,
-        hooks=hooks,
-        preemption=preemption,
-        counters=counters,
-    )
-    with evaluator.watched(run, position):
+        write_settings(run, interface, training.state.record["changes"])
+    with evaluator.watched(run, training.position):
         training.run()
-        _finish(run, model, training.position, training.logs, checkpoints)
+        _finish(run, model, training)
     return training.logs
 
 
-def _evaluate(run: Run) -> None:
+def _evaluate(run: DatasetRun) -> None:
     """Evaluates the checkpoints of a run until it has ended: the evaluator's part."""
     feed = run.feed("validation")
     model, _, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)
     evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps)
+    # An optimizer that was set up for training has variables that this one lacks: none are compared.
+    identity = Identity(run.settings.model, run.manifest.fingerprint, {})
     evaluator.Evaluator(
         model,
         evaluation,
-        # An optimizer that was set up for training has variables that this one lacks: none are compared.
-        _checkpoints(run, {}, write=False),
+        Checkpoints.of(run.settings, run.checkpoints, identity, write=False),
         evaluator.Evaluations(run.dirs.checkpoints),
         directory=run.dirs.model,
         logs=run.dirs.logs,
@@ -206,7 +204,7 @@ def _evaluate(run: Run) -> None:
 
 
 def _assemble(
-    run: Run, feed: Feed, prepared: tf.Module | None, *, evaluate_only: bool = False
+    run: DatasetRun, feed: Feed, prepared: tf.Module | None, *, evaluate_only: bool = False
 ) -> tuple[keras.Model, FrozenLayers | None, Interface]:
     """Returns a model built in the strategy's scope, its frozen layers if any, and its interface.
 
@@ -242,65 +240,7 @@ def _assemble(
     return model, frozen, interface
 
 
-def _checkpoints(
-    run: Run, variables: Mapping[str, str], *, write: bool, fixed: Mapping[str, object] | None = None
-) -> Checkpoints:
-    return Checkpoints(
-        run.dirs.checkpoints,
-        Identity(run.settings.model, run.manifest.fingerprint, variables, fixed or {}),
-        keep=run.settings.keep_checkpoints,
-        write=write,
-        allow_new_data=run.settings.allow_new_data,
-    )
-
-
-def _resume(
-    run: Run,
-    model: keras.Model,
-    hooks: Hooks,
-    state: TrainingState,
-    checkpoints: Checkpoints,
-    record: Record,
-) -> Snapshot | None:
-    """Restores the newest checkpoint and returns it; None where there is none.
-
-    What has changed since then takes effect, and a line says so, or is refused.
-    """
-    run.watchdog.at("at the meeting before the first step")
-    snapshot = checkpoints.restore()
-    at = snapshot.position if snapshot else Position()
-    processes, steps, *by_step = run.collectives.total([1, at.steps, hooks.by_step, hooks.by_test_step])
-    # What is called after every step on one replica, where another has made other callbacks, is so on all.
-    hooks.by_step, hooks.by_test_step = (bool(number) for number in by_step)
-    if steps != at.steps * processes:
-        raise RunError(
-            f"{run.cluster.name} has found another newest checkpoint in {run.dirs.checkpoints} (of step "
-            f"{at.steps:,}) than the others; all replicas must see the same directory: use a shared one (gs://)"
-        )
-    state.record = record.json
-    if snapshot is None:
-        return None
-    before = Record(**snapshot.host.get("run", record.json))
-    seconds, stopped = snapshot.host.get("seconds", 0.0), snapshot.host["stop_training"]
-    ended = end_of_run(run.settings, at, seconds, stopped=stopped)
-    now, said = record.continuing(before, Moment(at.epoch, at.examples, at.steps, ended))
-    if at.examples or not at.closed:
-        # What callbacks do at the beginning of an epoch (to the learning rate) is part of what is restored.
-        hooks("on_epoch_begin", at.last_epoch)
-    state.restore(snapshot, run.process)
-    if run.settings.allow_new_data:  # to which layers have been adapted anew
-        adapted.refresh(model)
-    take_changed_rates(model, before.learning_rates, now.learning_rates)
-    state.record = now.json
-    if run.cluster.is_chief:
-        within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
-        progress.say("train", f"resuming after step {at.steps:,}{within}, from {run.dirs.checkpoints}")
-        for change in said:
-            progress.say("train", str(change))
-    return snapshot
-
-
-def _make_engine(run: Run, model: keras.Model, feed: Feed, position: Position) -> Engine:
+def _make_engine(run: DatasetRun, model: keras.Model, feed: Feed, position: Position) -> Engine:
     """Returns what trains the model from a position on and evaluates the validation split."""
     settings, strategy = run.settings, run.strategy
     xla = _uses_xla(run, model)
@@ -340,7 +280,7 @@ def _shown(model: keras.Model, engine: Engine) -> Shapes:
     return {**shown, **{f"val_{name}": shape for name, shape in of_validation.items()}}
 
 
-def _uses_xla(run: Run, model: keras.Model) -> bool:
+def _uses_xla(run: DatasetRun, model: keras.Model) -> bool:
     """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
 
     On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md). A ModelError says that
@@ -365,19 +305,9 @@ def _uses_xla(run: Run, model: keras.Model) -> bool:
     return run.strategy_name == "one_device" and bool(gpus) and supports_xla(model)
 
 
-def _count_steps(run: Run, counters: Counters, position: Position) -> None:
-    """Tells the counters where the run begins, and where it ends if nothing ends it early."""
-    settings = run.settings
-    epochs_left = settings.epochs - position.epoch - 1
-    left = run.plan("train", position.examples).steps + epochs_left * run.plan("train").steps
-    counters.first_step = counters.steps = position.steps
-    counters.total_steps = position.steps + max(0, left)
-    if settings.max_steps:
-        counters.total_steps = min(counters.total_steps, settings.max_steps)
-
-
-def _finish(run: Run, model: keras.Model, position: Position, logs: Logs, checkpoints: Checkpoints) -> None:
+def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
     """Saves the model. A collective; the chief's copy is kept."""
+    position, logs, checkpoints = training.position, training.logs, training.checkpoints
     checkpoints.check_writer()
     run.watchdog.at("saving the model")
     saving.save_model(model, run.dirs.model, scratch=run.scratch)

@@ -141,7 +141,7 @@ def rehearse(
     tensorflow_internals.import_tensorflow()  # quietly
     from shardline.trainer.cluster.cluster import Cluster
     from shardline.trainer.cluster.strategy import choose
-    from shardline.trainer.run import check_splits
+    from shardline.trainer.dataset_run import check_splits
     from shardline.trainer.train import check_strategy
 
     started = time.monotonic()

@@ -22,6 +22,7 @@ from shardline.trainer.checkpoint import identity as identities
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
 from shardline.trainer.errors import RunError
+from shardline.trainer.settings import TrainSettings
 
 _DATA = ".data-00000-of-00001"
 _INDEX = ".index"
@@ -44,6 +45,19 @@ class Checkpoints:
     are kept. The directory is claimed, another run's refused, and what a killed writer had left is removed.
     Once a process claims it later, because this one was thought dead, only that one writes.
     """
+
+    @classmethod
+    def of(
+        cls, settings: TrainSettings, directory: Path | None, identity: Identity, *, write: bool
+    ) -> Checkpoints:
+        """Returns those of a run, or where there is no directory some that keep nothing."""
+        return (cls if directory else _None)(
+            directory or Path(),
+            identity,
+            keep=settings.keep_checkpoints,
+            write=write,
+            allow_new_data=settings.allow_new_data,
+        )
 
     def __init__(
         self, directory: Path, identity: Identity, *, keep: int, write: bool, allow_new_data: bool = False
@@ -174,6 +188,17 @@ class Checkpoints:
     def _remove_temporary(self, token: str = "") -> None:
         for path in self._directory.glob(f"{files.TEMPORARY}{token}*"):
             path.unlink(missing_ok=True)
+
+
+class _None(Checkpoints):
+    """Checkpoints of a run that keeps none."""
+
+    def __init__(self, directory: Path, identity: Identity, **_: Any):
+        self._write, self._pending = False, None
+
+    def steps(self) -> list[int]:
+        """Returns nothing."""
+        return []
 
 
 def _read_writer(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ examples as ever, but some of them twice and others not at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -108,6 +108,11 @@ class EpochPlan:
         """
         left = self.records - self.start
         return max(0, (left + self.global_batch_size - self.replicas) // self.global_batch_size)
+
+    @property
+    def first(self) -> int:
+        """Number within the epoch, from 0, of the first step that is left."""
+        return replace(self, start=0).steps - self.steps if self.start else 0
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
