@@ -52,20 +52,23 @@ class Loop:
         batches: Iterator[Any],
         summation: Summation,
         *,
+        sized: bool = False,
         averaging_steps: int = 0,
         jit_compile: bool = False,
         deterministic: bool = False,
     ):
         """Traces the step of a model compiled and built inside the strategy's scope.
 
-        `batches` are distributed, as `model.train_step` takes them. After `averaging_steps` by itself each
-        replica averages its weights with the others'; 0 sums the gradients of every step. TensorFlow, asked
-        to be `deterministic`, refuses to tell the time in a function: the wait for input is not known then.
+        `batches` are distributed, as `model.train_step` takes them, or where they are `sized`, pairs of that
+        and the examples of all replicas. After `averaging_steps` by itself each replica averages its weights
+        with the others'; 0 sums the gradients of every step. TensorFlow, asked to be `deterministic`, refuses
+        to tell the time in a function: the wait for input is not known then.
         """
         self.evaluation: SplitEvaluation | None = None
         self._model = model
         self._strategy = strategy
         self._batches = keep_iterator(batches)
+        self._sized = sized
         self._summation = summation
         self._averaging_steps = averaging_steps
         # Replicas that take steps by themselves do not meet in them.
@@ -74,7 +77,7 @@ class Loop:
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         own = own_gradients(strategy.num_replicas_in_sync)
         self._exchange = GradientExchange(model, own if averaging_steps else summation)
-        self._own_logs = OwnLogs(model, model.train_step, strategy, self._batches)
+        self._own_logs = OwnLogs(model, model.train_step, strategy, self._batches, sized=sized)
         metrics = Metrics(model, self._own_logs)
         self.reset_metrics, self.read_metrics = metrics.reset, metrics.read
         self.retrace()
@@ -112,6 +115,7 @@ class Loop:
             train_step = tf.function(train_step, jit_compile=True, autograph=False)
 
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
+            data, size = data if self._sized else (data, size)
             weight = _examples(data) * replicas / size
             with self._exchange.weighted(weight):
                 logs = train_step(data)
@@ -285,6 +289,8 @@ class OwnLogs:
         step: Callable[[Any], Any],
         strategy: tf.distribute.Strategy,
         batches: Iterator[Any],
+        *,
+        sized: bool = False,
     ):
         """Traces a step that is not Keras' own, to learn the names, types and shapes of what it returns.
 
@@ -295,7 +301,7 @@ class OwnLogs:
         self._kept: dict[str, tf.Variable] = {}
         if not returns_own_logs(step) or model.run_eagerly:
             return
-        found = _returned(step, strategy, batches)
+        found = _returned(step, strategy, batches, sized=sized)
         self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
         if self.in_place:
             self.shapes = {name: tuple(spec.shape) for name, spec in found.items()}
@@ -315,13 +321,13 @@ class OwnLogs:
 
 
 def _returned(
-    step: Callable[[Any], Any], strategy: tf.distribute.Strategy, batches: Iterator[Any]
+    step: Callable[[Any], Any], strategy: tf.distribute.Strategy, batches: Iterator[Any], *, sized: bool
 ) -> dict[str, tf.TensorSpec]:
     """Returns types and shapes of the numbers that a step returns by name; a ModelError for no dict."""
     found: dict[str, tf.Tensor] = {}
 
     def take(data: Any) -> None:
-        found.update(known_numbers(step, step(data)))
+        found.update(known_numbers(step, step(data[0] if sized else data)))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def once(batches: Iterator[Any]) -> None:

@@ -27,16 +27,15 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import devices, health
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
-from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.cluster.meeting import facts
 from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import faults, preparation
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.dataset_run import DatasetRun, announce, load_data, write_settings
+from shardline.trainer.engine import Input, make_engine
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_compilation import weigh_output_losses
-from shardline.trainer.keras_internals import asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models import adapted
 from shardline.trainer.models.build import build, create_variables, model_function
@@ -47,11 +46,11 @@ from shardline.trainer.optimizers import (
     learning_rates,
     tune_optimizer,
 )
-from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
+from shardline.trainer.parameter_server import run_server
 from shardline.trainer.reports import Counters, as_json
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.settings import TrainSettings, output_dirs
-from shardline.trainer.step import Evaluation, Logs, Loop, Shapes, metric_shapes
+from shardline.trainer.step import Evaluation, Logs, Shapes, metric_shapes
 from shardline.trainer.watchdog import Watchdog
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -161,8 +160,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         for engine in engines:
             engine.retrace()
 
-    def make_engine(position: Position) -> Engine:
-        engines.append(_make_engine(run, model, feed, position))
+    def engine(position: Position) -> Engine:
+        engines.append(_engine(run, model, feed, position))
         return engines[0]
 
     chosen = chosen_callbacks(run, model, frozen, retrace)
@@ -171,7 +170,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     beginning = Beginning(
         run.manifest.fingerprint, record, adapted.identity(model, numbers=settings.evaluator)
     )
-    training = begin(run, model, hooks, beginning, make_engine, counters=counters, preemption=preemption)
+    training = begin(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
     if settings.early_stopping or settings.tuning_metric:
         check_metrics(settings, chosen, _shown(model, training.engine))
     if chief:
@@ -240,36 +239,25 @@ def _assemble(
     return model, frozen, interface
 
 
-def _make_engine(run: DatasetRun, model: keras.Model, feed: Feed, position: Position) -> Engine:
+def _engine(run: DatasetRun, model: keras.Model, feed: Feed, position: Position) -> Engine:
     """Returns what trains the model from a position on and evaluates the validation split."""
-    settings, strategy = run.settings, run.strategy
-    xla = _uses_xla(run, model)
-    validation = None
-    if "validation" in run.manifest.splits:
-        validation = replace(run.feed("validation"), forms=feed.forms, order=feed.order)
-    if run.strategy_name == "parameter_server":
-        workers = Workers(strategy, run.cluster, settings.startup_timeout)
-        raw = feed.raw_dataset(position.epoch, settings.epochs, position.examples)
-        served = CoordinatorLoop(model, workers, raw, feed.decode)
-        if validation:
-            batches = validation.raw_dataset(0, 1)
-            steps = validation.plan.steps
-            served.evaluation = CoordinatorEvaluation(model, workers, batches, validation.decode, steps)
-        return served
-    batches = feed.distribute(strategy, run.process, position.epoch, settings.epochs, position.examples)
-    loop = Loop(
-        model,
-        strategy,
-        iter(batches),
-        make_summation(settings, strategy, run.cluster),
-        averaging_steps=settings.averaging_steps,
-        jit_compile=xla,
-        deterministic=settings.deterministic,
+    strategy, epochs = run.strategy, run.settings.epochs
+    at, start = position.epoch, position.examples
+    training = Input(
+        lambda: feed.distribute(strategy, run.process, at, epochs, start),
+        lambda: feed.raw_dataset(at, epochs, start),
+        feed.decode,
     )
-    if validation:
-        split = validation.distribute(strategy, run.process, 0, 1)
-        loop.evaluation = Evaluation(model, strategy, split, validation.plan.steps)
-    return loop
+    if "validation" not in run.manifest.splits:
+        return make_engine(run, model, training, None)
+    split = replace(run.feed("validation"), forms=feed.forms, order=feed.order)
+    validation = Input(
+        lambda: split.distribute(strategy, run.process, 0, 1),
+        lambda: split.raw_dataset(0, 1),
+        split.decode,
+        split.plan.steps,
+    )
+    return make_engine(run, model, training, validation)
 
 
 def _shown(model: keras.Model, engine: Engine) -> Shapes:
@@ -278,31 +266,6 @@ def _shown(model: keras.Model, engine: Engine) -> Shapes:
     of_validation = (evaluation.own_shapes or metrics) if evaluation else {}
     shown = engine.own_shapes or metrics
     return {**shown, **{f"val_{name}": shape for name, shape in of_validation.items()}}
-
-
-def _uses_xla(run: DatasetRun, model: keras.Model) -> bool:
-    """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
-
-    On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md). A ModelError says that
-    `compile` asked for what the strategy cannot do.
-    """
-    chosen, asked = run.settings.jit_compile, asked_for_xla(model)
-    wanted = "run_eagerly" if model.run_eagerly else "jit_compile" if asked is True else ""
-    if wanted and run.strategy_name != "one_device":
-        raise ModelError(
-            f"compile({wanted}=True) needs strategy one_device, on one replica, and this run has "
-            f"{run.strategy_name}; leave it out"
-        )
-    if model.run_eagerly and chosen == "on":
-        raise SettingsError(
-            "jit_compile on and compile(run_eagerly=True) exclude each other; give one of them"
-        )
-    if chosen != "auto" or model.run_eagerly:
-        return chosen == "on"
-    if asked != "auto":
-        return bool(asked)
-    gpus = tf.config.list_logical_devices("GPU")
-    return run.strategy_name == "one_device" and bool(gpus) and supports_xla(model)
 
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:

@@ -6,15 +6,16 @@ import keras
 import pytest
 import tensorflow as tf
 
+from shardline.trainer import engine
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data.manifest import load
+from shardline.trainer.engine import Input
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
 from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.train import _make_engine, _uses_xla, train
+from shardline.trainer.train import train
 from tests.helpers import models
 
 
@@ -24,7 +25,7 @@ def settings(dataset, **changes):
 
 def uses_xla(dataset, name="plain", strategy="one_device", jit_compile="auto", **hparams):
     run = SimpleNamespace(settings=settings(dataset, jit_compile=jit_compile), strategy_name=strategy)
-    return _uses_xla(run, build(f"tests.helpers.models:{name}", load(dataset).info(), hparams))
+    return engine.uses_xla(run, build(f"tests.helpers.models:{name}", load(dataset).info(), hparams))
 
 
 def test_xla_compiles_where_it_is_asked_to_and_else_on_a_gpu(dataset, monkeypatch):
@@ -55,7 +56,7 @@ def test_what_parameter_servers_cannot_do_is_refused(dataset, name, option):
         settings=settings(dataset), strategy_name="parameter_server", strategy=None, manifest=load(dataset)
     )
     with pytest.raises(ModelError, match=rf"compile\({option}=True\) needs .*has parameter_server"):
-        _make_engine(run, model, None, Position())
+        engine.make_engine(run, model, Input(lambda: None, lambda: None), None)
 
 
 def test_xla_cannot_compile_what_runs_eagerly(dataset):

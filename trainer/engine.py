@@ -1,0 +1,90 @@
+"""Engine: what takes the steps of a run, chosen by its strategy: all replicas together, or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from shardline.trainer.cluster.collectives import make_summation
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.keras_internals import asked_for_xla, supports_xla
+from shardline.trainer.loop import Engine
+from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
+from shardline.trainer.run import Run
+from shardline.trainer.step import Evaluation, Loop
+
+
+@dataclass(frozen=True)
+class Input:
+    """Batches for an engine, made where they are needed.
+
+    Attributes:
+        distributed: Makes what the replicas of a strategy that step together take, again and again.
+        one_by_one: Makes the batches of single steps, undecoded, for workers that step by themselves.
+        decode: Makes of such a batch what the model takes.
+        steps: Steps of a pass, where the batches are of a validation.
+        sized: Whether those for several replicas are pairs of a replica's part and the examples of the whole.
+    """
+
+    distributed: Callable[[], tf.data.Dataset]
+    one_by_one: Callable[[], tf.data.Dataset]
+    decode: Callable[[Any], Any] = lambda batch: batch
+    steps: int = 0
+    sized: bool = False
+
+
+def make_engine(run: Run, model: keras.Model, training: Input, validation: Input | None) -> Engine:
+    """Returns what trains a built model on some batches and evaluates it on others."""
+    settings, strategy = run.settings, run.strategy
+    xla = uses_xla(run, model)
+    if run.strategy_name == "parameter_server":
+        workers = Workers(strategy, run.cluster, settings.startup_timeout)
+        served = CoordinatorLoop(model, workers, training.one_by_one(), training.decode)
+        if validation:
+            batches = validation.one_by_one()
+            served.evaluation = CoordinatorEvaluation(
+                model, workers, batches, validation.decode, validation.steps
+            )
+        return served
+    loop = Loop(
+        model,
+        strategy,
+        iter(training.distributed()),
+        make_summation(settings, strategy, run.cluster),
+        sized=training.sized,
+        averaging_steps=settings.averaging_steps,
+        jit_compile=xla,
+        deterministic=settings.deterministic,
+    )
+    if validation:
+        loop.evaluation = Evaluation(model, strategy, validation.distributed(), validation.steps)
+    return loop
+
+
+def uses_xla(run: Run, model: keras.Model) -> bool:
+    """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
+
+    On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md). A ModelError says that
+    `compile` asked for what the strategy cannot do.
+    """
+    chosen, asked = run.settings.jit_compile, asked_for_xla(model)
+    wanted = "run_eagerly" if model.run_eagerly else "jit_compile" if asked is True else ""
+    if wanted and run.strategy_name != "one_device":
+        raise ModelError(
+            f"compile({wanted}=True) needs strategy one_device, on one replica, and this run has "
+            f"{run.strategy_name}; leave it out"
+        )
+    if model.run_eagerly and chosen == "on":
+        raise SettingsError(
+            "jit_compile on and compile(run_eagerly=True) exclude each other; give one of them"
+        )
+    if chosen != "auto" or model.run_eagerly:
+        return chosen == "on"
+    if asked != "auto":
+        return bool(asked)
+    gpus = tf.config.list_logical_devices("GPU")
+    return run.strategy_name == "one_device" and bool(gpus) and supports_xla(model)
