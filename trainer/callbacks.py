@@ -12,6 +12,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -150,18 +151,21 @@ def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Call
         made = make(**({"directory": directory} if "directory" in parameters else {}))
     callbacks = list(made) if isinstance(made, (list, tuple)) else [made]
     for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise SettingsError(
-                f"callback {reference!r} has to return a keras.callbacks.Callback or a list of them, "
-                f"it returned {type(callback).__name__}"
-            )
+        returned = "has to return a keras.callbacks.Callback or a list of them, it returned"
+        check_callback(callback, f"callback {reference!r} {returned}")
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise SettingsError(
                 f"callback {reference!r} makes a BackupAndRestore, which would go on from a place that the "
                 "run does not know; leave it out: checkpoints are saved and restored without it"
             )
-        place_of(callback)
     return callbacks
+
+
+def check_callback(callback: Any, refusal: str) -> None:
+    """Refuses, in these words, what is no callback of Keras, and one that runs where no callbacks do."""
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise SettingsError(f"{refusal} {type(callback).__name__}")
+    place_of(callback)
 
 
 class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras has no types

@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers import compile_utils
 
 from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import optimizers
 
 
 def compiled_losses(model: keras.Model) -> list[Any]:
@@ -134,3 +136,18 @@ def weigh_output_losses(model: keras.Model) -> None:
     for metric in compiled.metrics:
         if metric is not None:
             metric.update_state = weigh(metric.update_state)
+
+
+@contextlib.contextmanager
+def patches_undone(model: keras.Model) -> Iterator[None]:
+    """Takes back, in the end, the methods that training replaces on a model's optimizers and losses."""
+    losses_ = model._compile_loss
+    owners = [*optimizers(model), *([losses_, *losses_.metrics] if losses_ is not None else [])]
+    before = [dict(vars(owner)) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, kept in zip(owners, before, strict=True):
+            for name, value in list(vars(owner).items()):
+                if isinstance(value, types.FunctionType) and kept.get(name) is not value:
+                    object.__delattr__(owner, name)

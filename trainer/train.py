@@ -24,7 +24,7 @@ from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster import devices, health
+from shardline.trainer.cluster import devices
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.meeting import facts
@@ -47,6 +47,7 @@ from shardline.trainer.optimizers import (
     tune_optimizer,
 )
 from shardline.trainer.parameter_server import run_server
+from shardline.trainer.process import joined
 from shardline.trainer.reports import Counters, as_json
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.settings import TrainSettings, output_dirs
@@ -84,16 +85,13 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     model_function(settings.model)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
-    peers = Peers(cluster)
-    peers.meet(settings.startup_timeout, facts(asked, data, len(tf.config.list_physical_devices("GPU"))))
+    own = facts(asked, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
         scratch = None  # all but the chief write into a directory of their own, which is removed at the end
         if not cluster.is_chief:
             named = tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
             scratch = Path(stack.enter_context(named))
-        strategy = strategies.create(settings, cluster)
-        if name == "multi_worker_mirrored":
-            stack.enter_context(health.watched(cluster))
+        peers, strategy = stack.enter_context(joined(settings, cluster, own))
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         watchdog = Watchdog(cluster.name, settings.stall_timeout)
         run = DatasetRun(

@@ -76,6 +76,39 @@ class Preemption:
             )
 
 
+#: That of the program that has started this one in its own process, if there is one.
+current: Preemption | None = None
+
+
+class Termination:
+    """Notices SIGTERM by a handler, in a program whose TensorFlow runs already; for the main thread.
+
+    It is seen between two calls into TensorFlow, and the process has whatever time the platform gives it.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.saved_step = 0
+
+    def ready(self) -> None:
+        """Does nothing: whatever is asked for early is looked at after the first steps."""
+
+    def __enter__(self) -> Termination:
+        """Takes the signal, in a thread other than the main one not."""
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = signal.signal(signal.SIGTERM, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Lets SIGTERM do again what it did before."""
+        if self._main:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self.requested = True
+
+
 def _end(text: str) -> None:
     """Ends the process from any thread; the main thread may be in TensorFlow and never come back."""
     progress.fail("train", RestartError(text))

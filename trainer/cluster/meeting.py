@@ -41,6 +41,7 @@ _RULES = {
     "dataset": "all replicas read the same dataset",
     "versions": "all replicas take the same image",
     "devices": "all replicas need as many",
+    "call": "all processes make the same call",
 }
 
 

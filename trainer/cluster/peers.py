@@ -83,7 +83,7 @@ class Peers:
             raise SettingsError(differences[0])
         return missing
 
-    def leave(self) -> None:
+    def leave(self, seconds: float = _FAREWELL) -> None:
         """Waits, on any replica but the chief, up to some seconds for the chief to end; all work is done.
 
         The chief serves TensorFlow's coordination, which takes a peer that leaves before it for a lost one.
@@ -91,7 +91,7 @@ class Peers:
         if self._cluster.is_chief:
             return
         name, address = next(iter(self._cluster.addresses.items()), ("", ""))
-        deadline = time.monotonic() + _FAREWELL
+        deadline = time.monotonic() + seconds
         while address and not _silent({name: address}) and time.monotonic() < deadline:
             time.sleep(_PROBE_INTERVAL)
 

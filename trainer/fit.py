@@ -1,0 +1,384 @@
+"""Fit: `keras.Model.fit`, `evaluate` and `predict` on the workers of a cluster, for any program.
+
+Names, defaults and meaning are Keras' own wherever both have them
+(https://keras.io/api/models/model_training_apis/); `docs/fit.md` has a table of what is the same, more, and
+refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shardline.trainer import files, plugins
+from shardline.trainer.callbacks import Hooks, check_callback
+from shardline.trainer.checkpoint import preemption
+from shardline.trainer.checkpoint.changes import Record
+from shardline.trainer.checkpoint.state import Position
+from shardline.trainer.cluster import meeting
+from shardline.trainer.cluster.strategy import check_model
+from shardline.trainer.data.given import Given
+from shardline.trainer.data.stream import Stream
+from shardline.trainer.engine import Input, make_engine
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
+from shardline.trainer.keras_internals import noting_compile
+from shardline.trainer.loop import Engine
+from shardline.trainer.models.build import create_variables
+from shardline.trainer.optimizers import learning_rates, tune_optimizer
+from shardline.trainer.process import OF_STRATEGY, Process, this_process
+from shardline.trainer.reports import Counters
+from shardline.trainer.resume import Beginning, begin
+from shardline.trainer.run import Run
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.train import check_strategy
+from shardline.trainer.watchdog import Watchdog
+
+BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
+
+#: Settings of the trainer that `fit` takes by their names.
+OPTIONS = (
+    *OF_STRATEGY,
+    "averaging_steps",
+    "checkpoint_minutes",
+    "checkpoint_steps",
+    "deterministic",
+    "gradient_accumulation_steps",
+    "gradient_compression",
+    "grace_period",
+    "jit_compile",
+    "keep_checkpoints",
+    "max_steps",
+    "max_time",
+    "scale_learning_rate",
+    "seed",
+    "stall_timeout",
+    "steps_per_execution",
+    "warmup_steps",
+)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Steps that are left of an epoch."""
+
+    start: int
+    first: int
+    step_sizes: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FitRun(Run):
+    """A run on a stream of batches, validated after some epochs."""
+
+    data: Stream
+    frequency: int | Collection[int]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch."""
+        return self.data.steps
+
+    def epoch(self, at: Position) -> _Steps:
+        """Returns what is left of the epoch of a position."""
+        done = at.steps - at.epoch * self.data.steps
+        return _Steps(at.examples, done, self.data.sizes(at.epoch)[done:])
+
+    def step_source(self, plan: Any, step: int, process: int) -> str:
+        """Names the batch of a step."""
+        return f"batch {plan.first + step + 1:,} of the epoch"
+
+    def validates(self, epoch: int) -> bool:
+        """Whether the validation data is evaluated after an epoch, from 0."""
+        if isinstance(self.frequency, int):
+            return (epoch + 1) % self.frequency == 0
+        return epoch + 1 in self.frequency
+
+    @property
+    def judges_end(self) -> bool:
+        """Nothing is evaluated after the end, as in `keras.Model.fit`."""
+        return False
+
+
+def fit(
+    build_model: BuildModel,
+    train_data: Any,
+    *,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: str | int = "auto",
+    callbacks: Sequence[keras.callbacks.Callback] | None = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Collection[int] = 1,
+    checkpoint_dir: str | Path | None = None,
+    **options: Any,
+) -> keras.callbacks.History:
+    """Trains a compiled Keras 3 model on all workers of the cluster that TF_CONFIG describes, or on this one.
+
+    Every process runs the same program and comes here with the same arguments. Each reads all of the data and
+    trains on its replicas' parts of every batch, so that N processes train on exactly what one does. Shuffles
+    of a `tf.data.Dataset` are seeded by `seed` and the number of the pass.
+
+    Args:
+        build_model: A function without arguments that returns a compiled model, called in the scope of the
+            strategy; or a compiled model that was built in `shardline.strategy().scope()`.
+        train_data: A `tf.data.Dataset` of global batches (x, y) or (x, y, sample_weight); a function that
+            takes a `tf.distribute.InputContext` and returns this process's dataset of batches of one replica;
+            or a tuple of arrays.
+        batch_size: Examples of a global batch of arrays, 32 unless given.
+        epochs: Number of the epoch after which training ends.
+        verbose: "auto", 0 for nothing, 1 for a bar, 2 for a line an epoch; on the chief.
+        callbacks: Keras callbacks, which every process makes alike. Those that write run on the chief.
+        validation_split: Share of arrays, from their end, that is held out for validation.
+        validation_data: As `train_data`.
+        shuffle: Whether arrays are shuffled in every epoch.
+        class_weight: Weight of each class in the loss.
+        initial_epoch: Epoch, from 0, with which a run without a checkpoint begins.
+        steps_per_epoch: Batches of an epoch, from data that is repeated without end; one pass unless given.
+        validation_steps: Batches of a validation, always the first; all unless given.
+        validation_batch_size: Examples of a global batch of the validation's arrays; else `batch_size`.
+        validation_freq: Epochs between validations, or the numbers, from 1, of those that have one.
+        checkpoint_dir: Directory that all processes see; a run that finds a checkpoint there goes on from it,
+            at the step. None keeps no checkpoint.
+        options: Settings of the trainer by name: strategy, seed, checkpoint_steps, communication,
+            gradient_compression, gradient_accumulation_steps and others (`OPTIONS`).
+
+    Returns:
+        The history, the same on every process.
+
+    Raises:
+        SettingsError: An argument, or the place in the cluster, is not as it has to be.
+        ModelError: The model is not compiled, or cannot be trained in this way.
+        DivergedError: The loss is no longer finite.
+        RunError: Another process is lost.
+        RestartError: SIGTERM has come, and a checkpoint was saved if there is a directory for it.
+    """
+    chosen = _callbacks(callbacks)
+    if checkpoint_dir is None:
+        checkpoint_dir, options = _taken_from_backup(chosen, options)
+    settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
+    process = this_process(options)
+    with _errors_named(process):
+        held = [callback for callback in chosen if not isinstance(callback, keras.callbacks.BackupAndRestore)]
+        given = _given(process, settings, batch_size, class_weight)
+        if validation_split:
+            train_data, validation_data = given.divided(train_data, validation_data, validation_split)
+        data = given.read(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
+        validation = None
+        if validation_data is not None:
+            size = validation_batch_size or (
+                None if isinstance(validation_data, tf.data.Dataset) else batch_size
+            )
+            judged = _given(process, settings, size, None)
+            validation = judged.read(validation_data, "validation_data", steps=validation_steps, again=True)
+        model = _built(process, build_model, data, settings)
+        run = _run(process, settings, data, checkpoint_dir, validation_freq)
+        _agree(run, model, validation)
+        with patches_undone(model), run.watchdog, _signal(settings) as asked:
+            history = _trained(run, model, held, validation, asked, initial_epoch, _verbosity(verbose))
+        run.collectives.barrier()
+    return history
+
+
+def _settings(
+    build_model: BuildModel, *, epochs: int, initial_epoch: int, options: Mapping[str, Any]
+) -> TrainSettings:
+    """Returns the settings of the trainer; an option that it does not have is a SettingsError."""
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise SettingsError(f"fit has no argument {unknown[0]!r}; options are {', '.join(sorted(OPTIONS))}")
+    if not 0 <= initial_epoch < epochs:
+        raise SettingsError(
+            f"initial_epoch must be 0..{epochs - 1}, below epochs {epochs}, not {initial_epoch}: epochs is "
+            "the number of the last epoch, not how many are trained"
+        )
+    name = type(build_model) if isinstance(build_model, keras.Model) else build_model
+    model = f"{getattr(name, '__module__', '')}:{getattr(name, '__qualname__', repr(name))}"
+    return TrainSettings(dataset="", model=model, epochs=epochs, **options)
+
+
+def _given(
+    process: Process,
+    settings: TrainSettings,
+    batch_size: int | None,
+    class_weight: Mapping[int, float] | None,
+) -> Given:
+    workers = 1 if process.replicas == 1 else process.cluster.num_workers
+    return Given(process.number, workers, process.replicas, settings.seed, batch_size, class_weight)
+
+
+def _callbacks(
+    given: Sequence[keras.callbacks.Callback] | None,
+) -> list[keras.callbacks.Callback]:
+    chosen = list(given or ())
+    for callback in chosen:
+        check_callback(callback, "callbacks has to be a list of keras.callbacks.Callback, it holds a")
+    return chosen
+
+
+def _taken_from_backup(
+    callbacks: Sequence[keras.callbacks.Callback], options: Mapping[str, Any]
+) -> tuple[Path | None, dict[str, Any]]:
+    """Returns the directory of a BackupAndRestore, whose part checkpoints take, and how often it saves."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            often = {} if callback.save_freq == "epoch" else {"checkpoint_steps": callback.save_freq}
+            return Path(callback.backup_dir), {**often, **options}
+    return None, dict(options)
+
+
+def _built(process: Process, build_model: BuildModel, data: Stream, settings: TrainSettings) -> keras.Model:
+    """Returns the compiled model, with all its variables."""
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    with process.strategy.scope():
+        model = build_model
+        if not isinstance(model, keras.Model):
+            if not callable(model):
+                raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
+            with noting_compile(), plugins.calling("build_model failed", ModelError):
+                model = model()
+        if not isinstance(model, keras.Model) or not model.compiled:
+            found = "a model that is not compiled" if isinstance(model, keras.Model) else type(model).__name__
+            raise ModelError(
+                f"build_model gives {found}, not a compiled keras.Model; call model.compile(...)"
+            )
+        if model.distribute_strategy is not process.strategy and not process.is_alone:
+            raise ModelError(
+                "the model was built outside the strategy of this process; build it in "
+                "shardline.strategy().scope(), or give fit the function that builds it"
+            )
+        check_model(process.strategy, model)
+        if not model.built or (model.optimizer is not None and not model.optimizer.built):
+            tune_optimizer(model, settings, process.replicas)
+        create_variables(model, data.first)
+    return model
+
+
+def _run(
+    process: Process,
+    settings: TrainSettings,
+    data: Stream,
+    checkpoint_dir: str | Path | None,
+    frequency: int | Collection[int],
+) -> _FitRun:
+    check_strategy(settings, process.strategy_name)
+    limit = settings.stall_timeout if process.cluster.tasks else 0.0
+    return _FitRun(
+        settings=settings,
+        cluster=process.cluster,
+        checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
+        strategy=process.strategy,
+        strategy_name=process.strategy_name,
+        replicas=process.replicas,
+        watchdog=Watchdog(process.cluster.name, limit),
+        data=data,
+        frequency=frequency,
+    )
+
+
+def _agree(run: _FitRun, model: keras.Model, validation: Stream | None) -> None:
+    """Ends a call that is not the same on all processes, before the first step. A collective."""
+    if run.collectives.processes == 1:
+        return
+    found = {
+        "call": {
+            **asdict(run.settings),
+            "weights": sum(int(np.prod(weight.shape)) for weight in model.weights),
+            "steps_per_epoch": run.data.steps,
+            "train_data": run.data.digest,
+            "validation_data": validation and validation.digest,
+        }
+    }
+    blob = json.dumps(found, default=repr).encode()
+    sizes = [int(row[0]) for row in run.collectives.table([len(blob)])]
+    told = [json.loads(each) for each in run.collectives.gather(blob, sizes)]
+    own = told[run.process]
+    for name, theirs in zip(run.processes, told, strict=True):
+        if words := meeting.difference(run.cluster.name, own, name, theirs):
+            raise SettingsError(words)
+
+
+def _trained(
+    run: _FitRun,
+    model: keras.Model,
+    callbacks: Sequence[keras.callbacks.Callback],
+    validation: Stream | None,
+    asked: Any,
+    initial_epoch: int,
+    verbose: int,
+) -> keras.callbacks.History:
+    counters = Counters(run.replicas)
+    history = keras.callbacks.History()
+    bars = [keras.callbacks.ProgbarLogger()] if verbose and run.cluster.is_chief else []
+    hooks = Hooks(run, [*callbacks, history], bars)
+    with run.strategy.scope():
+        weigh_output_losses(model)
+
+    def engine(position: Position) -> Engine:
+        start = position.steps
+        judged = None if validation is None else _input(run, validation, 0)
+        return make_engine(run, model, _input(run, run.data, start), judged)
+
+    steps = initial_epoch * run.data.steps
+    beginning = Beginning(
+        run.data.described,
+        Record.of(run.settings, run.replicas, learning_rates(model)),
+        {"steps_per_epoch": run.data.steps},
+        Position(initial_epoch, 0, steps),
+    )
+    training = begin(
+        run, model, hooks, beginning, engine, counters=counters, preemption=asked, verbose=verbose
+    )
+    training.run()
+    return history
+
+
+def _input(run: _FitRun, data: Stream, start: int) -> Input:
+    sized = data is run.data
+    return Input(
+        lambda: data.distribute(run.strategy, run.process, len(run.processes), start, sized=sized),
+        lambda: data.batches(start),
+        steps=data.steps,
+        sized=sized,
+    )
+
+
+@contextlib.contextmanager
+def _signal(settings: TrainSettings) -> Iterator[Any]:
+    """Yields what notices SIGTERM: that of the program that has started this one, or a handler."""
+    if preemption.current is not None:
+        yield preemption.current
+        return
+    with preemption.Termination() as asked:
+        yield asked
+
+
+@contextlib.contextmanager
+def _errors_named(process: Process) -> Iterator[None]:
+    """Says of an error from inside TensorFlow which other process it comes from, where one does."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise process.peers.explain(error) or error from error
+
+
+def _verbosity(verbose: str | int) -> int:
+    if verbose == "auto":
+        return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+    return int(verbose)

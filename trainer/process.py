@@ -1,0 +1,149 @@
+"""Process: this process's place among those that train, taken once and kept for as long as it lives.
+
+TensorFlow lets a process have one strategy for several workers, made before anything else of it is used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from shardline.trainer import progress
+from shardline.trainer.cluster import devices, health, meeting
+from shardline.trainer.cluster import strategy as strategies
+from shardline.trainer.cluster.cluster import Cluster, read_cluster
+from shardline.trainer.cluster.meeting import Facts
+from shardline.trainer.cluster.peers import Peers
+from shardline.trainer.errors import SettingsError
+from shardline.trainer.parameter_server import run_server
+from shardline.trainer.settings import TrainSettings
+
+#: Settings that decide the strategy, and with whom it is.
+OF_STRATEGY = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
+
+# Seconds for which a worker whose program has ended waits for the chief's to end.
+_FAREWELL_S = 300.0
+
+
+@contextlib.contextmanager
+def joined(
+    settings: TrainSettings, cluster: Cluster, own: Facts
+) -> Iterator[tuple[Peers, tf.distribute.Strategy]]:
+    """Meets the peers, who must have the same facts, and creates the strategy with them."""
+    peers = Peers(cluster)
+    peers.meet(settings.startup_timeout, own)
+    strategy = strategies.create(settings, cluster)
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    with health.watched(cluster) if several else contextlib.nullcontext():
+        yield peers, strategy
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among those that train.
+
+    Attributes:
+        settings: Those by which the strategy was made.
+        strategy_name: Its name in the settings, with "auto" resolved.
+    """
+
+    settings: TrainSettings
+    cluster: Cluster
+    peers: Peers
+    strategy: tf.distribute.Strategy
+    strategy_name: str
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that share each step; 1 where workers take whole steps each."""
+        several: int = self.strategy.num_replicas_in_sync
+        return 1 if self.strategy_name == "parameter_server" else several
+
+    @property
+    def number(self) -> int:
+        """Number of this process among those that share each step, in TensorFlow's order."""
+        return (
+            list(self.cluster.addresses).index(self.cluster.name)
+            if self.replicas > 1 and self.cluster.tasks
+            else 0
+        )
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one device of one process trains."""
+        return self.strategy_name == "one_device"
+
+
+_process: Process | None = None
+
+
+def this_process(settings: Mapping[str, Any]) -> Process:
+    """Returns this process as TF_CONFIG places it; the first call makes the strategy.
+
+    A task that only serves others (a parameter server, a worker beside one) serves here, and then ends the
+    program. Takes the settings `OF_STRATEGY` that are given; a later call may not change them.
+
+    Raises:
+        SettingsError: When it is too late to make a strategy for several workers, another one was made, or
+            the task is an evaluator.
+        ClusterError: When TF_CONFIG is malformed.
+    """
+    global _process
+    asked = {name: settings[name] for name in OF_STRATEGY if name in settings}
+    chosen = TrainSettings(dataset="", model="fit", **asked)
+    if _process is not None:
+        for name, value in asked.items():
+            made = {getattr(_process.settings, name), _process.strategy_name if name == "strategy" else None}
+            if value != "auto" and value not in made:
+                raise SettingsError(
+                    f"{name} is {value!r}, but this process has made its strategy with "
+                    f"{getattr(_process.settings, name)!r}; give it to the first call that needs one"
+                )
+        return _process
+    cluster = read_cluster(os.environ)
+    if cluster.role == "evaluator":
+        raise SettingsError(
+            "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
+            "the evaluator out of the job"
+        )
+    if devices.asks_for_tpu(os.environ) and chosen.strategy == "auto":
+        chosen = replace(chosen, strategy="tpu")
+    name = strategies.choose(chosen, cluster)
+    if name == "parameter_server" and cluster.role in ("worker", "ps"):
+        run_server(cluster, chosen.startup_timeout)
+        sys.exit(0)
+    stack = contextlib.ExitStack()
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    facts = meeting.facts(chosen, "", gpus)
+    try:
+        peers, strategy = stack.enter_context(joined(chosen, cluster, facts))
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise SettingsError(
+            "TensorFlow was used before this process has joined the others; call shardline.strategy() before "
+            "the first tensor or dataset is made, start the program with 'shardline launch', or give the "
+            "data as a function"
+        ) from None
+    _process = Process(chosen, cluster, peers, strategy, name)
+    if cluster.tasks:
+        atexit.register(_leave, stack, _process)
+        if cluster.is_chief:
+            devices.announce(cluster, os.environ)
+            progress.say("train", f"{cluster}, strategy {name}")
+    return _process
+
+
+def _leave(stack: contextlib.ExitStack, process: Process) -> None:
+    """Ends the watch over the others, and waits for the chief unless this program has failed."""
+    stack.close()
+    failed = getattr(sys, "last_value", None) is not None
+    if process.strategy_name == "multi_worker_mirrored" and not failed:
+        process.peers.leave(_FAREWELL_S)
