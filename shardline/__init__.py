@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from shardline.trainer.data.features import Feature, Label
     from shardline.trainer.data.manifest import DatasetInfo, Manifest
     from shardline.trainer.errors import ShardlineError
+    from shardline.trainer.fit import fit
+    from shardline.trainer.process import strategy
     from shardline.trainer.settings import TrainSettings
     from shardline.trainer.train import train
 
@@ -47,9 +49,11 @@ _MODULES = {
     "Span": "shardline.components.preprocess.sources",
     "TrainSettings": "shardline.trainer.settings",
     "compile_pipeline": "shardline.pipelines.compile",
+    "fit": "shardline.trainer.fit",
     "launch": "shardline.pipelines.local.launch",
     "preprocess": "shardline.components.preprocess.run",
     "run_pipeline": "shardline.pipelines.local.run",
+    "strategy": "shardline.trainer.process",
     "train": "shardline.trainer.train",
     "validate": "shardline.components.validate.validation",
 }
@@ -68,9 +72,11 @@ __all__ = [
     "Span",
     "TrainSettings",
     "compile_pipeline",
+    "fit",
     "launch",
     "preprocess",
     "run_pipeline",
+    "strategy",
     "train",
     "validate",
 ]

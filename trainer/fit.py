@@ -40,6 +40,7 @@ from shardline.trainer.reports import Counters
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.run import Run
 from shardline.trainer.settings import TrainSettings
+from shardline.trainer.tensorflow_internals import is_seeded
 from shardline.trainer.train import check_strategy
 from shardline.trainer.watchdog import Watchdog
 
@@ -246,6 +247,8 @@ def _built(process: Process, build_model: BuildModel, data: Stream, settings: Tr
     """Returns the compiled model, with all its variables."""
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
+    if not is_seeded():
+        keras.utils.set_random_seed(settings.seed + 1)
     with process.strategy.scope():
         model = build_model
         if not isinstance(model, keras.Model):

@@ -141,6 +141,28 @@ def this_process(settings: Mapping[str, Any]) -> Process:
     return _process
 
 
+def strategy(**options: Any) -> tf.distribute.Strategy:
+    """Returns the strategy of this process, in whose scope a model may be built before it is given to `fit`.
+
+    The first call joins the other processes of TF_CONFIG; TensorFlow must not have been used before where
+    there are any.
+
+    Args:
+        options: Settings of the trainer: strategy, communication, cpu_devices, startup_timeout, peer_timeout.
+
+    Returns:
+        The same strategy for as long as the process lives.
+
+    Raises:
+        SettingsError: It is too late, or another strategy was made before, or there is no such option.
+        ClusterError: TF_CONFIG is malformed.
+        RunError: A process did not come.
+    """
+    if unknown := sorted(set(options) - set(OF_STRATEGY)):
+        raise SettingsError(f"strategy has no argument {unknown[0]!r}; it has {', '.join(OF_STRATEGY)}")
+    return this_process(options).strategy
+
+
 def _leave(stack: contextlib.ExitStack, process: Process) -> None:
     """Ends the watch over the others, and waits for the chief unless this program has failed."""
     stack.close()

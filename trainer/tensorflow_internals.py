@@ -255,6 +255,13 @@ def branch(
     tf.distribute.get_replica_context().merge_call(across, args=(predicate, *args))
 
 
+def is_seeded() -> bool:
+    """Whether the program has set the global seed, for which TensorFlow has no public question."""
+    from tensorflow.python.eager import context
+
+    return context.global_seed() is not None
+
+
 def seed_by_process(strategy: tf.distribute.Strategy) -> None:
     """Gives the stateful random ops (tf.random) of the function that is being traced other seeds by process.
 
