@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardline.trainer.errors import ShardlineError
     from shardline.trainer.fit import fit
     from shardline.trainer.process import strategy
+    from shardline.trainer.scoring import evaluate, predict
     from shardline.trainer.settings import TrainSettings
     from shardline.trainer.train import train
 
@@ -49,8 +50,10 @@ _MODULES = {
     "Span": "shardline.components.preprocess.sources",
     "TrainSettings": "shardline.trainer.settings",
     "compile_pipeline": "shardline.pipelines.compile",
+    "evaluate": "shardline.trainer.scoring",
     "fit": "shardline.trainer.fit",
     "launch": "shardline.pipelines.local.launch",
+    "predict": "shardline.trainer.scoring",
     "preprocess": "shardline.components.preprocess.run",
     "run_pipeline": "shardline.pipelines.local.run",
     "strategy": "shardline.trainer.process",
@@ -72,8 +75,10 @@ __all__ = [
     "Span",
     "TrainSettings",
     "compile_pipeline",
+    "evaluate",
     "fit",
     "launch",
+    "predict",
     "preprocess",
     "run_pipeline",
     "strategy",

@@ -13,38 +13,32 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import files, plugins
+from shardline.trainer import files
 from shardline.trainer.callbacks import Hooks, check_callback
 from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.changes import Record
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import meeting
-from shardline.trainer.cluster.strategy import check_model
-from shardline.trainer.data.given import Given
 from shardline.trainer.data.stream import Stream
 from shardline.trainer.engine import Input, make_engine
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.errors import SettingsError
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
-from shardline.trainer.keras_internals import noting_compile
 from shardline.trainer.loop import Engine
-from shardline.trainer.models.build import create_variables
-from shardline.trainer.optimizers import learning_rates, tune_optimizer
+from shardline.trainer.models.given import BuildModel, built
+from shardline.trainer.optimizers import learning_rates
 from shardline.trainer.process import OF_STRATEGY, Process, this_process
 from shardline.trainer.reports import Counters
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.run import Run
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.tensorflow_internals import is_seeded
 from shardline.trainer.train import check_strategy
 from shardline.trainer.watchdog import Watchdog
-
-BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
@@ -175,9 +169,9 @@ def fit(
         checkpoint_dir, options = _taken_from_backup(chosen, options)
     settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
     process = this_process(options)
-    with _errors_named(process):
+    with process.errors_named():
         held = [callback for callback in chosen if not isinstance(callback, keras.callbacks.BackupAndRestore)]
-        given = _given(process, settings, batch_size, class_weight)
+        given = process.given(settings.seed, batch_size, class_weight)
         if validation_split:
             train_data, validation_data = given.divided(train_data, validation_data, validation_split)
         data = given.read(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
@@ -186,13 +180,13 @@ def fit(
             size = validation_batch_size or (
                 None if isinstance(validation_data, tf.data.Dataset) else batch_size
             )
-            judged = _given(process, settings, size, None)
+            judged = process.given(settings.seed, size)
             validation = judged.read(validation_data, "validation_data", steps=validation_steps, again=True)
-        model = _built(process, build_model, data, settings)
-        run = _run(process, settings, data, checkpoint_dir, validation_freq)
+        model = built(process, build_model, data.first, settings)
+        run = _run(process.with_(model), settings, data, checkpoint_dir, validation_freq)
         _agree(run, model, validation)
         with patches_undone(model), run.watchdog, _signal(settings) as asked:
-            history = _trained(run, model, held, validation, asked, initial_epoch, _verbosity(verbose))
+            history = _trained(run, model, held, validation, asked, initial_epoch, verbosity(verbose))
         run.collectives.barrier()
     return history
 
@@ -213,16 +207,6 @@ def _settings(
     return TrainSettings(dataset="", model=model, epochs=epochs, **options)
 
 
-def _given(
-    process: Process,
-    settings: TrainSettings,
-    batch_size: int | None,
-    class_weight: Mapping[int, float] | None,
-) -> Given:
-    workers = 1 if process.replicas == 1 else process.cluster.num_workers
-    return Given(process.number, workers, process.replicas, settings.seed, batch_size, class_weight)
-
-
 def _callbacks(
     given: Sequence[keras.callbacks.Callback] | None,
 ) -> list[keras.callbacks.Callback]:
@@ -241,36 +225,6 @@ def _taken_from_backup(
             often = {} if callback.save_freq == "epoch" else {"checkpoint_steps": callback.save_freq}
             return Path(callback.backup_dir), {**often, **options}
     return None, dict(options)
-
-
-def _built(process: Process, build_model: BuildModel, data: Stream, settings: TrainSettings) -> keras.Model:
-    """Returns the compiled model, with all its variables."""
-    if settings.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    if not is_seeded():
-        keras.utils.set_random_seed(settings.seed + 1)
-    with process.strategy.scope():
-        model = build_model
-        if not isinstance(model, keras.Model):
-            if not callable(model):
-                raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
-            with noting_compile(), plugins.calling("build_model failed", ModelError):
-                model = model()
-        if not isinstance(model, keras.Model) or not model.compiled:
-            found = "a model that is not compiled" if isinstance(model, keras.Model) else type(model).__name__
-            raise ModelError(
-                f"build_model gives {found}, not a compiled keras.Model; call model.compile(...)"
-            )
-        if model.distribute_strategy is not process.strategy and not process.is_alone:
-            raise ModelError(
-                "the model was built outside the strategy of this process; build it in "
-                "shardline.strategy().scope(), or give fit the function that builds it"
-            )
-        check_model(process.strategy, model)
-        if not model.built or (model.optimizer is not None and not model.optimizer.built):
-            tune_optimizer(model, settings, process.replicas)
-        create_variables(model, data.first)
-    return model
 
 
 def _run(
@@ -372,16 +326,8 @@ def _signal(settings: TrainSettings) -> Iterator[Any]:
         yield asked
 
 
-@contextlib.contextmanager
-def _errors_named(process: Process) -> Iterator[None]:
-    """Says of an error from inside TensorFlow which other process it comes from, where one does."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise process.peers.explain(error) or error from error
-
-
-def _verbosity(verbose: str | int) -> int:
+def verbosity(verbose: str | int) -> int:
+    """Returns how much is shown, with "auto" resolved: a bar where somebody looks, else lines."""
     if verbose == "auto":
         return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
     return int(verbose)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,8 +20,10 @@ from shardline.trainer import progress
 from shardline.trainer.cluster import devices, health, meeting
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import Cluster, read_cluster
+from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.meeting import Facts
 from shardline.trainer.cluster.peers import Peers
+from shardline.trainer.data.given import Given
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.settings import TrainSettings
@@ -66,6 +69,16 @@ class Process:
         several: int = self.strategy.num_replicas_in_sync
         return 1 if self.strategy_name == "parameter_server" else several
 
+    @functools.cached_property
+    def collectives(self) -> Collectives:
+        """Sums over the processes that share each step."""
+        return Collectives(self.strategy, self.number, self.workers)
+
+    @property
+    def workers(self) -> int:
+        """Number of the processes that share each step."""
+        return 1 if self.replicas == 1 else self.cluster.num_workers
+
     @property
     def number(self) -> int:
         """Number of this process among those that share each step, in TensorFlow's order."""
@@ -74,6 +87,24 @@ class Process:
             if self.replicas > 1 and self.cluster.tasks
             else 0
         )
+
+    def given(
+        self, seed: int, batch_size: int | None, class_weight: Mapping[int, float] | None = None
+    ) -> Given:
+        """Returns how data that a program gives is read here."""
+        return Given(self.number, self.workers, self.replicas, seed, batch_size, class_weight)
+
+    def with_(self, model: Any) -> Process:
+        """Returns this process as a model takes it, which may have been built before the strategy was made."""
+        return replace(self, strategy=model.distribute_strategy) if self.is_alone else self
+
+    @contextlib.contextmanager
+    def errors_named(self) -> Iterator[None]:
+        """Says of an error from inside TensorFlow which other process it comes from, where one does."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise self.peers.explain(error) or error from error
 
     @property
     def is_alone(self) -> bool:

@@ -65,6 +65,8 @@ class Stream:
         self._name = name
         self._replicas = replicas
         self._own = own
+        #: Whether the batches are each process's own.
+        self.is_own = own > 0
         _check_batches(passes.element_spec, name)
         if passes.random:
             progress.say(

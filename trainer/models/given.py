@@ -1,0 +1,67 @@
+"""Given: the model that a program gives, or the function that builds it, with all its variables."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from shardline.trainer import plugins
+from shardline.trainer.cluster.strategy import check_model
+from shardline.trainer.errors import ModelError
+from shardline.trainer.keras_internals import noting_compile
+from shardline.trainer.models.build import create_variables
+from shardline.trainer.optimizers import tune_optimizer
+from shardline.trainer.process import Process
+from shardline.trainer.settings import TrainSettings
+from shardline.trainer.tensorflow_internals import is_seeded
+
+BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
+
+
+def built(
+    process: Process, build_model: BuildModel, batch: Any, settings: TrainSettings, *, compiled: bool = True
+) -> keras.Model:
+    """Returns the model, with all its variables for a batch; and with those of training where it is compiled.
+
+    Raises:
+        ModelError: It is no model, or not compiled although it has to be, or was built for other devices.
+    """
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if not is_seeded():
+        keras.utils.set_random_seed(settings.seed + 1)
+    if process.is_alone and isinstance(build_model, keras.Model):
+        scope = build_model.distribute_strategy.scope()
+    else:
+        scope = process.strategy.scope()
+    with scope:
+        model = _model(build_model, compiled=compiled)
+        if model.distribute_strategy is not process.strategy and not process.is_alone:
+            raise ModelError(
+                "the model was built outside the strategy of this process; build it in "
+                "shardline.strategy().scope(), or give the function that builds it"
+            )
+        check_model(process.strategy, model)
+        if compiled:
+            if not model.built or (model.optimizer is not None and not model.optimizer.built):
+                tune_optimizer(model, settings, process.replicas)
+            create_variables(model, batch)
+        elif not model.built:
+            model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+    return model
+
+
+def _model(build_model: BuildModel, *, compiled: bool) -> keras.Model:
+    model = build_model
+    if not isinstance(model, keras.Model):
+        if not callable(model):
+            raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
+        with noting_compile(), plugins.calling("build_model failed", ModelError):
+            model = model()
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"build_model gives {type(model).__name__}, not a keras.Model")
+    if compiled and not model.compiled:
+        raise ModelError("build_model gives a model that is not compiled; call model.compile(...)")
+    return model
