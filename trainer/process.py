@@ -95,7 +95,7 @@ class Process:
         return Given(self.number, self.workers, self.replicas, seed, batch_size, class_weight)
 
     def with_(self, model: Any) -> Process:
-        """Returns this process as a model takes it, which may have been built before the strategy was made."""
+        """Returns this process as a model takes it, perhaps built before there was a strategy."""
         return replace(self, strategy=model.distribute_strategy) if self.is_alone else self
 
     @contextlib.contextmanager

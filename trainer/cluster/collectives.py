@@ -99,6 +99,8 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
     """Returns how this run's gradients are summed. A collective."""
     compressed = settings.gradient_compression
     wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
+    if strategy.num_replicas_in_sync == 1:
+        return TensorFlowSummation(wire)
     if _uses_ring(settings, strategy):
         ring = make_ring(cluster, Collectives(strategy).total, Health(cluster, settings.peer_timeout).check)
         if ring is not None:
@@ -119,7 +121,7 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
 def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: Cluster, way: str) -> None:
     """Says once, on the chief, how the replicas exchange."""
     count = strategy.num_replicas_in_sync
-    if count == 1 or not cluster.is_chief:
+    if not cluster.is_chief:
         return
     kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
     what = "averaged weights" if settings.averaging_steps else "gradients"
@@ -137,7 +139,7 @@ def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> boo
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False
     devices: tuple[str, ...] = strategy.extended.worker_devices
-    if len(devices) > 1 or strategy.num_replicas_in_sync == 1:
+    if len(devices) > 1:
         return False
     return settings.communication == "tcp" or (settings.communication == "auto" and "CPU" in devices[0])
 
