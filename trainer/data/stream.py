@@ -169,7 +169,7 @@ class Stream:
         known = self._passes.examples
         if known and not self._own and len(self._sizes) and self._sizes[-1] > known[1]:
             found = _last_two_joined(found, len(self._sizes) + 1, self.element_spec)
-        return found.take(len(self._sizes)) if self._again else found
+        return found.take(self.steps * self._own_batches) if self._again else found
 
     def _parts(self, batch: Any, replicas: range, sized: bool) -> tf.data.Dataset:
         """Returns the parts of a batch for some replicas, one after the other."""
@@ -203,7 +203,7 @@ class Stream:
         if self._passes.examples:
             count, size = self._passes.examples
             sizes = [size] * (count // size) + [count % size] * (count % size > 0)
-            if count < self._replicas and not self._own:
+            if 0 < count < self._replicas and not self._own:
                 raise SettingsError(
                     f"{self._name} has {count} examples for {self._replicas} replicas, and each needs one in "
                     "every step: use fewer replicas or more data"

@@ -1,0 +1,219 @@
+"""Somebody's own batches as one sequence: the same for every reader, from any place on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shardline.trainer.data.given import Given
+from shardline.trainer.data.stream import Stream
+from shardline.trainer.errors import SettingsError
+
+_COUNT, _BATCH = 23, 5
+
+
+def numbers() -> tf.data.Dataset:
+    return tf.data.Dataset.range(_COUNT)
+
+
+def shuffled() -> tf.data.Dataset:
+    return numbers().shuffle(_COUNT).batch(_BATCH)
+
+
+def shuffled_and_cached() -> tf.data.Dataset:
+    return numbers().shuffle(7).cache().shuffle(_COUNT).batch(_BATCH).prefetch(1)
+
+
+def shuffled_with_a_seed() -> tf.data.Dataset:
+    return numbers().shuffle(_COUNT, seed=3).batch(_BATCH)
+
+
+def repeated() -> tf.data.Dataset:
+    return numbers().shuffle(_COUNT).repeat().batch(_BATCH)
+
+
+def interleaved() -> tf.data.Dataset:
+    parts = tf.data.Dataset.range(3)
+    return parts.interleave(lambda part: numbers().take(8 + part)).shuffle(9).batch(_BATCH)
+
+
+def generated() -> tf.data.Dataset:
+    spec = tf.TensorSpec((), tf.int64)
+    return (
+        tf.data.Dataset.from_generator(lambda: range(_COUNT), output_signature=spec).shuffle(9).batch(_BATCH)
+    )
+
+
+def filtered() -> tf.data.Dataset:
+    return numbers().filter(lambda value: value % 3 > 0).shuffle(9).batch(_BATCH)
+
+
+def looked_up() -> tf.data.Dataset:
+    keys = tf.lookup.KeyValueTensorInitializer(
+        tf.range(_COUNT, dtype=tf.int64), tf.range(_COUNT, dtype=tf.int64)
+    )
+    table = tf.lookup.StaticHashTable(keys, -1)
+    return shuffled().map(table.lookup)
+
+
+KINDS = [
+    shuffled,
+    shuffled_and_cached,
+    shuffled_with_a_seed,
+    repeated,
+    interleaved,
+    generated,
+    filtered,
+    looked_up,
+]
+
+
+def stream(data: Any, steps: int | None = None, replicas: int = 1, **options: Any) -> Stream:
+    given = Given(0, 1, replicas, options.pop("seed", 0), options.pop("batch_size", None))
+    return given.read(data, "train_data", steps=steps, **options)
+
+
+def read(found: Stream, start: int, count: int) -> list[list[int]]:
+    return [batch.tolist() for batch in found.batches(start).take(count).as_numpy_iterator()]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_every_reader_gets_the_same_batches_from_any_place_on(make: Callable[[], tf.data.Dataset]) -> None:
+    whole = read(stream(make(), 4), 0, 14)
+    for start in (1, 4, 5, 11):
+        assert read(stream(make(), 4), start, 14 - start) == whole[start:]
+
+
+@pytest.mark.parametrize("make", [shuffled, shuffled_and_cached, shuffled_with_a_seed, generated, looked_up])
+def test_each_pass_has_every_example_once_and_an_order_of_its_own(
+    make: Callable[[], tf.data.Dataset],
+) -> None:
+    found = stream(make())
+    passes = [np.concatenate(read(found, number * found.steps, found.steps)).tolist() for number in range(3)]
+    assert [sorted(one) for one in passes] == [list(range(_COUNT))] * 3
+    assert len({tuple(one) for one in passes}) == 3
+
+
+def test_another_seed_is_another_order() -> None:
+    assert read(stream(shuffled()), 0, 5) != read(stream(shuffled(), seed=1), 0, 5)
+
+
+def test_a_dataset_that_does_not_reshuffle_keeps_its_order() -> None:
+    found = stream(numbers().shuffle(_COUNT, reshuffle_each_iteration=False).batch(_BATCH))
+    assert read(found, 0, 5) == read(found, 5, 5)
+
+
+def test_what_is_cached_is_read_once() -> None:
+    calls: list[int] = []
+
+    def note(value: np.int64) -> np.int64:
+        calls.append(int(value))
+        return value
+
+    noted = numbers().map(lambda value: tf.ensure_shape(tf.numpy_function(note, [value], tf.int64), []))
+    read(stream(noted.cache().shuffle(_COUNT).batch(_BATCH)), 0, 15)
+    assert sorted(calls) == list(range(_COUNT))
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes"),
+    [
+        (shuffled(), [5, 5, 5, 5, 3]),
+        (numbers().batch(_BATCH, drop_remainder=True).prefetch(1), [5, 5, 5, 5]),
+        (numbers().batch(_BATCH).map(lambda batch: batch + 1), [5, 5, 5, 5, 3]),
+        (generated(), [5, 5, 5, 5, 3]),
+        (np.arange(_COUNT), [_COUNT]),
+    ],
+)
+def test_an_epoch_is_a_pass(data: Any, sizes: list[int]) -> None:
+    found = stream(data)
+    assert list(found.sizes(0)) == list(found.sizes(2)) == sizes
+    assert [len(batch) for batch in read(found, 0, found.steps)] == sizes
+
+
+def test_epochs_of_so_many_steps_go_on_where_the_last_has_ended() -> None:
+    found = stream(numbers().batch(_BATCH), 3)
+    assert [list(found.sizes(epoch)) for epoch in range(3)] == [[5, 5, 5], [5, 3, 5], [5, 5, 5]]
+    assert read(found, 3, 3)[0][0] == 15
+
+
+def test_a_validation_begins_anew_each_time() -> None:
+    found = stream(numbers().batch(_BATCH), 2, again=True)
+    assert read(found, 0, 4) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] * 2
+    assert read(stream(repeated(), 2, again=True), 0, 1) != []
+
+
+#: Two replicas of this process, which take what it reads in turn.
+TWO = SimpleNamespace(num_replicas_in_sync=2, distribute_datasets_from_function=lambda make: make(None))
+
+
+def parts(found: Stream, count: int) -> list[tuple[list[list[int]], float]]:
+    """The parts of two replicas in each step, and the examples that the step is said to have."""
+    taken = iter(found.distribute(TWO, 0, 1, sized=True).take(2 * count).as_numpy_iterator())
+    return [
+        ([own.tolist(), other.tolist()], size) for (own, size), (other, _) in zip(taken, taken, strict=True)
+    ]
+
+
+def test_the_parts_of_the_replicas_are_the_batch() -> None:
+    found = stream(shuffled(), replicas=2)
+    for (shares, size), whole in zip(parts(found, 10), read(found, 0, 10), strict=True):
+        assert [*chain(*shares)] == whole
+        assert size == len(whole)
+        assert abs(len(shares[0]) - len(shares[1])) <= 1
+
+
+def test_a_rest_of_fewer_examples_than_replicas_joins_the_batch_before_it() -> None:
+    found = stream(tf.data.Dataset.range(11).batch(_BATCH), replicas=2)
+    assert list(found.sizes(0)) == [5, 6]
+    assert [[*chain(*shares)] for shares, _ in parts(found, 4)] == [[*range(5)], [*range(5, 11)]] * 2
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_when_it_comes() -> None:
+    data = tf.data.Dataset.from_generator(
+        lambda: ([1, 2], [3]), output_signature=tf.TensorSpec([None], tf.int64)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fewer examples than there are replicas"):
+        parts(stream(data, replicas=2), 2)
+
+
+def test_arrays_are_shuffled_in_every_pass() -> None:
+    found = stream(np.arange(_COUNT), batch_size=_BATCH, shuffle=True)
+    first, second = read(found, 0, 5), read(found, 5, 5)
+    assert first != second
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(_COUNT))
+    assert read(found, 7, 3) == second[2:]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (numbers(), {}, r"train_data yields single values, int64 \(\); make batches of them, .batch\(64\)"),
+        (repeated(), {}, "train_data has no end; give steps_per_epoch"),
+        (numbers().take(0).batch(2), {}, "train_data has no batches"),
+        (numbers().filter(lambda value: value < 0).batch(2), {}, "train_data has no batches"),
+        (numbers().batch(2), {"replicas": 24}, "23 examples for 24 replicas"),
+        (np.zeros((0, 2)), {}, r"arrays of \[0\] examples"),
+        ((np.zeros(3), np.zeros(4)), {}, r"arrays of \[3, 4\] examples"),
+        (np.array([object()]), {}, "array of Python objects"),
+        (np.zeros(3), {"batch_size": 0}, "batch_size must be at least 1"),
+        (numbers().batch(2), {"batch_size": 3}, "batch_size is for arrays"),
+        (numbers().batch(2), {"steps": 0}, "steps of train_data must be a whole number of at least 1"),
+        ("data", {}, "a dataset directory is trained on by 'shardline train'"),
+        (lambda context: 3, {}, r"train_data\(context\) returned int, not a tf.data.Dataset"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(data: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        stream(data, **options)
+
+
+def test_random_numbers_of_a_function_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    stream(numbers().map(lambda value: value + tf.random.uniform([], 0, 3, tf.int64)).batch(2))
+    assert "warning: train_data draws random numbers (RandomUniformInt)" in capsys.readouterr().out
