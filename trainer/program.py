@@ -8,13 +8,11 @@ an error of Shardline's is one line and an exit code, while any other keeps its 
 
 from __future__ import annotations
 
-import importlib
 import os
 import runpy
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from shardline.trainer import progress
 from shardline.trainer.checkpoint import preemption
@@ -29,14 +27,15 @@ def main(arguments: Sequence[str]) -> None:
     try:
         cluster = read_cluster(os.environ)
         # Before NumPy and TensorFlow start threads: they must not take the signal.
-        shared: Any = preemption
-        with Preemption(TrainSettings.grace_period) as shared.current:
+        with Preemption(TrainSettings.grace_period) as preemption.current:
             from shardline.trainer import tensorflow_internals
 
             tensorflow_internals.keep_freed_memory()
             tensorflow_internals.import_tensorflow()
             if cluster.hosts:
-                importlib.import_module("shardline.trainer.process").strategy()
+                from shardline.trainer import process
+
+                process.strategy()
             _run(arguments)
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
