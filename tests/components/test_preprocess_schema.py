@@ -173,10 +173,10 @@ def test_classes_of_images_are_checked(tmp_path: Path, monkeypatch: Any) -> None
     (tmp_path / "s.json").write_text(json.dumps({"fields": fields}))
     with pytest.raises(SourceError, match=r"label \(enum\)"):
         run("digits", tmp_path / "out", schema=str(tmp_path / "s.json"))
-    (tmp_path / "own_source.py").write_text(SOURCE.format(last=""))
+    (tmp_path / "checked_source.py").write_text(SOURCE.format(last=""))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SourceError, match=r"label \(enum\)"):
-        run("own_source:Source", tmp_path / "out", schema=str(tmp_path / "s.json"))
+        run("checked_source:Source", tmp_path / "out", schema=str(tmp_path / "s.json"))
 
 
 def test_another_schema_is_another_run(tmp_path: Path, schema: str) -> None:

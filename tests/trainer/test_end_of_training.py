@@ -197,7 +197,7 @@ def crash():
 @pytest.mark.parametrize(("at", "steps"), [("epoch_end", 12), ("test_begin", 6)])
 def test_a_crash_in_a_callback_or_the_validation_loses_nothing(dataset, tmp_path, monkeypatch, at, steps):
     monkeypatch.setattr(Crash, "at", at)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SettingsError, match="callback Crash failed in on_"):
         run(dataset, tmp_path / "parts", model="steady", callbacks=("crash",))
     monkeypatch.setattr(Crash, "at", "")
     run(dataset, tmp_path / "parts", model="steady", callbacks=("crash",))
@@ -211,7 +211,7 @@ def test_a_crash_in_a_callback_or_the_validation_loses_nothing(dataset, tmp_path
 def test_a_crash_at_the_end_of_an_epoch_that_was_cut_short(dataset, tmp_path, monkeypatch):
     """Its end comes when the run is started again, unless the epoch goes on."""
     monkeypatch.setattr(Crash, "at", "epoch_end")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SettingsError, match="callback Crash failed in on_"):
         run(dataset, tmp_path, model="steady", callbacks=("crash",), max_steps=9)
     monkeypatch.setattr(Crash, "at", "")
     assert [row["examples"] for row in read_history(tmp_path)] == ["96"]
