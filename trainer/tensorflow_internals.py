@@ -317,3 +317,15 @@ def report_workers(say: Callable[[str], None]) -> None:
     logger = logging.getLogger("tensorflow")
     logger.setLevel(logging.INFO)
     logger.addFilter(report)
+
+
+def add_functions(definitions: Sequence[Any]) -> None:
+    """Makes functions known by their names, each a FunctionDef: `tf.graph_util.import_graph_def` does not.
+
+    It tells the graph alone of them, and whoever runs that one outside of a session finds none
+    (tensorflow/python/framework/importer.py). They stay known for as long as the process lives.
+    """
+    from tensorflow.python.eager import context
+
+    for definition in definitions:
+        context.context().add_function_def(definition)

@@ -6,11 +6,12 @@ pass, with seeds that follow from the seed of the run and the number of the pass
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from shardline.trainer.data.seeding import PASS, Seeding, mixed_with, stateful_ops
 from shardline.trainer.errors import SettingsError
 
 # What passes on examples, one for one, behind the op that makes batches of them.
@@ -24,7 +25,6 @@ _ONE_FOR_ONE = (
     "ShuffleDatasetV3",
 )
 _BATCHING = ("BatchDatasetV2", "ParallelBatchDataset")
-_RANDOM = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle")
 
 # Bytes of a constant that is kept beside the graph: it would be copied with every function.
 _LARGE = 1 << 16
@@ -49,7 +49,8 @@ class ArrayPasses:
     """Passes over arrays of as many examples: batches of a size, shuffled or in their order."""
 
     def __init__(self, arrays: Any, *, batch_size: int, shuffle: bool, seed: int) -> None:
-        self._arrays = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+        with tf.device("CPU:0"):
+            self._arrays = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         self._shuffle = shuffle
         self._seed = seed
         count = int(tf.nest.flatten(self._arrays)[0].shape[0])
@@ -65,12 +66,16 @@ class ArrayPasses:
         count, size = self.examples
         order = tf.range(count, dtype=tf.int64)
         if self._shuffle:
-            order = tf.random.experimental.stateless_shuffle(order, _mixed(self._seed, number))
-        indices = tf.data.Dataset.from_tensor_slices(order).batch(size)
-        take = tf.autograph.experimental.do_not_convert(
-            lambda index: tf.nest.map_structure(lambda array: tf.gather(array, index), self._arrays)
-        )
-        return indices.map(take, num_parallel_calls=tf.data.AUTOTUNE)
+            order = tf.random.experimental.stateless_shuffle(
+                order, tf.stack([mixed_with(self._seed, number), 0])
+            )
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def batch(first: tf.Tensor) -> Any:
+            chosen = order[first : first + size]
+            return tf.nest.map_structure(lambda array: tf.gather(array, chosen), self._arrays)
+
+        return tf.data.Dataset.range(0, count, size).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 class DatasetPasses:
@@ -94,18 +99,32 @@ class DatasetPasses:
                 f"{name} cannot be read in the same order by all processes, nor again when training goes on "
                 f"({reason}); give arrays, or a dataset that reads files"
             ) from error
-        last = next(node for node in self._graph.node if node.op == "_Retval")
+        last = next((node for node in self._graph.node if node.op == "_Retval"), None)
+        if last is None:
+            # TensorFlow returns a graph without a node where it would be too large.
+            raise SettingsError(
+                f"{name} holds arrays of more than 2 GB, which a tf.data.Dataset cannot; give the arrays "
+                "themselves, (x, y), or a dataset that reads files"
+            )
         self._output = last.input[0]
         self._graph.node.remove(last)
         self._nodes = {node.name: node for node in self._graph.node}
-        self._constants = {
-            node.name: tf.make_ndarray(node.attr["value"].tensor)
+        plain = [
+            node
             for node in self._graph.node
             if node.op == "Const" and node.attr["dtype"].type not in (tf.resource, tf.variant)
-        }
+        ]
+        # Not tf.make_ndarray, which cannot read texts as the graph has them.
+        with tf.device("CPU:0"):
+            self._constants = {
+                node.name: tf.io.parse_tensor(
+                    node.attr["value"].tensor.SerializeToString(), tf.as_dtype(node.attr["dtype"].type)
+                )
+                for node in plain
+            }
         # Not part of a graph that is traced, and of which there would be copies.
         self._large = {
-            name: tf.constant(value) for name, value in self._constants.items() if value.nbytes > _LARGE
+            node.name: self._constants[node.name] for node in plain if node.attr["value"].ByteSize() > _LARGE
         }
         for name in self._large:
             self._nodes[name].op = "Placeholder"
@@ -118,31 +137,22 @@ class DatasetPasses:
             if node.op == "CacheDatasetV2" and not self._constants[_name(node.input[1])]
         }
         caches = [node for node in self._graph.node if node.op.startswith("CacheDataset")]
-        self._cached = {name for cache in caches for name in self._above(cache.input[0])}
+        cached = {name for cache in caches for name in self._above(cache.input[0])}
+        self.random = stateful_ops(self._graph)
+        Seeding(self._graph, seed, cached)
         self.cardinality = self._count(self._output)
         self.examples = self._examples()
-        bodies = (function.node_def for function in self._graph.library.function)
-        self.random = sorted({node.op for body in bodies for node in body if node.op in _RANDOM})
 
     def dataset(self, number: tf.Tensor) -> tf.data.Dataset:
         """Returns the pass of a number; what a cache holds is of the first."""
-        changed: dict[str, Any] = {}
-        for index, node in enumerate(self._graph.node):
-            if node.op != "ShuffleDatasetV3":
-                continue
-            again = node.name in self._cached or not node.attr["reshuffle_each_iteration"].b
-            own = [int(self._constants[_name(seed)]) for seed in node.input[2:4]]
-            mixed = _mixed(self._seed, index, *own, 0 if again else number)
-            changed |= dict(zip(node.input[2:4], tf.unstack(mixed), strict=True))
-            # Not that of the given dataset, which goes on with its own.
-            changed[node.input[4]] = tf.raw_ops.DummySeedGenerator()
-        return self._imported(self._output, changed)
+        return self._imported(self._output, mixed_with(self._seed, number))
 
-    def _imported(self, output: str, changed: Mapping[str, Any]) -> tf.data.Dataset:
+    def _imported(self, output: str, number: tf.Tensor) -> tf.data.Dataset:
         caches = {name: handle for name, (handle, _) in self._caches.items()}
         # The identity makes an input of the traced function of what was made outside.
         replaced = {
-            _tensor(name): tf.identity(value) for name, value in {**self._large, **caches, **changed}.items()
+            _tensor(name): tf.identity(value)
+            for name, value in {**self._large, **caches, PASS: number}.items()
         }
         (variant,) = tf.graph_util.import_graph_def(
             self._graph, input_map=replaced, return_elements=[_tensor(output)], name=""
@@ -171,10 +181,12 @@ class DatasetPasses:
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def count() -> tf.Tensor:
             return tf.raw_ops.DatasetCardinality(
-                input_dataset=tf.data.experimental.to_variant(self._imported(output, {}))
+                input_dataset=tf.data.experimental.to_variant(
+                    self._imported(output, tf.constant(0, tf.int64))
+                )
             )
 
-        return int(count())
+        return int(count.get_concrete_function()())
 
 
 def _name(reference: str) -> str:
@@ -183,11 +195,3 @@ def _name(reference: str) -> str:
 
 def _tensor(reference: str) -> str:
     return reference if ":" in reference else f"{reference}:0"
-
-
-def _mixed(seed: int, *numbers: int | tf.Tensor) -> tf.Tensor:
-    """Returns two seeds, int64 (2,), that other numbers do not give."""
-    mixed = tf.constant([seed % 2**63, len(numbers)], tf.int64)
-    for number in numbers:
-        mixed = tf.random.experimental.stateless_fold_in(mixed, tf.cast(number, tf.int64))
-    return tf.random.stateless_uniform([2], mixed, minval=None, maxval=None, dtype=tf.int64)

@@ -124,7 +124,8 @@ class Stream:
             share = self._replicas // self._own_batches if self._own else 1
             return [self._full_batch * self._own_batches * share] * count
         first = 0 if self._again else epoch * count
-        return [self._sizes[step % len(self._sizes)] for step in range(first, first + count)]
+        known = (self._sizes[step % len(self._sizes)] for step in range(first, first + count))
+        return [size or self._full_batch for size in known]
 
     def batches(self, start: int = 0) -> tf.data.Dataset:
         """Returns the batches from a number on, counted over all passes, without end."""
@@ -165,7 +166,8 @@ class Stream:
         return strategy.distribute_datasets_from_function(lambda context: of_worker())
 
     def _one_pass(self, number: tf.Tensor) -> tf.data.Dataset:
-        found = self._passes.dataset(number)
+        # The same batches in each epoch, wherever a run begins.
+        found = self._passes.dataset(tf.zeros_like(number) if self._again else number)
         known = self._passes.examples
         if known and not self._own and len(self._sizes) and self._sizes[-1] > known[1]:
             found = _last_two_joined(found, len(self._sizes) + 1, self.element_spec)
@@ -205,8 +207,8 @@ class Stream:
             sizes = [size] * (count // size) + [count % size] * (count % size > 0)
             if 0 < count < self._replicas and not self._own:
                 raise SettingsError(
-                    f"{self._name} has {count} examples for {self._replicas} replicas, and each needs one in "
-                    "every step: use fewer replicas or more data"
+                    f"{self._name} has {count} example{'s' * (count > 1)} for {self._replicas} replicas, and "
+                    "each needs one in every step: use fewer replicas or more data"
                 )
             if len(sizes) > 1 and sizes[-1] < self._replicas and not self._own:
                 sizes[-2:] = [sizes[-2] + sizes[-1]]
