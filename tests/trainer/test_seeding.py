@@ -1,4 +1,4 @@
-"""Whatever draws in a dataset follows the run's seed and the pass, so that it is read again from any place."""
+"""Whatever draws in a dataset follows the run's seed and the pass, so it is read again from any place."""
 
 import itertools
 import types
