@@ -127,6 +127,27 @@ def test_an_order_that_the_dataset_keeps_is_kept(case):
     assert first == second == third
 
 
+@pytest.fixture
+def global_seed():
+    tf.random.set_seed(3)
+    yield
+    tf.random.set_seed(None)
+
+
+@pytest.mark.parametrize("case", ["shuffled", "twice", "zipped", "random"])
+def test_a_dataset_that_is_made_again_is_the_same_with_a_global_seed(case, global_seed):
+    first, second = (numbers(stream(DATASETS[case]())) for _ in range(2))
+    assert first == second
+
+
+def test_a_seed_of_the_dataset_counts():
+    one, again, other = (
+        numbers(stream(tf.data.Dataset.range(COUNT).shuffle(COUNT, seed=seed).batch(SIZE)))
+        for seed in (1, 1, 2)
+    )
+    assert one == again != other
+
+
 def test_what_a_repetition_shuffles_anew_stays_so():
     first, second = numbers(stream(shuffled(12).repeat(2).batch(12)), 0, 2)
     assert first != second

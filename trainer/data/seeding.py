@@ -47,6 +47,10 @@ _STATEFUL = (
     "TruncatedNormal",
 )
 
+# First of the two seeds of an op that has been given one, where the program has set no global one. Where it
+# has, TensorFlow draws the second: another one whenever the program makes the dataset again.
+_NO_GLOBAL_SEED = 87654321
+
 # Functions of one name have one graph in a process: that of each seeded one gets a name of its own.
 _serials = itertools.count()
 
@@ -75,6 +79,7 @@ class Seeding:
         self._made: list[Any] = []
         # Counts what draws, in the order in which it is found: names are others in another process.
         self._draws = itertools.count()
+        self._numbers: dict[Any, int] = {}
         kept = frozenset(cached)
         added: list[Any] = [_node(PASS, "Placeholder", dtype=tf.int64)]
         for node in graph.node:
@@ -84,7 +89,7 @@ class Seeding:
         add_functions(self._made)
 
     def _changed(
-        self, node: Any, constants: Mapping[str, Any], number: str, outputs: tuple[str, str]
+        self, node: Any, constants: Mapping[str, int], number: str, outputs: tuple[str, str]
     ) -> list[Any]:
         """Changes a node; returns the nodes that it needs.
 
@@ -109,28 +114,32 @@ class Seeding:
         return []
 
     def _reseeded(
-        self, node: Any, constants: Mapping[str, Any], number: str, outputs: tuple[str, str]
+        self, node: Any, constants: Mapping[str, int], number: str, outputs: tuple[str, str]
     ) -> list[Any]:
         first = _DRAWING[node.op]
-        own = [constants.get(_name(seed)) for seed in node.input[first : first + 2]]
-        unseeded = all(seed is not None and not seed for seed in own)
-        position = next(self._draws)
-        # What was given equal seeds stays in one order, as inputs and labels that are zipped.
-        mixed = _mixed(self._seed, position if unseeded else -1)
+        own = tuple(constants.get(_name(seed)) for seed in node.input[first : first + 2])
+        unseeded = own == (0, 0)
+        drawn = next(self._draws)
+        position: int | None = drawn
+        if not unseeded:
+            # Equal seeds stay in one order, as inputs and labels that are zipped.
+            position = None if own[0] in (None, _NO_GLOBAL_SEED) else self._numbers.setdefault(own, drawn)
         anew = any(node.attr[name].b for name in _ANEW if name in node.attr)
         if not anew and not (unseeded and node.op != "ShuffleDatasetV3"):
             number = ""
         constant, either = outputs
         added = []
-        for index, value in enumerate(mixed):
+        for index, value in enumerate(_mixed(self._seed, -1 if position is None else position)):
             name = f"{node.name}/seed_{index}"
-            added += [
-                _node(f"{name}/run", "Const", dtype=tf.int64, value=value),
-                _node(name, "BitwiseXor", node.input[first + index], f"{name}/run{constant}", T=tf.int64),
-            ]
+            added.append(_node(f"{name}/run", "Const", dtype=tf.int64, value=value))
+            seed = f"{name}/run{constant}"
+            if position is None:
+                added.append(_node(name, "BitwiseXor", node.input[first + index], seed, T=tf.int64))
+                seed = f"{name}{either}"
             if number:
-                added.append(_node(f"{name}/pass", "BitwiseXor", f"{name}{either}", number, T=tf.int64))
-            node.input[first + index] = f"{name}/pass{either}" if number else f"{name}{either}"
+                added.append(_node(f"{name}/pass", "BitwiseXor", seed, number, T=tf.int64))
+                seed = f"{name}/pass{either}"
+            node.input[first + index] = seed
         if not constant and len(node.input) > first + 2:
             # Not the generator of the given dataset, which goes on with its own.
             added.append(_node(f"{node.name}/generator", "DummySeedGenerator"))
@@ -180,10 +189,11 @@ def _mixed(seed: int, position: int) -> Any:
     return numbers.astype(np.int64)
 
 
-def _constants(nodes: Iterable[Any]) -> dict[str, Any]:
+def _constants(nodes: Iterable[Any]) -> dict[str, int]:
     """Returns the values of the whole numbers among nodes, by name."""
-    scalars = (node for node in nodes if node.op == "Const" and node.attr["dtype"].type == tf.int64)
-    return {node.name: tf.make_ndarray(node.attr["value"].tensor) for node in scalars}
+    found = (node for node in nodes if node.op == "Const" and node.attr["dtype"].type == tf.int64)
+    values = ((node.name, tf.make_ndarray(node.attr["value"].tensor)) for node in found)
+    return {name: int(value) for name, value in values if value.ndim == 0}
 
 
 def _is_unordered(node: Any) -> bool:
