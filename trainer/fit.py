@@ -25,7 +25,7 @@ from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.changes import Record
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import meeting
-from shardline.trainer.data.stream import Stream
+from shardline.trainer.data.given import Batches
 from shardline.trainer.engine import Input, make_engine
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
@@ -75,7 +75,7 @@ class _Steps:
 class _FitRun(Run):
     """A run on a stream of batches, validated after some epochs."""
 
-    data: Stream
+    data: Batches
     frequency: int | Collection[int]
 
     @property
@@ -135,13 +135,13 @@ def fit(
             strategy; or a compiled model that was built in `shardline.strategy().scope()`.
         train_data: A `tf.data.Dataset` of global batches (x, y) or (x, y, sample_weight); a function that
             takes a `tf.distribute.InputContext` and returns this process's dataset of batches of one replica;
-            or a tuple of arrays.
-        batch_size: Examples of a global batch of arrays, 32 unless given.
+            a tuple of arrays; or a dataset directory, whose training split is taken.
+        batch_size: Examples of a global batch of arrays or of a dataset directory, 32 unless given.
         epochs: Number of the epoch after which training ends.
         verbose: "auto", 0 for nothing, 1 for a bar, 2 for a line an epoch; on the chief.
         callbacks: Keras callbacks, which every process makes alike. Those that write run on the chief.
         validation_split: Share of arrays, from their end, that is held out for validation.
-        validation_data: As `train_data`.
+        validation_data: As `train_data`; of a dataset directory the validation split.
         shuffle: Whether arrays are shuffled in every epoch.
         class_weight: Weight of each class in the loss.
         initial_epoch: Epoch, from 0, with which a run without a checkpoint begins.
@@ -230,7 +230,7 @@ def _taken_from_backup(
 def _run(
     process: Process,
     settings: TrainSettings,
-    data: Stream,
+    data: Batches,
     checkpoint_dir: str | Path | None,
     frequency: int | Collection[int],
 ) -> _FitRun:
@@ -249,7 +249,7 @@ def _run(
     )
 
 
-def _agree(run: _FitRun, model: keras.Model, validation: Stream | None) -> None:
+def _agree(run: _FitRun, model: keras.Model, validation: Batches | None) -> None:
     """Ends a call that is not the same on all processes, before the first step. A collective."""
     if run.collectives.processes == 1:
         return
@@ -275,7 +275,7 @@ def _trained(
     run: _FitRun,
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
-    validation: Stream | None,
+    validation: Batches | None,
     asked: Any,
     initial_epoch: int,
     verbose: int,
@@ -306,8 +306,8 @@ def _trained(
     return history
 
 
-def _input(run: _FitRun, data: Stream, start: int) -> Input:
-    sized = data is run.data
+def _input(run: _FitRun, data: Batches, start: int) -> Input:
+    sized = data is run.data and data.gives_sizes
     return Input(
         lambda: data.distribute(run.strategy, run.process, len(run.processes), start, sized=sized),
         lambda: data.batches(start),

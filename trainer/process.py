@@ -8,11 +8,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -27,6 +28,8 @@ from shardline.trainer.data.given import Given
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.settings import TrainSettings
+
+ClusterResolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
 
 #: Settings that decide the strategy, and with whom it is.
 OF_STRATEGY = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
@@ -115,8 +118,8 @@ class Process:
 _process: Process | None = None
 
 
-def this_process(settings: Mapping[str, Any]) -> Process:
-    """Returns this process as TF_CONFIG places it; the first call makes the strategy.
+def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None = None) -> Process:
+    """Returns this process as TF_CONFIG places it, or a resolver; the first call makes the strategy.
 
     A task that only serves others (a parameter server, a worker beside one) serves here, and then ends the
     program. Takes the settings `OF_STRATEGY` that are given; a later call may not change them.
@@ -138,7 +141,13 @@ def this_process(settings: Mapping[str, Any]) -> Process:
                     f"{getattr(_process.settings, name)!r}; give it to the first call that needs one"
                 )
         return _process
-    cluster = read_cluster(os.environ)
+    cluster = read_cluster(os.environ if resolver is None else _resolved(resolver))
+    if not cluster.tasks and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        progress.say(
+            "train",
+            "warning: this is one task of several of a Slurm step, and trains by itself without a TF_CONFIG; "
+            "call strategy(cluster_resolver=tf.distribute.cluster_resolver.SlurmClusterResolver()) first",
+        )
     if cluster.role == "evaluator":
         raise SettingsError(
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
@@ -172,13 +181,27 @@ def this_process(settings: Mapping[str, Any]) -> Process:
     return _process
 
 
-def strategy(**options: Any) -> tf.distribute.Strategy:
+def _resolved(resolver: ClusterResolver) -> dict[str, str]:
+    """Returns what a resolver says as the environment in which TF_CONFIG says it."""
+    try:
+        tasks = resolver.cluster_spec().as_dict()
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(
+            f"{type(resolver).__name__} cannot say where the processes are: {error}"
+        ) from error
+    task = {"type": resolver.task_type or "worker", "index": resolver.task_id or 0}
+    return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": task})}
+
+
+def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any) -> tf.distribute.Strategy:
     """Returns the strategy of this process, in whose scope a model may be built before it is given to `fit`.
 
     The first call joins the other processes of TF_CONFIG; TensorFlow must not have been used before where
     there are any.
 
     Args:
+        cluster_resolver: Where the processes are, in place of TF_CONFIG, such as a
+            `tf.distribute.cluster_resolver.SlurmClusterResolver`; for the first call.
         options: Settings of the trainer: strategy, communication, cpu_devices, startup_timeout, peer_timeout.
 
     Returns:
@@ -191,7 +214,9 @@ def strategy(**options: Any) -> tf.distribute.Strategy:
     """
     if unknown := sorted(set(options) - set(OF_STRATEGY)):
         raise SettingsError(f"strategy has no argument {unknown[0]!r}; it has {', '.join(OF_STRATEGY)}")
-    return this_process(options).strategy
+    if cluster_resolver is not None and _process is not None:
+        raise SettingsError("cluster_resolver is for the first call that needs a strategy, which was made")
+    return this_process(options, cluster_resolver).strategy
 
 
 def _leave(stack: contextlib.ExitStack, process: Process) -> None:

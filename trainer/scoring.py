@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.data.stream import Stream
+from shardline.trainer.data.given import Batches
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.fit import verbosity
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
@@ -34,7 +35,7 @@ def evaluate(
 
     Args:
         model: As `fit` takes it.
-        data: As `fit` takes it.
+        data: As `fit` takes it; of a dataset directory the test split.
         batch_size: Examples of a global batch of arrays, 32 unless given.
         steps: Batches that are evaluated, the first; all unless given.
         verbose: "auto", 0 for nothing, 1 for a bar, 2 for nothing but the result; on the chief.
@@ -94,6 +95,11 @@ def predict(
         RunError: Another process is lost.
     """
     process = _process(options)
+    if isinstance(data, str | Path):
+        raise SettingsError(
+            "predict takes a tf.data.Dataset, a function of an input context, or arrays; what a model says "
+            "of a dataset directory is in the report of 'shardline validate'"
+        )
     with process.errors_named():
         if not callable(data) and not isinstance(data, tf.data.Dataset):
             data = (tuple(data) if isinstance(data, list) else data,)
@@ -129,7 +135,7 @@ def _looks(steps: int, process: Process, verbose: str | int) -> Iterator[int]:
             bar.update(done, finalize=done == steps)
 
 
-def _predicted(process: Process, model: keras.Model, data: Stream, looks: Iterator[int]) -> Iterator[Any]:
+def _predicted(process: Process, model: keras.Model, data: Batches, looks: Iterator[int]) -> Iterator[Any]:
     """Yields what this process's replicas say of their parts of each batch, one behind the other."""
     strategy = process.strategy
     batches = iter(data.distribute(strategy, process.number, process.workers))
@@ -144,7 +150,7 @@ def _predicted(process: Process, model: keras.Model, data: Stream, looks: Iterat
             yield tf.nest.map_structure(np.asarray, step(batches))
 
 
-def _gathered(process: Process, data: Stream, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
+def _gathered(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
     """Returns the parts of all processes in the order of the data. A collective."""
     own = np.concatenate(parts)
     collectives = process.collectives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from shardline.trainer.data.given import Given
 from shardline.trainer.data.stream import Stream
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError, ShardlineError
 
 _COUNT, _BATCH = 23, 5
 
@@ -205,15 +206,60 @@ def test_arrays_are_shuffled_in_every_pass() -> None:
         (np.zeros(3), {"batch_size": 0}, "batch_size must be at least 1"),
         (numbers().batch(2), {"batch_size": 3}, "batch_size is for arrays"),
         (numbers().batch(2), {"steps": 0}, "steps of train_data must be a whole number of at least 1"),
-        ("data", {}, "a dataset directory is trained on by 'shardline train'"),
+        ("data", {}, "no manifest.json in data"),
         (lambda context: 3, {}, r"train_data\(context\) returned int, not a tf.data.Dataset"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused(data: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(ShardlineError, match=words):
         stream(data, **options)
 
 
 def test_random_numbers_of_a_function_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     stream(numbers().map(lambda value: value + tf.random.uniform([], 0, 3, tf.int64)).batch(2))
     assert "warning: train_data draws random numbers (RandomUniformInt)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("policy", "together"), [("FILE", 1), ("OFF", 2)])
+def test_processes_read_by_the_policy_that_a_dataset_asks_for(
+    tmp_path: Path, policy: str, together: int
+) -> None:
+    for name in range(6):
+        (tmp_path / str(name)).write_text("".join(f"{10 * name + line}\n" for line in range(10)))
+    files = tf.data.Dataset.list_files(str(tmp_path / "*"))
+    lines = files.interleave(tf.data.TextLineDataset).map(lambda line: tf.strings.to_number(line, tf.int64))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = getattr(tf.data.experimental.AutoShardPolicy, policy)
+    data = lines.shuffle(9).batch(8).map(lambda batch: batch + 1).with_options(options)
+    shares = [Given(worker, 2, 4, 0).read(data, "train_data", steps=None) for worker in range(2)]
+    for start in range(0, 3 * 15, 15):  # passes over 30 lines in batches of a replica, 2 of the 8
+        seen = [sorted(chain(*read(share, start * together, 15 * together))) for share in shares]
+        assert sorted(chain(*seen)) == sorted(together * list(range(1, 61)))
+        assert {len(part) for part in seen} == {30 * together}
+
+
+def test_a_dataset_directory_is_read_from_any_place_on(dataset: Path) -> None:
+    found = stream(str(dataset), batch_size=20)
+    assert (found.steps, list(found.sizes(2))) == (5, [20, 20, 20, 20, 16])
+
+    def labels(start: int, count: int) -> list[list[int]]:
+        return [y.tolist() for _, y in found.batches(start).take(count).as_numpy_iterator()]
+
+    whole = labels(0, 12)
+    assert [len(batch) for batch in whole[:6]] == [20, 20, 20, 20, 16, 20]
+    assert whole[:5] != whole[5:10]
+    for start in (3, 5, 9):
+        assert labels(start, 12 - start) == whole[start:]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 3}, "of which an epoch is one pass"),
+        ({"replicas": 3, "batch_size": 32}, "batch_size must be a multiple of 3, the number of replicas"),
+        ({"replicas": 97, "batch_size": 97}, "96 examples are too few for 97 replicas"),
+    ],
+)
+def test_a_dataset_directory_is_refused(dataset: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        stream(dataset, **options)

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer import files, progress
 from shardline.trainer.data.passes import ArrayPasses, DatasetPasses
+from shardline.trainer.data.shards import ShardStream
 from shardline.trainer.data.stream import Stream
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.tensorflow_internals import shard_by_policy
+
+#: Batches of what a program gives.
+Batches: TypeAlias = Stream | ShardStream
 
 _BATCH_SIZE = 32
+# What each process reads by an AutoShardPolicy; by all others the replicas' parts of each batch.
+_BY_POLICY = {"FILE": "its own files", "HINT": "its own shard", "OFF": "all, in an order of its own"}
 
 
 @dataclass(frozen=True)
@@ -37,37 +45,81 @@ class Given:
 
     def read(
         self, data: Any, name: str, *, steps: int | None, shuffle: bool = False, again: bool = False
-    ) -> Stream:
+    ) -> Batches:
         """Returns the stream of what the argument `name` gave; a SettingsError says that it is no data."""
         if steps is not None and (type(steps) is not int or steps < 1):
             raise SettingsError(f"the steps of {name} must be a whole number of at least 1, not {steps!r}")
-        own = 0
-        if callable(data) and not isinstance(data, tf.data.Dataset):
-            context = tf.distribute.InputContext(self.workers, self.worker, self.replicas)
-            data, own = data(context), max(1, self.replicas // self.workers)
-            if not isinstance(data, tf.data.Dataset):
-                raise SettingsError(f"{name}(context) returned {type(data).__name__}, not a tf.data.Dataset")
-        # A function's processes each read something else, in another order.
-        seed = self.seed + self.worker * bool(own)
+        if isinstance(data, str | Path):
+            return self._directory(data, name, steps, again=again)
+        part = self._own_part(data, name)
+        own = max(1, self.replicas // self.workers) if part else 0
+        data, seed = part or (data, self.seed)
         if isinstance(data, tf.data.Dataset):
             if self.batch_size is not None and not own:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
             found: Any = DatasetPasses(self._weighted(data), name, seed)
         else:
             arrays = self._weighted_arrays(_arrays(data, name))
-            size = _BATCH_SIZE if self.batch_size is None else self.batch_size
-            if type(size) is not int or size < self.replicas:
-                raise SettingsError(
-                    f"batch_size must be at least {self.replicas}, one for each replica, not {size!r}"
-                )
-            found = ArrayPasses(arrays, batch_size=size, shuffle=shuffle, seed=seed)
+            found = ArrayPasses(arrays, batch_size=self._size(), shuffle=shuffle, seed=seed)
         return Stream(found, name=name, replicas=self.replicas, steps=steps or 0, again=again, own=own)
+
+    def _directory(self, directory: str | Path, name: str, steps: int | None, *, again: bool) -> ShardStream:
+        if steps is not None:
+            raise SettingsError(
+                f"{name} is a dataset directory, of which an epoch is one pass; leave the number of steps out"
+            )
+        return ShardStream(
+            files.local_path(directory),
+            name,
+            replicas=self.replicas,
+            batch_size=self._size(),
+            seed=None if again else self.seed,
+            class_weight=self.class_weight,
+        )
+
+    def _own_part(self, data: Any, name: str) -> tuple[tf.data.Dataset, int] | None:
+        """Returns what this process reads by itself, in batches of a replica, and the seed for it.
+
+        None says that each process reads all of the data.
+        """
+        if isinstance(data, tf.data.Dataset):
+            policy = data.options().experimental_distribute.auto_shard_policy.name
+            if self.workers == 1 or policy not in _BY_POLICY:
+                return None
+            progress.say(
+                "train",
+                f"{name}: AutoShardPolicy.{policy} is kept: each process reads {_BY_POLICY[policy]}, and the "
+                "steps are not those of one process",
+            )
+            try:
+                part = shard_by_policy(data, self.workers, self.worker, self.replicas)
+            except (tf.errors.OpError, ValueError) as error:
+                raise SettingsError(
+                    f"{name} cannot be sharded by AutoShardPolicy.{policy}: {error}"
+                ) from error
+            # All have the files in one order, of which each takes its own; without shards they must differ.
+            return part, self.seed + self.worker * (policy == "OFF")
+        if not callable(data):
+            return None
+        made = data(tf.distribute.InputContext(self.workers, self.worker, self.replicas))
+        if not isinstance(made, tf.data.Dataset):
+            raise SettingsError(f"{name}(context) returned {type(made).__name__}, not a tf.data.Dataset")
+        return made, self.seed + self.worker
+
+    def _size(self) -> int:
+        """Returns the size of a global batch, which is not the data's own."""
+        size = _BATCH_SIZE if self.batch_size is None else self.batch_size
+        if type(size) is not int or size < self.replicas:
+            raise SettingsError(
+                f"batch_size must be at least {self.replicas}, one for each replica, not {size!r}"
+            )
+        return size
 
     def divided(self, data: Any, validation_data: Any, share: float) -> tuple[Any, Any]:
         """Returns arrays without a share of their end, and that: what `validation_split` asks for."""
         if validation_data is not None:
             raise SettingsError("validation_split and validation_data exclude each other; give one of them")
-        if isinstance(data, tf.data.Dataset) or callable(data):
+        if isinstance(data, tf.data.Dataset | str | Path) or callable(data):
             raise SettingsError("validation_split is for arrays; give validation_data, such as data.take(n)")
         if not 0 < share < 1:
             raise SettingsError(f"validation_split must be between 0 and 1, not {share}")
@@ -112,10 +164,10 @@ class Given:
 
 def _arrays(data: Any, name: str) -> Any:
     """Returns arrays of as many examples, as NumPy has them."""
-    if isinstance(data, str | Path) or data is None:
+    if data is None:
         raise SettingsError(
-            f"{name} is {data!r}; give a tf.data.Dataset, a function of an input context, or arrays (x, y); "
-            "a dataset directory is trained on by 'shardline train'"
+            f"{name} is None; give a tf.data.Dataset, a function of an input context, arrays (x, y), or a "
+            "dataset directory"
         )
     structure = tuple(data) if isinstance(data, list) else data
     arrays = tf.nest.map_structure(np.asarray, structure)

@@ -38,6 +38,9 @@ class Stream:
         exact: Whether `sizes` are known, and not just what a full batch has.
     """
 
+    #: Whether what `distribute` gives can name the examples of the whole.
+    gives_sizes = True
+
     def __init__(
         self,
         passes: Passes,

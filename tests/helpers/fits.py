@@ -1,0 +1,226 @@
+"""Programs that call `shardline.fit`, each `python -m tests.helpers.fits CASE OUT [OPTION=JSON ...]`.
+
+Each process writes what it has seen to OUT/NAME.json, NAME being its task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import shardline
+
+TASK: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
+NAME = (
+    f"{TASK['type']}-{TASK['index']}"
+    if TASK
+    else f"worker-{os.environ['SLURM_PROCID']}"
+    if "PORT" in os.environ
+    else "alone"
+)
+
+
+def arrays(count: int = 103) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    x = np.random.default_rng(0).normal(size=(count, 6)).astype("float32")
+    return x, (x[:, :2].sum(axis=1) > 0).astype("int64")
+
+
+def dataset() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays()).shuffle(103).batch(16)
+
+
+def steady() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((6,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2)]
+    return compiled(keras.Sequential(layers), "sgd")
+
+
+def restless() -> keras.Model:
+    """Everything that a run has to remember: statistics, random numbers, moments, a schedule."""
+    layers = [
+        keras.Input((6,)),
+        keras.layers.Dense(8),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(2),
+    ]
+    schedule = keras.optimizers.schedules.CosineDecay(1e-2, 60)
+    return compiled(keras.Sequential(layers), keras.optimizers.Adam(schedule))
+
+
+def compiled(model: keras.Model, optimizer: Any) -> keras.Model:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def summary(model: keras.Model) -> list[list[float]]:
+    return [weights.ravel().tolist() for weights in model.get_weights()]
+
+
+def all_kinds(out: Path) -> dict[str, Any]:
+    """Trains on each kind of data, evaluates and predicts."""
+    found: dict[str, Any] = {}
+
+    def fit(name: str, data: Any, build: Callable[[], keras.Model] = steady, **options: Any) -> keras.Model:
+        history = shardline.fit(build, data, epochs=2, verbose=0, **options)
+        found[name] = {"weights": summary(history.model), "history": history.history}
+        return history.model
+
+    x, y = arrays()
+    model = fit("arrays", (x, y), batch_size=16, validation_split=0.2, class_weight={0: 1.0, 1: 2.0})
+    fit("dataset", dataset(), validation_data=(x, y), validation_batch_size=10)
+    fit("steps", dataset().repeat(), steps_per_epoch=5, gradient_accumulation_steps=2)
+    found["evaluate"] = [shardline.evaluate(model, data, verbose=0) for data in ((x, y), dataset())]
+    found["predict"] = shardline.predict(model, x, batch_size=10, verbose=0).ravel().tolist()
+
+    def pictures() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+        return compiled(keras.Sequential(layers), "sgd")
+
+    directory = str(out / "data")
+    judged = fit("directory", directory, pictures, validation_data=directory, batch_size=8)
+    found["evaluate"].append(shardline.evaluate(judged, directory, verbose=0))
+    return found
+
+
+def plain(out: Path) -> dict[str, Any]:
+    history = shardline.fit(steady, arrays(), batch_size=16, epochs=1, shuffle=False, verbose=0)
+    return {"weights": summary(history.model)}
+
+
+def killed(out: Path, kill: str = "", sign: str = "SIGKILL") -> dict[str, Any]:
+    """Ends one task by a signal after step 17."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if kill == NAME and self.model.optimizer.iterations == 17:
+                os.kill(os.getpid(), signal.Signals[sign])
+
+    history = shardline.fit(
+        restless,
+        dataset().repeat(),
+        steps_per_epoch=8,
+        epochs=4,
+        verbose=0,
+        validation_data=arrays(),
+        callbacks=[Kill(), keras.callbacks.EarlyStopping("val_loss", patience=9)],
+        checkpoint_dir=out / "checkpoints",
+        checkpoint_steps=3,
+    )
+    return {"weights": summary(history.model), "history": history.history}
+
+
+def own_part(out: Path) -> dict[str, Any]:
+    """Trains on a function of an input context, and on a dataset that asks for its files."""
+    seen: list[int] = []
+
+    def note(number: np.int64) -> np.int64:
+        seen.append(int(number))
+        return number
+
+    def pair(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        noted = tf.ensure_shape(tf.numpy_function(note, [number], tf.int64), [])
+        return tf.fill([6], tf.cast(noted, tf.float32) / 40), noted % 2
+
+    def of_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        part = tf.data.Dataset.range(40).shard(context.num_input_pipelines, context.input_pipeline_id)
+        return part.shuffle(40).map(pair).batch(context.get_per_replica_batch_size(8))
+
+    found: dict[str, Any] = {}
+    history = shardline.fit(steady, of_context, epochs=1, verbose=0)
+    found["context"] = {"seen": sorted(set(seen)), "history": history.history}
+    seen.clear()
+
+    files = tf.data.Dataset.list_files(str(out / "*.txt"), shuffle=False)
+    lines = files.interleave(tf.data.TextLineDataset)
+    by_file = lines.map(lambda line: pair(tf.strings.to_number(line, tf.int64))).shuffle(9).batch(8)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    history = shardline.fit(steady, by_file.with_options(options), epochs=1, steps_per_epoch=5, verbose=0)
+    found["files"] = {"seen": sorted(set(seen)), "history": history.history}
+    return found
+
+
+def callbacks(out: Path) -> dict[str, Any]:
+    """One replica stops the training; another decides nothing; the chief alone writes."""
+    calls: list[str] = []
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 2 and NAME == "worker-0"
+
+    path = out / NAME
+    path.mkdir()
+    found = [
+        Stop(),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0),
+        keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, start_from_epoch=2),
+        keras.callbacks.ModelCheckpoint(path / "{epoch}.keras"),
+        keras.callbacks.CSVLogger(path / "log.csv"),
+        keras.callbacks.TensorBoard(path / "board"),
+        keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: calls.append(f"{batch} {sorted(logs)}")
+        ),
+    ]
+    history = shardline.fit(steady, arrays(), batch_size=32, epochs=9, callbacks=found, verbose=0)
+    files = sorted(str(file.relative_to(path).parts[0]) for file in path.iterdir())
+    rate = float(keras.ops.convert_to_numpy(history.model.optimizer.learning_rate))
+    return {"history": history.history, "rate": rate, "files": files, "calls": calls}
+
+
+def different(out: Path, argument: str = "") -> dict[str, Any]:
+    """Calls that are not the same on all processes."""
+    mine = NAME == "worker-0"
+    x, y = arrays()
+    if argument == "data" and mine:
+        x = x + 1
+    options = {"epochs": 3 if argument == "epochs" and mine else 2}
+    if argument == "callback":
+        options["callbacks"] = [Failing()] if mine else []
+    shardline.fit(steady, (x, y), verbose=0, **options)
+    return {}
+
+
+class Failing(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        raise ZeroDivisionError("a callback of the user's")
+
+
+def main() -> None:
+    case, out, *options = sys.argv[1:]
+    if "PORT" in os.environ:
+        port = int(os.environ["PORT"])
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            port_base=port, gpus_per_node=2, gpus_per_task=1, auto_set_gpu=False
+        )
+        shardline.strategy(cluster_resolver=resolver)
+    elif TASK:
+        shardline.strategy()
+    given = {name: json.loads(value) for name, value in (option.split("=", 1) for option in options)}
+    try:
+        found = CASES[case](Path(out), **given)
+    except shardline.ShardlineError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        sys.last_value = error
+        raise SystemExit(error.exit_code) from None
+    (Path(out) / f"{NAME}.json").write_text(json.dumps(found))
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    each.__name__: each for each in (all_kinds, plain, killed, own_part, callbacks, different)
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""`shardline.fit` on several processes: one's result, exact resume, and mistakes that end all of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
+from tests.helpers import replicas
+from tests.helpers.datasets import write_dataset
+
+pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
+
+NAMES = ("chief-0", "worker-0")
+
+
+def start(
+    out: Path, case: str, count: int = 2, *, environ: Mapping[str, str] | None = None, **options: Any
+) -> Any:
+    given = [f"{name}={json.dumps(value)}" for name, value in options.items()]
+    return replicas.start(["-m", "tests.helpers.fits", case, str(out), *given], count, environ=environ)
+
+
+def finish(processes: Any, seconds: float = 90) -> tuple[list[int], list[str]]:
+    """Returns exit codes and outputs."""
+    try:
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], outputs
+
+
+def found(out: Path, *names: str) -> list[dict[str, Any]]:
+    return [json.loads((out / f"{name}.json").read_text()) for name in names]
+
+
+def run(out: Path, case: str, count: int = 2, **options: Any) -> list[dict[str, Any]]:
+    """Runs the processes to their end, and returns what each has seen."""
+    codes, outputs = finish(start(out, case, count, **options))
+    assert not any(codes), "\n".join(output[-3000:] for output in outputs)
+    return found(out, *(NAMES if count > 1 else ("alone",)))
+
+
+def assert_close(one: Any, other: Any, path: str = "", tolerance: float = 1e-5) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for name in one:
+            assert_close(one[name], other[name], f"{path}/{name}", tolerance)
+    elif isinstance(one, list) and one and isinstance(one[0], dict | list):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_close(*pair, f"{path}/{index}", tolerance)
+    else:
+        np.testing.assert_allclose(one, other, atol=tolerance, err_msg=path)
+
+
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", records={"train": 45, "validation": 13, "test": 11}, shape=(4, 4, 1))
+    (one,) = run(tmp_path, "all_kinds", 1)
+    chief, worker = run(tmp_path, "all_kinds")
+    assert chief == worker
+    assert_close(chief, one)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(tmp_path_factory.mktemp("undisturbed"), "killed")
+
+
+@pytest.mark.parametrize("victim", NAMES)
+def test_what_was_killed_goes_on_to_the_bit(
+    tmp_path: Path, undisturbed: list[dict[str, Any]], victim: str
+) -> None:
+    codes, outputs = finish(start(tmp_path, "killed", kill=victim))
+    survivor = 1 - NAMES.index(victim)
+    assert codes[1 - survivor] == -signal.SIGKILL
+    assert codes[survivor] == 1
+    assert f"lost {victim} (127.0.0.1:" in outputs[survivor]
+    assert run(tmp_path, "killed") == undisturbed
+
+
+def test_processes_that_are_told_to_stop_save_and_go_on(
+    tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    codes, outputs = finish(start(tmp_path, "killed", kill=NAMES[1], sign="SIGTERM"))
+    assert codes == [EXIT_RESTART, EXIT_RESTART], outputs
+    # Statistics that each replica keeps are averaged at a checkpoint: their last bit may differ here.
+    assert_close(run(tmp_path, "killed"), undisturbed, tolerance=1e-7)
+
+
+def test_each_process_reads_a_part_of_its_own_where_the_data_asks_for_it(tmp_path: Path) -> None:
+    for name in range(4):
+        lines = range(10 * name, 10 * name + 10)
+        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+    chief, worker = run(tmp_path, "own_part")
+    for kind in ("context", "files"):
+        assert chief[kind]["history"] == worker[kind]["history"]
+        assert not set(chief[kind]["seen"]) & set(worker[kind]["seen"])
+        assert sorted(chief[kind]["seen"] + worker[kind]["seen"]) == list(range(40))
+    assert chief["files"]["seen"] == [*range(10), *range(20, 30)]
+
+
+def test_callbacks_mean_the_same_on_every_replica(tmp_path: Path) -> None:
+    chief, worker = run(tmp_path, "callbacks")
+    assert chief["history"] == worker["history"]
+    assert len(chief["history"]["loss"]) == 3  # the worker has asked for it
+    # Halved by the one callback before each epoch, and by the other after all but the first.
+    assert chief["rate"] == worker["rate"] == pytest.approx(0.01 / 2**5)
+    assert chief["calls"] == worker["calls"] == [f"{step} ['accuracy', 'loss']" for step in range(4)] * 3
+    assert chief["files"] == ["1.keras", "2.keras", "3.keras", "board", "log.csv"]
+    assert worker["files"] == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("epochs", "chief-0 has epochs 2, worker-0 has 3"),
+        ("data", "train_data"),
+        ("callback", "callback Failing failed in on_train_batch_end: ZeroDivisionError"),
+    ],
+)
+def test_a_mistake_of_one_process_ends_all(tmp_path: Path, argument: str, message: str) -> None:
+    codes, outputs = finish(start(tmp_path, "different", argument=argument), seconds=40)
+    assert message in outputs[1], outputs[1][-2000:]
+    assert codes[1] == EXIT_BAD_INPUT
+    assert codes[0]
+
+
+def test_workers_alone_and_parameter_servers(tmp_path: Path) -> None:
+    """A cluster as Ray has it, whose worker 0 is the chief; and one in which workers take whole steps."""
+    hosts = [f"127.0.0.1:{port}" for port in replicas.free_ports(5)]
+    clusters = [
+        ({"worker": hosts[:2]}, ("worker-0", "worker-1")),
+        ({"chief": hosts[2:3], "worker": hosts[3:4], "ps": hosts[4:]}, ("chief-0", "worker-0", "ps-0")),
+    ]
+    weights = []
+    for number, (cluster, names) in enumerate(clusters):
+        out = tmp_path / str(number)
+        out.mkdir()
+        tasks = [dict(zip(("type", "index"), (name[:-2], int(name[-1])), strict=True)) for name in names]
+        codes, outputs = finish(
+            [
+                replicas.start_one(
+                    ["-m", "tests.helpers.fits", "plain", str(out)], {"cluster": cluster, "task": task}
+                )
+                for task in tasks
+            ]
+        )
+        assert not any(codes), outputs
+        weights.append(found(out, names[0])[0]["weights"])
+    assert_close(*weights)
+
+
+def test_a_cluster_resolver_takes_the_place_of_tf_config(tmp_path: Path) -> None:
+    """Slurm's, whose variables are those of two tasks of a step on one machine."""
+    port = replicas.free_ports(1)[0]
+    step = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "PORT": str(port),
+    }
+    arguments = ["-m", "tests.helpers.fits", "plain", str(tmp_path)]
+    codes, outputs = finish(
+        [
+            replicas.start_one(arguments, None, {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
+            for rank in ("0", "1")
+        ]
+    )
+    assert not any(codes), outputs
+    (one,) = run(tmp_path / "..", "plain", 1)
+    assert_close(found(tmp_path, "worker-0")[0], one)
