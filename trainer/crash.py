@@ -64,17 +64,23 @@ def as_error(failure: Exception) -> ShardlineError:
         )
     if isinstance(failure, MemoryError):
         return RunError(f"out of memory; {_OF_THE_MACHINE[errno.ENOMEM]}")
-    if isinstance(failure, OSError) and failure.strerror:
-        where = f": {os.fspath(failure.filename)!r}" if failure.filename is not None else ""
-        if advice := _OF_THE_MACHINE.get(failure.errno or 0):
-            return RunError(f"{failure.strerror}{where}; {advice}")
-        if where and failure.errno in _OF_A_PATH:
-            return SettingsError(f"{failure.strerror}{where}{_in_code_of_the_user(failure)}")
+    if isinstance(failure, OSError) and (known := of_system(failure)):
+        return known
     what = describe(failure)
     for number in (errno.ENOSPC, errno.EDQUOT):
         if os.strerror(number) in what:  # in the words of a library that writes by itself, as TensorFlow does
             return RunError(f"{what[:_SHOWN_LETTERS]}; {_OF_THE_MACHINE[number]}")
     return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
+
+
+def of_system(failure: OSError) -> ShardlineError | None:
+    """Returns the error for what the system refused: the machine's fault, or that of a path; else None."""
+    where = f": {os.fspath(failure.filename)!r}" if failure.filename is not None else ""
+    if failure.strerror and (advice := _OF_THE_MACHINE.get(failure.errno or 0)):
+        return RunError(f"{failure.strerror}{where}; {advice}")
+    if failure.strerror and where and failure.errno in _OF_A_PATH:
+        return SettingsError(f"{failure.strerror}{where}{_in_code_of_the_user(failure)}")
+    return None
 
 
 def is_of_the_machine(error: BaseException | None) -> bool:

@@ -25,14 +25,14 @@ from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.changes import Record
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import meeting
-from shardline.trainer.data.given import Batches
+from shardline.trainer.data.given import Batches, check_numbers, whole_number
 from shardline.trainer.engine import Input, make_engine
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
 from shardline.trainer.loop import Engine
 from shardline.trainer.models.given import BuildModel, built
 from shardline.trainer.optimizers import learning_rates
-from shardline.trainer.process import OF_STRATEGY, Process, this_process
+from shardline.trainer.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.reports import Counters
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.run import Run
@@ -140,7 +140,8 @@ def fit(
         epochs: Number of the epoch after which training ends.
         verbose: "auto", 0 for nothing, 1 for a bar, 2 for a line an epoch; on the chief.
         callbacks: Keras callbacks, which every process makes alike. Those that write run on the chief.
-        validation_split: Share of arrays, from their end, that is held out for validation.
+        validation_split: Share of arrays, from their end, that is held out for validation; nothing beside
+            `validation_data`.
         validation_data: As `train_data`; of a dataset directory the validation split.
         shuffle: Whether arrays are shuffled in every epoch.
         class_weight: Weight of each class in the loss.
@@ -165,6 +166,15 @@ def fit(
         RestartError: SIGTERM has come, and a checkpoint was saved if there is a directory for it.
     """
     chosen = _callbacks(callbacks)
+    check_numbers(
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        validation_steps=validation_steps,
+        validation_batch_size=validation_batch_size,
+    )
+    if not isinstance(shuffle, bool | np.bool):
+        raise SettingsError(f"shuffle must be true or false, not {shuffle!r}")
+    frequency, shown = _frequency(validation_freq), verbosity(verbose)
     if checkpoint_dir is None:
         checkpoint_dir, options = _taken_from_backup(chosen, options)
     settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
@@ -172,21 +182,21 @@ def fit(
     with process.errors_named():
         held = [callback for callback in chosen if not isinstance(callback, keras.callbacks.BackupAndRestore)]
         given = process.given(settings.seed, batch_size, class_weight)
-        if validation_split:
-            train_data, validation_data = given.divided(train_data, validation_data, validation_split)
+        if validation_split and validation_data is None:
+            train_data, validation_data = given.divided(train_data, validation_split)
         data = given.read(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
         validation = None
         if validation_data is not None:
             size = validation_batch_size or (
-                None if isinstance(validation_data, tf.data.Dataset) else batch_size
+                None if isinstance(validation_data, tf.data.Dataset | keras.utils.PyDataset) else batch_size
             )
             judged = process.given(settings.seed, size)
             validation = judged.read(validation_data, "validation_data", steps=validation_steps, again=True)
         model = built(process, build_model, data.first, settings)
-        run = _run(process.with_(model), settings, data, checkpoint_dir, validation_freq)
+        run = _run(process.with_(model), settings, data, checkpoint_dir, frequency)
         _agree(run, model, validation)
         with patches_undone(model), run.watchdog, _signal(settings) as asked:
-            history = _trained(run, model, held, validation, asked, initial_epoch, verbosity(verbose))
+            history = _trained(run, model, held, validation, asked, int(initial_epoch), shown)
         run.collectives.barrier()
     return history
 
@@ -195,9 +205,11 @@ def _settings(
     build_model: BuildModel, *, epochs: int, initial_epoch: int, options: Mapping[str, Any]
 ) -> TrainSettings:
     """Returns the settings of the trainer; an option that it does not have is a SettingsError."""
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise SettingsError(f"fit has no argument {unknown[0]!r}; options are {', '.join(sorted(OPTIONS))}")
-    if not 0 <= initial_epoch < epochs:
+    for taken in sorted({"x", "y", "sample_weight"} & set(options)):
+        raise SettingsError(f"fit has no argument {taken!r}; give train_data=(x, y) or (x, y, sample_weight)")
+    check_options("fit", options, OPTIONS)
+    epochs = whole_number("epochs", epochs)
+    if whole_number("initial_epoch", initial_epoch, least=0) >= epochs:
         raise SettingsError(
             f"initial_epoch must be 0..{epochs - 1}, below epochs {epochs}, not {initial_epoch}: epochs is "
             "the number of the last epoch, not how many are trained"
@@ -210,10 +222,18 @@ def _settings(
 def _callbacks(
     given: Sequence[keras.callbacks.Callback] | None,
 ) -> list[keras.callbacks.Callback]:
-    chosen = list(given or ())
+    given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
+    chosen = keras.tree.flatten(given) if given else []
     for callback in chosen:
         check_callback(callback, "callbacks has to be a list of keras.callbacks.Callback, it holds a")
     return chosen
+
+
+def _frequency(given: int | Collection[int]) -> int | Collection[int]:
+    """Returns the number of epochs between validations, or the numbers of those that have one."""
+    if isinstance(given, Collection) and not isinstance(given, str | bytes):
+        return frozenset(whole_number("validation_freq", epoch) for epoch in given)
+    return whole_number("validation_freq", given)
 
 
 def _taken_from_backup(
@@ -330,4 +350,6 @@ def verbosity(verbose: str | int) -> int:
     """Returns how much is shown, with "auto" resolved: a bar where somebody looks, else lines."""
     if verbose == "auto":
         return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+    if verbose not in (0, 1, 2):
+        raise SettingsError(f'verbose must be "auto", 0, 1 or 2, not {verbose!r}')
     return int(verbose)

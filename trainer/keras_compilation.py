@@ -86,12 +86,12 @@ def refuse_lambda(error: Exception, what: str, otherwise: str) -> None:
         ) from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Returns what an exception of Keras says, in a line: without colours, arguments and configurations."""
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
     for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
         text = text.partition(end)[0]
-    return " ".join(text.split()).rstrip(". ") or type(error).__name__
+    return " ".join(text.split()).rstrip(". ").strip("'") or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -11,13 +11,13 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from shardline.trainer import progress
+from shardline.trainer import failures, progress
 from shardline.trainer.cluster import devices, health, meeting
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import Cluster, read_cluster
@@ -25,7 +25,7 @@ from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.meeting import Facts
 from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data.given import Given
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import SettingsError, ShardlineError
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.settings import TrainSettings
 
@@ -103,11 +103,13 @@ class Process:
 
     @contextlib.contextmanager
     def errors_named(self) -> Iterator[None]:
-        """Says of an error from inside TensorFlow which other process it comes from, where one does."""
+        """Says of an error which other process it comes from, or that it is of the model or the data."""
         try:
             yield
-        except tf.errors.OpError as error:
-            raise self.peers.explain(error) or error from error
+        except ShardlineError:
+            raise
+        except Exception as error:
+            raise self.peers.explain(error) or failures.explain(error) or error from error
 
     @property
     def is_alone(self) -> bool:
@@ -181,6 +183,12 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     return _process
 
 
+def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuses an option that a call of this interface does not have."""
+    if unknown := sorted(set(options) - set(known)):
+        raise SettingsError(f"{call} has no argument {unknown[0]!r}; options are {', '.join(sorted(known))}")
+
+
 def _resolved(resolver: ClusterResolver) -> dict[str, str]:
     """Returns what a resolver says as the environment in which TF_CONFIG says it."""
     try:
@@ -212,8 +220,7 @@ def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any)
         ClusterError: TF_CONFIG is malformed.
         RunError: A process did not come.
     """
-    if unknown := sorted(set(options) - set(OF_STRATEGY)):
-        raise SettingsError(f"strategy has no argument {unknown[0]!r}; it has {', '.join(OF_STRATEGY)}")
+    check_options("strategy", options, OF_STRATEGY)
     if cluster_resolver is not None and _process is not None:
         raise SettingsError("cluster_resolver is for the first call that needs a strategy, which was made")
     return this_process(options, cluster_resolver).strategy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.data.given import Batches
+from shardline.trainer.data.given import Batches, check_numbers
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.fit import verbosity
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
 from shardline.trainer.models.given import BuildModel, built
-from shardline.trainer.process import Process, this_process
+from shardline.trainer.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.step import Evaluation, Logs
 
 # Parts of a pass after each of which the bar moves.
@@ -50,7 +50,9 @@ def evaluate(
         ModelError: The model is not compiled.
         RunError: Another process is lost.
     """
-    process = _process(options)
+    shown = verbosity(verbose)
+    check_numbers(batch_size=batch_size, steps=steps)
+    process = _process("evaluate", options)
     with process.errors_named():
         found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
         compiled = built(process, model, found.first, process.settings)
@@ -61,7 +63,7 @@ def evaluate(
             batches = found.distribute(process.strategy, process.number, process.workers)
             evaluation = Evaluation(compiled, process.strategy, batches, found.steps)
             evaluation.begin()
-            for count in _looks(found.steps, process, verbose):
+            for count in _looks(found.steps, process, shown):
                 evaluation.take(count)
             return evaluation.read()
 
@@ -94,37 +96,40 @@ def predict(
         SettingsError: An argument is not as it has to be.
         RunError: Another process is lost.
     """
-    process = _process(options)
+    shown = verbosity(verbose)
+    check_numbers(batch_size=batch_size, steps=steps)
+    process = _process("predict", options)
     if isinstance(data, str | Path):
         raise SettingsError(
             "predict takes a tf.data.Dataset, a function of an input context, or arrays; what a model says "
             "of a dataset directory is in the report of 'shardline validate'"
         )
     with process.errors_named():
-        if not callable(data) and not isinstance(data, tf.data.Dataset):
+        if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
             data = (tuple(data) if isinstance(data, list) else data,)
         found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
         loaded = built(process, model, found.first, process.settings, compiled=False)
         process = process.with_(loaded)
-        parts = list(_predicted(process, loaded, found, _looks(found.steps, process, verbose)))
+        parts = list(_predicted(process, loaded, found, _looks(found.steps, process, shown)))
         structure = parts[0]
         leaves = zip(*map(tf.nest.flatten, parts), strict=True)
         return tf.nest.pack_sequence_as(structure, [_gathered(process, found, leaf) for leaf in leaves])
 
 
-def _process(options: Any) -> Process:
+def _process(call: str, options: Mapping[str, Any]) -> Process:
+    check_options(call, options, OF_STRATEGY)
     process = this_process(options)
     if process.strategy_name == "parameter_server":
         raise SettingsError(
-            "evaluate and predict need replicas that step together, and this job has parameter servers; call "
-            "them in a program of one process, or of workers alone"
+            f"{call} needs replicas that step together, and this job has parameter servers; call it "
+            "in a program of one process, or of workers alone"
         )
     return process
 
 
-def _looks(steps: int, process: Process, verbose: str | int) -> Iterator[int]:
+def _looks(steps: int, process: Process, verbose: int) -> Iterator[int]:
     """Yields how many steps come next, the same on all processes, and moves the bar."""
-    shown = verbosity(verbose) == 1 and process.cluster.is_chief
+    shown = verbose == 1 and process.cluster.is_chief
     bar = keras.utils.Progbar(steps, verbose=1, unit_name="step") if shown else None
     each, done = max(1, steps // _LOOKS), 0
     while done < steps:

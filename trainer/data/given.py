@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import files, progress
+from shardline.trainer import files, plugins, progress
+from shardline.trainer.data.arrays import checked_arrays, of_sequence
 from shardline.trainer.data.passes import ArrayPasses, DatasetPasses
 from shardline.trainer.data.shards import ShardStream
 from shardline.trainer.data.stream import Stream
@@ -43,14 +46,27 @@ class Given:
     batch_size: int | None = None
     class_weight: Mapping[int, float] | None = None
 
+    def __post_init__(self) -> None:
+        """Checks the weights of classes."""
+        if not isinstance(self.class_weight, Mapping | None):
+            raise SettingsError(f"class_weight must be a dict of weights by class, not {self.class_weight!r}")
+        for one, weight in (self.class_weight or {}).items():
+            number = isinstance(weight, int | float | np.number)
+            if not isinstance(one, int | np.integer) or one < 0 or not number or not 0 <= weight < math.inf:
+                raise SettingsError(
+                    "class_weight must be a dict of weights by the numbers of classes, such as "
+                    f"{{0: 1.0, 1: 5.0}}, and has {one!r}: {weight!r}"
+                )
+
     def read(
         self, data: Any, name: str, *, steps: int | None, shuffle: bool = False, again: bool = False
     ) -> Batches:
         """Returns the stream of what the argument `name` gave; a SettingsError says that it is no data."""
-        if steps is not None and (type(steps) is not int or steps < 1):
-            raise SettingsError(f"the steps of {name} must be a whole number of at least 1, not {steps!r}")
         if isinstance(data, str | Path):
             return self._directory(data, name, steps, again=again)
+        if isinstance(data, keras.utils.PyDataset):
+            data = of_sequence(data, name, shuffle=shuffle)
+        steps = int(steps or 0)
         part = self._own_part(data, name)
         own = max(1, self.replicas // self.workers) if part else 0
         data, seed = part or (data, self.seed)
@@ -59,9 +75,11 @@ class Given:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
             found: Any = DatasetPasses(self._weighted(data), name, seed)
         else:
-            arrays = self._weighted_arrays(_arrays(data, name))
+            arrays = self._weighted_arrays(checked_arrays(data, name))
             found = ArrayPasses(arrays, batch_size=self._size(), shuffle=shuffle, seed=seed)
-        return Stream(found, name=name, replicas=self.replicas, steps=steps or 0, again=again, own=own)
+        if again and steps and 0 <= found.cardinality <= steps * max(1, own):
+            steps = 0  # all of it, and nothing twice
+        return Stream(found, name=name, replicas=self.replicas, steps=steps, again=again, own=own)
 
     def _directory(self, directory: str | Path, name: str, steps: int | None, *, again: bool) -> ShardStream:
         if steps is not None:
@@ -101,31 +119,33 @@ class Given:
             return part, self.seed + self.worker * (policy == "OFF")
         if not callable(data):
             return None
-        made = data(tf.distribute.InputContext(self.workers, self.worker, self.replicas))
+        context = tf.distribute.InputContext(self.workers, self.worker, self.replicas)
+        with plugins.calling(f"{name}(context), a function of an input context, failed", SettingsError):
+            made = data(context)
         if not isinstance(made, tf.data.Dataset):
             raise SettingsError(f"{name}(context) returned {type(made).__name__}, not a tf.data.Dataset")
         return made, self.seed + self.worker
 
     def _size(self) -> int:
         """Returns the size of a global batch, which is not the data's own."""
-        size = _BATCH_SIZE if self.batch_size is None else self.batch_size
-        if type(size) is not int or size < self.replicas:
+        size = _BATCH_SIZE if self.batch_size is None else int(self.batch_size)
+        if size < self.replicas:
             raise SettingsError(
-                f"batch_size must be at least {self.replicas}, one for each replica, not {size!r}"
+                f"batch_size must be at least {self.replicas}, one for each replica, not {size}"
             )
         return size
 
-    def divided(self, data: Any, validation_data: Any, share: float) -> tuple[Any, Any]:
+    def divided(self, data: Any, share: float) -> tuple[Any, Any]:
         """Returns arrays without a share of their end, and that: what `validation_split` asks for."""
-        if validation_data is not None:
-            raise SettingsError("validation_split and validation_data exclude each other; give one of them")
-        if isinstance(data, tf.data.Dataset | str | Path) or callable(data):
+        if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | str | Path) or callable(data):
             raise SettingsError("validation_split is for arrays; give validation_data, such as data.take(n)")
-        if not 0 < share < 1:
-            raise SettingsError(f"validation_split must be between 0 and 1, not {share}")
-        arrays = _arrays(data, "train_data")
+        if type(share) not in (int, float) or not 0 < share < 1:
+            raise SettingsError(f"validation_split must be a number between 0 and 1, not {share!r}")
+        arrays = checked_arrays(data, "train_data")
         count = len(tf.nest.flatten(arrays)[0])
-        at = int(count * (1 - share))
+        at = math.floor(count * (1.0 - share))
+        if at in (0, count):
+            raise SettingsError(f"validation_split {share} of {count} examples leaves none of one part")
         return (
             tf.nest.map_structure(lambda array: array[:at], arrays),
             tf.nest.map_structure(lambda array: array[at:], arrays),
@@ -162,22 +182,15 @@ class Given:
         return tf.where(labels < classes, tf.gather(table, tf.minimum(labels, classes - 1)), 1.0)
 
 
-def _arrays(data: Any, name: str) -> Any:
-    """Returns arrays of as many examples, as NumPy has them."""
-    if data is None:
-        raise SettingsError(
-            f"{name} is None; give a tf.data.Dataset, a function of an input context, arrays (x, y), or a "
-            "dataset directory"
-        )
-    structure = tuple(data) if isinstance(data, list) else data
-    arrays = tf.nest.map_structure(np.asarray, structure)
-    counts = {len(array) if array.ndim else 0 for array in tf.nest.flatten(arrays)}
-    if len(counts) != 1 or 0 in counts:
-        raise SettingsError(
-            f"{name} has arrays of {sorted(counts)} examples; give as many in each, at least one"
-        )
-    if any(array.dtype == object for array in tf.nest.flatten(arrays)):
-        raise SettingsError(
-            f"{name} has an array of Python objects; give numbers or texts, each of one shape"
-        )
-    return arrays
+def whole_number(name: str, value: Any, *, least: int = 1) -> int:
+    """Returns a number that an argument has to be; a SettingsError for any other value."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least:
+        return int(value)
+    raise SettingsError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def check_numbers(**given: int | None) -> None:
+    """Checks arguments that are whole numbers of at least 1, or None."""
+    for name, value in given.items():
+        if value is not None:
+            whole_number(name, value)

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from shardline.trainer import plugins
+from shardline.trainer import failures, plugins
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, ShardlineError
@@ -63,8 +63,13 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
 def create_variables(model: keras.Model, data: Any) -> None:
     """Builds model, optimizer and metrics on data or its specification, in the strategy's scope."""
     batch = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape[1:]), one.dtype), data)
-    with plugins.calling(f"the model cannot be built on batches of {describe_structure(data)}", ModelError):
+    try:
         build_symbolically(model, batch)
+    except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
+        what = f"the model cannot be built on batches of {describe_structure(data)}"
+        raise (
+            error if isinstance(error, ShardlineError) else ModelError(f"{what}: {failures.describe(error)}")
+        ) from error
 
 
 def _describe(error: BaseException, function: ModelFunction) -> str:

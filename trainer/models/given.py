@@ -33,16 +33,18 @@ def built(
     if not is_seeded():
         keras.utils.set_random_seed(settings.seed + 1)
     if process.is_alone and isinstance(build_model, keras.Model):
-        scope = build_model.distribute_strategy.scope()
+        strategy = build_model.distribute_strategy
     else:
-        scope = process.strategy.scope()
-    with scope:
+        strategy = process.strategy
+    with strategy.scope():
         model = _model(build_model, compiled=compiled)
-        if model.distribute_strategy is not process.strategy and not process.is_alone:
-            raise ModelError(
-                "the model was built outside the strategy of this process; build it in "
-                "shardline.strategy().scope(), or give the function that builds it"
-            )
+    # Not in the scope, whose strategy a model that was built in none takes for its own.
+    if not process.is_alone and model.distribute_strategy is not process.strategy:
+        raise ModelError(
+            "the model was built outside the strategy of this process; build it in "
+            "shardline.strategy().scope(), or give the function that builds it"
+        )
+    with strategy.scope():
         check_model(process.strategy, model)
         if compiled:
             if not model.built or (model.optimizer is not None and not model.optimizer.built):

@@ -1,0 +1,304 @@
+"""`shardline.fit` in one process trains as `keras.Model.fit` does: histories and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers.fitting import (
+    BATCH,
+    COUNT,
+    WIDTH,
+    batches,
+    check_alike,
+    classes,
+    classifier,
+    fitted,
+    fitted_by_keras,
+    line,
+    numbers,
+)
+
+Model = Callable[[], keras.Model]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, data and arguments that both take."""
+
+    make: Model
+    data: Callable[[], Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-6
+
+
+def check(case: Case) -> None:
+    options = {"epochs": 3, **case.options}
+    if isinstance(case.data(), tuple):
+        options = {"batch_size": BATCH, **options}
+    ours = fitted(case.make, case.data(), **options)
+    check_alike(ours, fitted_by_keras(case.make, case.data(), **options), tolerance=case.tolerance)
+
+
+def functional(outputs: Any, *, loss: Any = "mse", cls: type = keras.Model, **options: Any) -> keras.Model:
+    """Returns a compiled model of what a function makes of the input."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((WIDTH,), name="x")
+    model = cls(inputs, outputs(inputs))
+    model.compile(keras.optimizers.SGD(0.05), loss, **options)
+    return model
+
+
+def dense(name: str | None = None, units: int = 1) -> keras.layers.Layer:
+    return keras.layers.Dense(units, name=name)
+
+
+def normalized() -> keras.Model:
+    def outputs(x: Any) -> Any:
+        x = keras.layers.BatchNormalization()(keras.layers.Dense(4)(x))
+        return dense()(keras.layers.Dropout(0.3, seed=7)(x))
+
+    return functional(outputs)
+
+
+def averaged() -> keras.Model:
+    return line(optimizer=keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9))
+
+
+def averaged_often() -> keras.Model:
+    return line(
+        optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+    )
+
+
+def mixed() -> keras.Model:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return functional(lambda x: keras.layers.Activation("linear", dtype="float32")(dense()(x)))
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def two_outputs(**options: Any) -> keras.Model:
+    return functional(
+        lambda x: {"a": dense("a")(x), "b": dense("b")(x)},
+        loss={"a": "mse", "b": "mae"},
+        loss_weights={"a": 1.0, "b": 0.5},
+        metrics={"a": ["mae"], "b": ["mse"]},
+        **options,
+    )
+
+
+def listed_outputs() -> keras.Model:
+    return functional(lambda x: [dense("a")(x), dense("b")(x)], loss=["mse", "mae"])
+
+
+def two_inputs() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = {"left": keras.Input((WIDTH,), name="left"), "right": keras.Input((WIDTH,), name="right")}
+    joined = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
+    model = keras.Model(inputs, dense()(joined))
+    model.compile("sgd", "mse")
+    return model
+
+
+class Penalized(keras.layers.Layer):
+    """Adds a loss of its own."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+def penalized() -> keras.Model:
+    return functional(lambda x: Penalized()(keras.layers.Dense(1, kernel_regularizer="l2")(x)))
+
+
+class Halved(keras.Model):
+    """A step of its own that shows what no metric has."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(y - self(x, training=True))) / 2
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"half": loss}
+
+
+class Logged(keras.Model):
+    """A step of its own around that of Keras."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return super().train_step(data)
+
+
+def own_step() -> keras.Model:
+    return functional(lambda x: dense()(x), cls=Halved)
+
+
+def kept_step() -> keras.Model:
+    return functional(lambda x: dense()(x), cls=Logged, metrics=["mae"])
+
+
+def subclassed() -> keras.Model:
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = dense()
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    keras.utils.set_random_seed(1)
+    model = Own()
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def scheduled() -> keras.Model:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
+    return line(optimizer=keras.optimizers.SGD(schedule, momentum=0.9))
+
+
+def one_hot() -> tuple[Any, Any]:
+    x, y = classes()
+    return x, keras.utils.to_categorical(y, 3)
+
+
+def weighted() -> tuple[Any, ...]:
+    return (*numbers(), np.linspace(0.0, 2.0, COUNT, dtype="float32"))
+
+
+def targets() -> tuple[Any, Any]:
+    x, y = numbers()
+    return x, {"a": y, "b": -y}
+
+
+def listed_targets() -> tuple[Any, Any]:
+    x, targets_ = whole_batches()
+    return x, (targets_["a"], targets_["b"])
+
+
+def pairs() -> tuple[Any, Any]:
+    x, y = numbers()
+    return {"left": x, "right": -x}, y
+
+
+def whole_batches() -> tuple[Any, Any]:
+    x, targets_ = targets()
+    return x[:48], {name: each[:48] for name, each in targets_.items()}
+
+
+def as_dataset(data: Callable[[], Any]) -> Callable[[], tf.data.Dataset]:
+    return lambda: batches(data())
+
+
+def repeated() -> tf.data.Dataset:
+    return batches(numbers()).repeat()
+
+
+VALIDATION = numbers(21, seed=1)
+CLASS_WEIGHT = {0: 0.5, 2: 3.0}
+
+CASES = {
+    "arrays": Case(line, numbers),
+    "dataset": Case(line, as_dataset(numbers)),
+    "batch_size_default": Case(line, numbers, {"batch_size": None}),
+    "batch_larger_than_data": Case(line, numbers, {"batch_size": 64}),
+    "classes": Case(classifier, classes),
+    "validation_data": Case(line, numbers, {"validation_data": VALIDATION}),
+    "validation_dataset": Case(line, as_dataset(numbers), {"validation_data": batches(VALIDATION)}),
+    "validation_dataset_of_arrays": Case(line, numbers, {"validation_data": batches(VALIDATION)}),
+    "validation_arrays_of_dataset": Case(line, as_dataset(numbers), {"validation_data": VALIDATION}),
+    "validation_batch_size": Case(line, numbers, {"validation_data": VALIDATION, "validation_batch_size": 5}),
+    "validation_weights": Case(
+        line,
+        weighted,
+        {"validation_data": (*VALIDATION, np.linspace(1, 3, 21, dtype="float32"))},
+    ),
+    "validation_split": Case(line, numbers, {"validation_split": 0.3}),
+    "validation_split_weights": Case(line, weighted, {"validation_split": 0.25}),
+    "validation_split_beside_data": Case(
+        line, numbers, {"validation_split": 0.3, "validation_data": VALIDATION}
+    ),
+    "validation_freq": Case(
+        line, numbers, {"validation_data": VALIDATION, "validation_freq": 2, "epochs": 4}
+    ),
+    "validation_freq_list": Case(
+        line, numbers, {"validation_data": VALIDATION, "validation_freq": [1, 3], "epochs": 4}
+    ),
+    "validation_steps": Case(
+        line,
+        numbers,
+        {"validation_data": VALIDATION, "validation_batch_size": 5, "validation_steps": 2},
+    ),
+    "validation_steps_dataset": Case(
+        line, numbers, {"validation_data": batches(VALIDATION, 5), "validation_steps": 2}
+    ),
+    "validation_steps_repeated": Case(
+        line, numbers, {"validation_data": batches(VALIDATION, 5).repeat(), "validation_steps": 3}
+    ),
+    "class_weight": Case(classifier, classes, {"class_weight": CLASS_WEIGHT}),
+    "class_weight_dataset": Case(classifier, as_dataset(classes), {"class_weight": CLASS_WEIGHT}),
+    "class_weight_one_hot": Case(
+        lambda: classifier(loss="categorical_crossentropy"), one_hot, {"class_weight": CLASS_WEIGHT}
+    ),
+    "class_weight_validation": Case(
+        classifier, classes, {"class_weight": CLASS_WEIGHT, "validation_data": classes(21, 1)}
+    ),
+    "sample_weight": Case(lambda: line(weighted_metrics=["mse"]), weighted),
+    "sample_weight_dataset": Case(lambda: line(weighted_metrics=["mse"]), as_dataset(weighted)),
+    "steps_per_epoch_repeated": Case(line, repeated, {"steps_per_epoch": 3}),
+    "steps_per_epoch_finite": Case(line, as_dataset(numbers), {"steps_per_epoch": 2, "epochs": 2}),
+    "steps_per_epoch_arrays": Case(line, numbers, {"steps_per_epoch": 2, "epochs": 2}),
+    "initial_epoch": Case(line, numbers, {"initial_epoch": 2, "epochs": 4, "validation_data": VALIDATION}),
+    "steps_per_execution": Case(
+        lambda: line(steps_per_execution=3), numbers, {"validation_data": VALIDATION}
+    ),
+    "several_outputs": Case(two_outputs, whole_batches, {"validation_split": 1 / 3}),
+    "several_outputs_dataset": Case(two_outputs, as_dataset(whole_batches)),
+    "list_of_outputs": Case(listed_outputs, listed_targets),
+    "several_inputs": Case(two_inputs, pairs),
+    "several_inputs_dataset": Case(two_inputs, as_dataset(pairs)),
+    "normalization_and_dropout": Case(normalized, numbers, {"validation_data": VALIDATION}),
+    "moving_average": Case(averaged, numbers, {"validation_data": VALIDATION}),
+    "moving_average_written": Case(averaged_often, numbers, {"validation_data": VALIDATION}),
+    "mixed_precision": Case(mixed, numbers, {"validation_data": VALIDATION}, tolerance=1e-4),
+    "added_loss": Case(penalized, numbers, {"validation_data": VALIDATION}),
+    "own_train_step": Case(own_step, as_dataset(numbers)),
+    "train_step_around_kerass": Case(kept_step, numbers, {"validation_data": VALIDATION}),
+    "run_eagerly": Case(lambda: line(run_eagerly=True), numbers, {"validation_data": VALIDATION}),
+    "jit_compile": Case(lambda: line(jit_compile=True), numbers, {"validation_data": VALIDATION}),
+    "subclassed": Case(subclassed, numbers),
+    "schedule": Case(scheduled, numbers),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_fit_is_that_of_keras(case):
+    check(case)
+
+
+def test_an_epoch_of_some_steps_goes_on_in_the_next_pass():
+    """Keras cuts the epoch short where the data ends, with a warning, and begins with a new pass."""
+    ours = fitted(line, as_dataset(numbers)(), steps_per_epoch=3, epochs=4)
+    check_alike(ours, fitted_by_keras(line, repeated(), steps_per_epoch=3, epochs=4))
+
+
+def test_losses_of_several_outputs_are_means_over_the_examples():
+    """Keras means them over batches, whatever the size of the last (keras-team/keras#19363)."""
+    history = fitted(two_outputs, targets(), batch_size=BATCH, epochs=1).history
+    theirs = fitted_by_keras(two_outputs, targets(), batch_size=BATCH, epochs=1).history
+    total = history["a_loss"][0] + 0.5 * history["b_loss"][0]
+    assert total == pytest.approx(history["loss"][0], rel=1e-5)
+    assert theirs["a_loss"][0] + 0.5 * theirs["b_loss"][0] != pytest.approx(theirs["loss"][0], rel=1e-3)
+    assert history["a_mae"] == pytest.approx(theirs["a_mae"])
