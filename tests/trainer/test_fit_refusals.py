@@ -165,7 +165,6 @@ def refused(error: type[Exception], message: str, *arguments: Any, **options: An
 
 DATA = {
     "none": (None, {}, "train_data is None; give a tf.data.Dataset, a function"),
-    "directory": ("data/flowers", {}, "train_data is 'data/flowers'; .* trained on by 'shardline train'"),
     "loader": (Loader(), {}, "train_data is a Loader, which is no array; .*Dataset.from_generator"),
     "generator": (by_generator(), {}, "train_data is a generator, which is no array; .*from_generator"),
     "lists": (lists(), {}, "train_data holds a float, which is no array; give arrays .*np.asarray"),
