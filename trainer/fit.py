@@ -327,7 +327,7 @@ def _trained(
 
 
 def _input(run: _FitRun, data: Batches, start: int) -> Input:
-    sized = data is run.data and data.gives_sizes
+    sized = data is run.data and data.gives_sizes and run.replicas > 1
     return Input(
         lambda: data.distribute(run.strategy, run.process, len(run.processes), start, sized=sized),
         lambda: data.batches(start),

@@ -116,7 +116,7 @@ class Loop:
 
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
             data, size = data if self._sized else (data, size)
-            weight = _examples(data) * replicas / size
+            weight = _examples(data) * replicas / size if replicas > 1 else tf.constant(1.0)
             with self._exchange.weighted(weight):
                 logs = train_step(data)
             self._own_logs.keep(logs, weight)

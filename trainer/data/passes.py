@@ -75,7 +75,7 @@ class ArrayPasses:
             chosen = order[first : first + size]
             return tf.nest.map_structure(lambda array: tf.gather(array, chosen), self._arrays)
 
-        return tf.data.Dataset.range(0, count, size).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+        return tf.data.Dataset.range(0, count, size).map(batch)
 
 
 class DatasetPasses:

@@ -157,7 +157,9 @@ class Stream:
 
         def of_worker() -> tf.data.Dataset:
             batches = self.batches(start * self._own_batches)
-            if self._own:
+            if self._replicas == 1 and not sized:
+                parts = batches
+            elif self._own:
                 parts = batches.map(_as_is(lambda *batch: self._sized(_joined(batch), self._replicas, sized)))
             else:
                 replicas = range(worker * local, (worker + 1) * local)
@@ -190,8 +192,6 @@ class Stream:
             own = tf.nest.map_structure(lambda one: one[begin:end], batch)
             return (own, tf.cast(count, tf.float32)) if sized else own
 
-        if self._replicas == 1:
-            return tf.data.Dataset.from_tensors((batch, tf.cast(count, tf.float32)) if sized else batch)
         return tf.data.Dataset.range(replicas.start, replicas.stop).map(_as_is(part))
 
     def _sized(self, batch: Any, replicas: int, sized: bool) -> Any:
