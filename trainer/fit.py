@@ -340,6 +340,7 @@ def _input(run: _FitRun, data: Batches, start: int) -> Input:
 def _signal(settings: TrainSettings) -> Iterator[Any]:
     """Yields what notices SIGTERM: that of the program that has started this one, or a handler."""
     if preemption.current is not None:
+        preemption.current.grace_period = settings.grace_period
         yield preemption.current
         return
     with preemption.Termination() as asked:

@@ -24,9 +24,10 @@ class Preemption:
     """
 
     def __init__(self, grace_period: float):
+        #: Seconds; it may be changed until the signal comes.
+        self.grace_period = grace_period
         #: Step of the newest checkpoint that this process has put on disk; 0 for none.
         self.saved_step = 0
-        self._grace_period = grace_period
         self._requested = threading.Event()
         self._ready = threading.Event()
         self._over = threading.Event()
@@ -64,15 +65,15 @@ class Preemption:
                 return
             if not self._ready.is_set():
                 _end("asked to stop (SIGTERM) before training began; start the same command again")
-            progress.say("train", f"asked to stop (SIGTERM): saving, for at most {self._grace_period:g} s")
+            progress.say("train", f"asked to stop (SIGTERM): saving, for at most {self.grace_period:g} s")
             self._requested.set()
-        if not self._over.wait(self._grace_period):
+        if not self._over.wait(self.grace_period):
             newest = (
                 f"the checkpoint of step {self.saved_step:,}" if self.saved_step else "the newest checkpoint"
             )
             _end(
                 f"asked to stop (SIGTERM), and not done with it within the grace_period of "
-                f"{self._grace_period:g} s; started again, the run goes on from {newest}"
+                f"{self.grace_period:g} s; started again, the run goes on from {newest}"
             )
 
 
