@@ -1,0 +1,76 @@
+"""The programs in examples/fit: two processes train as one, and what was killed goes on to the bit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.helpers import replicas
+from tests.helpers.jobs import eventually
+
+pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
+
+PROGRAMS = ("tensorflow_tutorial", "ray_mnist", "kubeflow_mnist")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits of 8 x 8 in the size and the file of MNIST's."""
+    found = load_digits()
+    images = np.kron(found.images[:600] * 15, np.ones((1, 3, 3)))
+    path = tmp_path_factory.mktemp("digits") / "mnist.npz"
+    np.savez(
+        path, x_train=np.pad(images, [(0, 0), (2, 2), (2, 2)]).astype("uint8"), y_train=found.target[:600]
+    )
+    return path
+
+
+def command(name: str, digits: Path, model: Path, *more: Any) -> list[str]:
+    """What a replica of `shardline launch` runs."""
+    given = ["--data", digits, "--model", model, *more]
+    return ["-m", "shardline.trainer.program", f"examples/fit/{name}.py", *map(str, given)]
+
+
+def weights(path: Path) -> list[np.ndarray[Any, Any]]:
+    return keras.saving.load_model(path, compile=False).get_weights()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_processes_end_as_one(tmp_path: Path, digits: Path, name: str) -> None:
+    more = ["--steps", 6, *(["--logs", tmp_path / "logs"] if name == "kubeflow_mnist" else [])]
+    for count in (1, 2):
+        outputs = replicas.run(command(name, digits, tmp_path / f"{count}.keras", *more), count)
+        assert all(f"Epoch {epoch}/3" in outputs[0] for epoch in (1, 2, 3))
+    for one, two in zip(weights(tmp_path / "1.keras"), weights(tmp_path / "2.keras"), strict=True):
+        np.testing.assert_allclose(two, one, atol=1e-5)
+
+
+def test_a_killed_program_goes_on_to_the_bit(tmp_path: Path, digits: Path) -> None:
+    more = ["--steps", 25, "--epochs", 6, "--logs", tmp_path / "logs"]
+    replicas.run(command("kubeflow_mnist", digits, tmp_path / "whole.keras", *more), 2)
+
+    parts = command(
+        "kubeflow_mnist", digits, tmp_path / "parts.keras", *more, "--checkpoints", tmp_path / "checkpoints"
+    )
+    processes = replicas.start(parts, 2)
+    try:
+        eventually(lambda: list(tmp_path.glob("checkpoints/*.index")), 60)
+        processes[1].kill()
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [1, -signal.SIGKILL]
+    assert "lost worker-0" in outputs[0]
+
+    assert "resuming after step" in replicas.run(parts, 2)[0]
+    for whole, again in zip(
+        weights(tmp_path / "whole.keras"), weights(tmp_path / "parts.keras"), strict=True
+    ):
+        np.testing.assert_array_equal(whole, again)
