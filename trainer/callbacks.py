@@ -86,12 +86,16 @@ class Hooks:
         self("on_train_begin")
 
     def __call__(self, hook: str, *number: int, logs: Logs | None = None) -> None:
-        """Calls a hook of every callback, with the number of an epoch or step if it has one, and logs."""
+        """Calls a hook of every callback, with the number of an epoch or step if it has one, and logs.
+
+        All get the same logs, as in `fit`: what one adds (a scheduler the learning rate) the next one sees.
+        """
+        given = dict(logs or {})
         for callback in self._called:
             name = type(callback).__name__
             self._watchdog.at(f"in {hook} of {name}")
             with _failing(callback, hook), self._reading(hook, name, alone=id(callback) in self._alone):
-                getattr(callback, hook)(*number, dict(logs or {}))
+                getattr(callback, hook)(*number, given)
 
     def _reading(self, hook: str, name: str, *, alone: bool) -> contextlib.AbstractContextManager[None]:
         """Answers what a callback reads: what it runs alone for cannot be asked of the others."""
