@@ -25,8 +25,9 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 # Relative difference of the squares of two replicas' weights, which machines of two kinds round differently.
 _APART = 1e-4
 
-# Set by Keras, not by the training.
-_NOT_STATE = ("_model", "params")
+# Set by Keras, not by the training: `min_delta` it negates when it knows which way the metric improves, which
+# a resumed run finds out anew (keras/src/callbacks/monitor_callback.py, `_set_monitor_op`).
+_NOT_STATE = ("_model", "params", "min_delta")
 
 
 class CallbackStates:
@@ -57,7 +58,8 @@ class CallbackStates:
         """Gives the callbacks their memory back; those that it does not know stay as they are."""
         for name, callback in self._callbacks.items():
             if name in host:
-                state = {key: _decode(value, arrays) for key, value in host[name].items()}
+                kept = {key: value for key, value in host[name].items() if key not in _NOT_STATE}
+                state = {key: _decode(value, arrays) for key, value in kept.items()}
                 (callback.set_state if _keeps_its_own(callback) else vars(callback).update)(state)
 
     def pack(self, snapshot: Snapshot) -> bytes:

@@ -1,0 +1,170 @@
+"""A training by `shardline.fit` that is cut and called again is, to the bit, one that was never cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import shardline
+from shardline.trainer.errors import RestartError, SettingsError
+from tests.helpers.fitting import WIDTH, batches, line, numbers
+
+EPOCHS, STEPS = 5, 4
+VALIDATION = numbers(21, seed=1)
+
+
+def scheduled() -> keras.Model:
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, EPOCHS * STEPS, warmup_target=0.2, warmup_steps=3)
+    return compiled(keras.optimizers.SGD(schedule, momentum=0.9))
+
+
+def averaged() -> keras.Model:
+    return compiled(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8))
+
+
+def compiled(optimizer: keras.Optimizer) -> keras.Model:
+    """Returns a model that draws numbers and keeps moving means."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def stopping() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.EarlyStopping(patience=2, min_delta=1.0, restore_best_weights=True)]
+
+
+def plateau() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=1.0)]
+
+
+def lowering() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)]
+
+
+def shuffled() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(numbers()).shuffle(50).batch(16)
+
+
+class Terminated(keras.callbacks.Callback):
+    """Has the process asked to end, once, at a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations) == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+RUNS: dict[str, tuple[Any, ...]] = {
+    "schedule": (scheduled, stopping, numbers),
+    "plateau": (averaged, plateau, shuffled),
+    "scheduler": (averaged, lowering, numbers),
+    "none": (lambda: compiled(keras.optimizers.RMSprop()), list, lambda: batches(numbers())),
+}
+
+
+def train(run: str, directory: Path | None, cut: Any = (), **options: Any) -> keras.callbacks.History:
+    model, callbacks, data = RUNS[run]
+    if isinstance(data(), tuple):
+        options["batch_size"] = 16
+    given = {"epochs": EPOCHS, "validation_data": VALIDATION, "verbose": 0, **options}
+    return shardline.fit(model, data(), callbacks=[*callbacks(), *cut], checkpoint_dir=directory, **given)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Callable[[str], keras.callbacks.History]:
+    """Returns what trains a run without a cut, once."""
+    found: dict[str, keras.callbacks.History] = {}
+    return lambda run: (
+        found.setdefault(run, train(run, None)) if run in found else found.setdefault(run, train(run, None))
+    )
+
+
+def check(ours: keras.callbacks.History, whole: keras.callbacks.History) -> None:
+    assert ours.epoch == whole.epoch
+    assert ours.history == whole.history
+    for own, other in zip(ours.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(own, other)
+    for own, other in zip(ours.model.optimizer.variables, whole.model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(own.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("steps", [5, 8])
+def test_a_run_cut_by_its_number_of_steps_goes_on(run, steps, whole, tmp_path):
+    cut = train(run, tmp_path, max_steps=steps)
+    assert int(cut.model.optimizer.iterations) == steps
+    ours = train(run, tmp_path)
+    assert ours.epoch == list(range(len(ours.epoch)))
+    check(ours, whole(run))
+
+
+@pytest.mark.parametrize(("run", "step"), [("schedule", 6), ("plateau", 8), ("scheduler", 10), ("none", 1)])
+def test_a_run_that_was_asked_to_stop_goes_on(run, step, whole, tmp_path):
+    with pytest.raises(RestartError, match=f"a checkpoint was saved at step {step}; start the same"):
+        train(run, tmp_path, [Terminated(step)])
+    check(train(run, tmp_path, [Terminated(0)]), whole(run))
+
+
+def test_without_a_directory_what_was_done_is_lost():
+    with pytest.raises(RestartError, match="nothing is saved, as there is no checkpoint_dir"):
+        train("none", None, [Terminated(6)])
+
+
+def test_a_run_that_is_done_is_not_trained_on(whole, tmp_path):
+    train("plateau", tmp_path)
+    check(train("plateau", tmp_path), whole("plateau"))
+
+
+def test_more_epochs_go_on(tmp_path):
+    train("none", tmp_path, epochs=2)
+    ours = train("none", tmp_path, epochs=3)
+    check(ours, train("none", None, epochs=3))
+
+
+class Kept(keras.callbacks.BackupAndRestore):
+    """Crashes at a step."""
+
+
+def test_backup_and_restore_is_the_checkpoint_directory(whole, tmp_path):
+    def backup() -> list[keras.callbacks.Callback]:
+        return [keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=3)]
+
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if int(self.model.optimizer.iterations) == 11:
+                raise ValueError("power")
+
+    with pytest.raises(
+        SettingsError, match="callback Broken failed in on_train_batch_end: ValueError: power"
+    ):
+        train("none", None, [*backup(), Broken()])
+    kept = sorted(path.name for path in (tmp_path / "backup").iterdir())
+    assert any("9" in name for name in kept), kept
+    seen = []
+
+    class Steps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(int(self.model.optimizer.iterations))
+
+    check(train("none", None, [*backup(), Steps()]), whole("none"))
+    assert seen == [*range(10, EPOCHS * STEPS + 1)]
+    assert not (tmp_path / "backup").exists()  # as Keras does with delete_checkpoint
+
+
+def test_another_model_is_refused(tmp_path):
+    train("none", tmp_path, max_steps=3)
+    with pytest.raises(SettingsError, match="checkpoint"):
+        shardline.fit(line, numbers(), checkpoint_dir=tmp_path, epochs=EPOCHS, verbose=0)
