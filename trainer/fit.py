@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -198,6 +199,7 @@ def fit(
         with patches_undone(model), run.watchdog, _signal(settings) as asked:
             history = _trained(run, model, held, validation, asked, int(initial_epoch), shown)
         run.collectives.barrier()
+        _forget(run, chosen)
     return history
 
 
@@ -238,13 +240,23 @@ def _frequency(given: int | Collection[int]) -> int | Collection[int]:
 
 def _taken_from_backup(
     callbacks: Sequence[keras.callbacks.Callback], options: Mapping[str, Any]
-) -> tuple[Path | None, dict[str, Any]]:
+) -> tuple[str | None, dict[str, Any]]:
     """Returns the directory of a BackupAndRestore, whose part checkpoints take, and how often it saves."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             often = {} if callback.save_freq == "epoch" else {"checkpoint_steps": callback.save_freq}
-            return Path(callback.backup_dir), {**often, **options}
+            return str(callback.backup_dir), {**often, **options}
     return None, dict(options)
+
+
+def _forget(run: _FitRun, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Removes the checkpoints of a training that is done, where a BackupAndRestore would have done so."""
+    done = not run.settings.max_steps and not run.settings.max_time
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore) and callback.delete_checkpoint:
+            directory = files.local_path(str(callback.backup_dir))
+            if done and run.cluster.is_chief and directory == run.checkpoints:
+                shutil.rmtree(directory)
 
 
 def _run(
@@ -302,7 +314,8 @@ def _trained(
 ) -> keras.callbacks.History:
     counters = Counters(run.replicas)
     history = keras.callbacks.History()
-    bars = [keras.callbacks.ProgbarLogger()] if verbose and run.cluster.is_chief else []
+    shows = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
+    bars = [keras.callbacks.ProgbarLogger()] if verbose and run.cluster.is_chief and not shows else []
     hooks = Hooks(run, [*callbacks, history], bars)
     with run.strategy.scope():
         weigh_output_losses(model)

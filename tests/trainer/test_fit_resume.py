@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -22,7 +23,9 @@ VALIDATION = numbers(21, seed=1)
 
 
 def scheduled() -> keras.Model:
-    schedule = keras.optimizers.schedules.CosineDecay(0.1, EPOCHS * STEPS, warmup_target=0.2, warmup_steps=3)
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.01, EPOCHS * STEPS, warmup_target=0.03, warmup_steps=3
+    )
     return compiled(keras.optimizers.SGD(schedule, momentum=0.9))
 
 
@@ -86,10 +89,7 @@ def train(run: str, directory: Path | None, cut: Any = (), **options: Any) -> ke
 @pytest.fixture(scope="module")
 def whole() -> Callable[[str], keras.callbacks.History]:
     """Returns what trains a run without a cut, once."""
-    found: dict[str, keras.callbacks.History] = {}
-    return lambda run: (
-        found.setdefault(run, train(run, None)) if run in found else found.setdefault(run, train(run, None))
-    )
+    return functools.cache(lambda run: train(run, None))
 
 
 def check(ours: keras.callbacks.History, whole: keras.callbacks.History) -> None:
@@ -107,7 +107,7 @@ def test_a_run_cut_by_its_number_of_steps_goes_on(run, steps, whole, tmp_path):
     cut = train(run, tmp_path, max_steps=steps)
     assert int(cut.model.optimizer.iterations) == steps
     ours = train(run, tmp_path)
-    assert ours.epoch == list(range(len(ours.epoch)))
+    assert (len(ours.epoch) < EPOCHS) == (run == "schedule")  # stopped early, in the middle of its patience
     check(ours, whole(run))
 
 
@@ -132,10 +132,6 @@ def test_more_epochs_go_on(tmp_path):
     train("none", tmp_path, epochs=2)
     ours = train("none", tmp_path, epochs=3)
     check(ours, train("none", None, epochs=3))
-
-
-class Kept(keras.callbacks.BackupAndRestore):
-    """Crashes at a step."""
 
 
 def test_backup_and_restore_is_the_checkpoint_directory(whole, tmp_path):
