@@ -64,6 +64,7 @@ class TrainingData:
         salt: Salt of the split; None where the dataset does not say it.
         shares: Shares of the splits.
         key: What the split follows from: path or content.
+        rules: Settings that decide the split beside them, by name: stratify, group, split_by_time, split_gap.
         records: Number of keys in training.keys.
         keys: Fingerprint of these keys; "" where none are known.
         complete: Whether these are all; not where the training started from a model without known keys.
@@ -72,6 +73,7 @@ class TrainingData:
     salt: int | None = None
     shares: Mapping[str, Any] = field(default_factory=dict)
     key: str = ""
+    rules: Mapping[str, Any] = field(default_factory=dict)
     records: int = 0
     keys: str = ""
     complete: bool = True

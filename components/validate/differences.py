@@ -47,6 +47,7 @@ def _data(export: Export) -> dict[str, str]:
         "split": ", ".join(f"{name} {share}" for name, share in data.shares.items()),
         "split_salt": "" if data.salt is None else str(data.salt),
         "key": data.key,
+        **{name: str(value) for name, value in data.rules.items()},
     }
 
 

@@ -29,6 +29,8 @@ MIN_COMPARED = 50
 Keys = npt.NDArray[np.uint64]
 
 _KEY = np.dtype(">u8")
+# Settings of preprocessing that decide the split beside shares, salt and key.
+_RULES = ("stratify", "group", "split_by_time", "split_gap")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class TrainingKeys:
             salt=salt if isinstance(salt, int) else None,
             shares=dict(shares) if isinstance(shares, Mapping) else {},
             key=str(settings.get("key", "")),
+            rules={name: settings[name] for name in _RULES if settings.get(name)},
             records=len(keys),
             keys="" if found is None else _digest(keys),
             complete=earlier is not None,

@@ -157,7 +157,7 @@ def test_what_has_changed_since_the_champion_is_said_and_nothing_else():
         "settings": {"epochs": 3, "dataset": "/here", "hparams": {"width": 8}},
         "versions": {"keras": "1"},
     }
-    trained = TrainingData(salt=0, records=10, keys="xxh3:x")
+    trained = TrainingData(salt=0, records=10, keys="xxh3:x", rules={"group": "patient"})
     before = dataclasses.replace(EXPORT, settings=settings, training_data=trained)
     changed = {
         "settings": {"epochs": 5, "dataset": "/there", "hparams": {"width": 8}},
@@ -168,7 +168,7 @@ def test_what_has_changed_since_the_champion_is_said_and_nothing_else():
         git_revision="ffffff",
         settings=changed,
         fingerprint="sha256:" + "1" * 64,
-        training_data=dataclasses.replace(trained, keys="xxh3:y"),
+        training_data=dataclasses.replace(trained, keys="xxh3:y", rules={"stratify": True}),
     )
 
     page = Page(make_report(make_evaluation(NAMES), export=now, champion=before))
@@ -177,6 +177,8 @@ def test_what_has_changed_since_the_champion_is_said_and_nothing_else():
     assert rows == [
         ["dataset as it is stored", "data", "none", "sha256:111111111111"],
         ["training examples", "data", "10 (x)", "10 (y)"],
+        ["stratify", "data", "none", "True"],
+        ["group", "data", "patient", "none"],
         ["git revision", "code", "4ccda76", "ffffff"],
         ["keras in training", "code", "1", "2"],
         ["epochs", "parameters", "3", "5"],

@@ -133,7 +133,8 @@ def test_text_names_the_columns_that_have_text(table, hparams, message):
         build("text", describe(table), hparams)
 
 
-def test_a_text_without_words_is_answered(table):
+def test_a_text_without_words_is_answered(table, capsys):
     model = build("text", describe(table), {})
+    assert "model text reads column 'city' alone, not year, income\n" in capsys.readouterr().out
     x = {"city": np.array(["", "Ulm"]), "year": np.zeros(2, "int64"), "income": np.zeros(2, "float32")}
     assert all(np.isfinite(keras.ops.convert_to_numpy(one)).all() for one in model(x).values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from shardline.trainer import progress
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models.mlp import make_input
@@ -42,6 +43,8 @@ def build_model(
     column = column or _only_text(dataset)
     if dataset.is_table and getattr(dataset.inputs.get(column), "dtype", "") != "string":
         raise ModelError(f"text: the dataset has no text in column {column!r}; {_texts(dataset)}")
+    if others := [name for name in dataset.inputs if name != column]:
+        progress.say("train", f"model text reads column {column!r} alone, not {', '.join(others)}")
     inputs = {name: make_input(name, feature) for name, feature in dataset.inputs.items()}
     words = keras.layers.TextVectorization(
         max_tokens=vocabulary,
