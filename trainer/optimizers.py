@@ -62,7 +62,8 @@ class ScaledWarmup(LearningRateSchedule):  # type: ignore[misc]  # keras has no 
 def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -> None:
     """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built.
 
-    A SettingsError names the first setting that needs another optimizer than the model has.
+    One that is trained further, and has them already, stays as it is. A SettingsError names the first setting
+    that needs another optimizer than the model has.
     """
     steps = settings.gradient_accumulation_steps
     factor = float(replicas) if settings.scale_learning_rate else 1.0
@@ -80,12 +81,27 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
         raise SettingsError(f"{names[0]} needs a model that is compiled with an optimizer")
     if not (names := [name for name, given in tuning.items() if given]):
         return
+    inner = inner_optimizers(model.optimizer)
+    if inner and all(_is_tuned(one, settings, factor) for one in inner):
+        return
     for optimizer in _tunable(model.optimizer, names[0]):
         if steps > 1:
             _accumulate(optimizer, steps)
         if rated := [name for name in names if name != "gradient_accumulation_steps"]:
-            inner = _settable_rate(optimizer, rated[0])
-            optimizer.learning_rate = ScaledWarmup(inner, factor, settings.warmup_steps)
+            rate = _settable_rate(optimizer, rated[0])
+            optimizer.learning_rate = ScaledWarmup(rate, factor, settings.warmup_steps)
+
+
+def _is_tuned(optimizer: keras.Optimizer, settings: TrainSettings, factor: float) -> bool:
+    """Whether an optimizer that has been built accumulates, and has a learning rate, as it would be given."""
+    steps, rate = settings.gradient_accumulation_steps, own_learning_rate(optimizer)
+    accumulates = steps == 1 or optimizer.gradient_accumulation_steps == steps
+    is_rated = isinstance(rate, ScaledWarmup) and (rate.factor, rate.warmup_steps) == (
+        factor,
+        settings.warmup_steps,
+    )
+    rated = is_rated or not (settings.scale_learning_rate or settings.warmup_steps)
+    return bool(optimizer.built) and accumulates and rated
 
 
 def _tunable(optimizer: keras.Optimizer, setting: str) -> list[keras.Optimizer]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -52,14 +50,19 @@ def batches(data: Any, size: int = BATCH) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(data).batch(size)
 
 
-def fitted_by_keras(make: Callable[[], keras.Model], data: Any, **options: Any) -> keras.callbacks.History:
+def fitted_by_keras(
+    make: keras.Model | Callable[[], keras.Model], data: Any, **options: Any
+) -> keras.callbacks.History:
     """Returns the history of `keras.Model.fit`, with arrays in their order."""
     x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
     given = {"verbose": 0, "shuffle": False, **options}
-    return make().fit(x, y, sample_weight=weight, **given)
+    model = make if isinstance(make, keras.Model) else make()
+    return model.fit(x, y, sample_weight=weight, **given)
 
 
-def fitted(make: Callable[[], keras.Model], data: Any, **options: Any) -> keras.callbacks.History:
+def fitted(
+    make: keras.Model | Callable[[], keras.Model], data: Any, **options: Any
+) -> keras.callbacks.History:
     """Returns the history of `shardline.fit`, with arrays in their order."""
     return shardline.fit(make, data, **{"verbose": 0, "shuffle": False, **options})
 
@@ -74,10 +77,3 @@ def check_alike(
         np.testing.assert_allclose(ours.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
     for own, other in zip(ours.model.get_weights(), theirs.model.get_weights(), strict=True):
         np.testing.assert_allclose(own, other, rtol=tolerance, atol=tolerance)
-
-
-@contextlib.contextmanager
-def within(directory: os.PathLike[str]) -> Iterator[None]:
-    """Makes a directory the current one for a while."""
-    with contextlib.chdir(directory):
-        yield

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.errors import SettingsError
 from tests.helpers.fitting import (
     BATCH,
     COUNT,
@@ -302,3 +303,40 @@ def test_losses_of_several_outputs_are_means_over_the_examples():
     assert total == pytest.approx(history["loss"][0], rel=1e-5)
     assert theirs["a_loss"][0] + 0.5 * theirs["b_loss"][0] != pytest.approx(theirs["loss"][0], rel=1e-3)
     assert history["a_mae"] == pytest.approx(theirs["a_mae"])
+
+
+def again(model: keras.Model) -> keras.Model:
+    """Compiles a model anew with fewer weights to train."""
+    model.layers[0].trainable = False
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("other", [lambda model: model, again], ids=["as_it_is", "compiled_again"])
+def test_a_model_is_trained_further_by_either(other):
+    ours, theirs = normalized(), normalized()
+    fitted(ours, numbers(), epochs=2)
+    theirs.fit(*numbers(), epochs=2, verbose=0, shuffle=False)
+    for train in (fitted, fitted_by_keras):
+        found, expected = train(other(ours), numbers()), fitted_by_keras(lambda: other(theirs), numbers())
+        check_alike(found, expected)
+
+
+def test_options_of_the_optimizer_are_those_of_keras():
+    def accumulating() -> keras.Model:
+        return line(optimizer=keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
+
+    model = line()
+    for _ in range(2):
+        ours = fitted(model, numbers(), batch_size=10, gradient_accumulation_steps=2)
+    theirs = accumulating()
+    for _ in range(2):
+        expected = fitted_by_keras(lambda: theirs, numbers(), batch_size=10)
+    check_alike(ours, expected)
+
+
+def test_an_option_that_comes_too_late_for_the_optimizer_is_refused():
+    model = line()
+    fitted(model, numbers())
+    with pytest.raises(SettingsError, match="warmup_steps needs an optimizer that has not been built"):
+        fitted(model, numbers(), warmup_steps=3)

@@ -74,6 +74,7 @@ EVALUATIONS = {
     "steps_beyond_the_data": (line, lambda: batches(numbers()), {"steps": 9}),
     "dataset": (line, lambda: batches(numbers()), {}),
     "dataset_of_unknown_length": (line, lambda: batches(numbers()).filter(lambda *_: True), {}),
+    "steps_of_unknown_length": (line, lambda: batches(numbers()).filter(lambda *_: True), {"steps": 3}),
     "repeated_dataset": (line, lambda: batches(numbers()).repeat(), {"steps": 5}),
     "classes": (classifier, classes, {}),
     "weights": (weighted_line, lambda: (*numbers(), WEIGHTS), {"batch_size": 7}),
@@ -182,6 +183,11 @@ REFUSED = {
         lambda: shardline.predict(line, batches(numbers()).repeat()),
         SettingsError,
         "data has no end; give steps",
+    ),
+    "steps_beyond_the_end": (
+        lambda: shardline.evaluate(line, batches(numbers()).filter(lambda *_: True), steps=5),
+        SettingsError,
+        "data ends before the 5 batches that are to be evaluated; give fewer steps",
     ),
     "empty": (lambda: shardline.predict(line, np.zeros((0, WIDTH))), SettingsError, "at least one"),
     "wrong_width": (

@@ -73,6 +73,8 @@ class Given:
         if isinstance(data, tf.data.Dataset):
             if self.batch_size is not None and not own:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
+            if again and steps and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+                data = _not_ending(data, name, steps * max(1, own))
             found: Any = DatasetPasses(self._weighted(data), name, seed)
         else:
             arrays = self._weighted_arrays(checked_arrays(data, name))
@@ -180,6 +182,26 @@ class Given:
         classes = max(self.class_weight, default=0) + 1
         table = tf.constant([float(self.class_weight.get(one, 1.0)) for one in range(classes)])
         return tf.where(labels < classes, tf.gather(table, tf.minimum(labels, classes - 1)), 1.0)
+
+
+def _not_ending(data: tf.data.Dataset, name: str, count: int) -> tf.data.Dataset:
+    """Returns the first batches of a dataset; reading fails, rather than begins anew, where it has fewer."""
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def end(_: tf.Tensor) -> Any:
+        words = f"{name} ends before the {count:,} batches that are to be evaluated; give fewer steps"
+        with tf.control_dependencies([tf.debugging.Assert(tf.constant(False), [words])]):
+            return tf.nest.map_structure(
+                lambda spec: tf.identity(tf.zeros([side or 0 for side in spec.shape], spec.dtype)),
+                data.element_spec,
+            )
+
+    if any(
+        not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None
+        for spec in tf.nest.flatten(data.element_spec)
+    ):
+        return data
+    return data.concatenate(tf.data.Dataset.range(1).map(end)).take(count)
 
 
 def whole_number(name: str, value: Any, *, least: int = 1) -> int:

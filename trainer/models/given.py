@@ -47,8 +47,7 @@ def built(
     with strategy.scope():
         check_model(process.strategy, model)
         if compiled:
-            if not model.built or (model.optimizer is not None and not model.optimizer.built):
-                tune_optimizer(model, settings, process.replicas)
+            tune_optimizer(model, settings, process.replicas)
             create_variables(model, batch)
         elif not model.built:
             model(keras.utils.unpack_x_y_sample_weight(batch)[0])
