@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardline.trainer.data.manifest import DatasetInfo, Manifest
     from shardline.trainer.errors import ShardlineError
     from shardline.trainer.fit import fit
+    from shardline.trainer.models.quantiles import QuantileLoss
     from shardline.trainer.process import strategy
     from shardline.trainer.scoring import evaluate, predict
     from shardline.trainer.settings import TrainSettings
@@ -45,6 +46,7 @@ _MODULES = {
     "Label": "shardline.trainer.data.features",
     "Manifest": "shardline.trainer.data.manifest",
     "PreprocessSettings": "shardline.components.preprocess.settings",
+    "QuantileLoss": "shardline.trainer.models.quantiles",
     "ShardlineError": "shardline.trainer.errors",
     "Source": "shardline.components.preprocess.sources",
     "Span": "shardline.components.preprocess.sources",
@@ -70,6 +72,7 @@ __all__ = [
     "Label",
     "Manifest",
     "PreprocessSettings",
+    "QuantileLoss",
     "ShardlineError",
     "Source",
     "Span",

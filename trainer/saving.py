@@ -14,7 +14,7 @@ from shardline.trainer.data.features import LABEL
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models import adapted, import_string
-from shardline.trainer.models.head import HEADS, Heads
+from shardline.trainer.models.head import Heads, is_head
 
 MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
@@ -90,7 +90,7 @@ def read_recorded_heads(model_file: Path) -> Heads | None:
         return None
     found = files.read_json(settings, ModelError).get("head")
     given = found if isinstance(found, dict) else {LABEL: found}
-    heads = {str(name): head for name, said in given.items() for head in HEADS if head == said}
+    heads = {str(name): str(said) for name, said in given.items() if is_head(said)}
     return heads if heads and len(heads) == len(given) else None
 
 

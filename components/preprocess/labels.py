@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardline.trainer.data.features import CLASS, LABEL, LABEL_KINDS, MULTILABEL, REGRESSION, Label
+from shardline.trainer.data.features import (
+    CLASS,
+    LABEL,
+    LABEL_KINDS,
+    MULTILABEL,
+    REGRESSION,
+    RESERVED,
+    RESERVED_KINDS,
+    Label,
+)
 from shardline.trainer.errors import SettingsError, SourceError, printable
 
 #: How labels are named, for messages.
@@ -60,6 +69,8 @@ def _parse_one(text: str) -> Wanted:
     kind, colon, rest = text.partition(":")
     if not colon:
         kind, rest = "", text
+    if colon and kind in RESERVED_KINDS:
+        raise SettingsError(f"label {text!r} is of the kind {kind!r}, which is {RESERVED}")
     if colon and kind not in LABEL_KINDS:
         near = difflib.get_close_matches(kind, LABEL_KINDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

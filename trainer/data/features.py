@@ -16,6 +16,10 @@ _FEATURES = {(dtype, "", "") for dtype in ("uint8", "int64", "float32", "string"
 #: Kinds of labels: one of some classes; any number of some classes, or none; one or several numbers.
 CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regression")
 
+#: Kinds that a later release may have: the manifest's format keeps their names for them.
+RESERVED_KINDS = ("sequence", "mask")
+RESERVED = f"reserved for a later release; there are {', '.join(LABEL_KINDS)}"
+
 #: Name of the feature, and of the label, where a dataset has only one.
 LABEL = "label"
 
@@ -95,6 +99,8 @@ class Label:
     @property
     def fault(self) -> str:
         """What cannot be true of any label; "" if nothing is wrong."""
+        if self.kind in RESERVED_KINDS:
+            return f"label {self.name!r} is of the kind {self.kind!r}, which is {RESERVED}"
         if self.kind not in LABEL_KINDS:
             return f"label {self.name!r} is of the unknown kind {self.kind!r}"
         if len(self.outputs) < (2 if self.kind == CLASS else 1) or len(set(self.outputs)) != len(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,6 +18,12 @@ from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
+from shardline.trainer.models.quantiles import (
+    compiled_quantiles,
+    head_of_quantiles,
+    middle_of,
+    quantiles_of_head,
+)
 
 
 def probe_inputs(dataset: DatasetInfo, prepare: Prepare | None = None) -> Any:
@@ -39,9 +45,9 @@ ALL_THE_SAME = "to train it all the same, without an export, set allow_unexporta
 
 #: What an output of a model is. Of a class: a probability by class, or logits; or for two classes one number,
 #: the probability of the second class, or its logit. Of several labels: a probability of each, or logits. Of
-#: numbers: these.
-Head = Literal["probabilities", "logits", "probability", "logit", "numbers"]
-HEADS: tuple[Head, ...] = ("probabilities", "logits", "probability", "logit", "numbers")
+#: numbers: these; or of one number its quantiles, as "quantiles 0.1 0.5 0.9".
+Head = str
+_HEADS = ("probabilities", "logits", "probability", "logit", "numbers")
 
 #: The head of each label, by its name.
 Heads = Mapping[str, Head]
@@ -66,12 +72,23 @@ def read_heads(
     """
     labels = list(dataset.labels.values())
     outputs = by_label(_outputs_on_probe(model, dataset, prepare), labels, output_order(model, labels))
+    recorded = dict(known) if known and known.keys() == dataset.labels.keys() else None
+    losses = {} if recorded else losses_by_label(model, labels)
+    heads = {}
     for label in labels:
-        _check_shape(outputs[label.name], label)
-    if known and known.keys() == dataset.labels.keys():
-        return dict(known)
-    losses = losses_by_label(model, labels)
-    return {one.name: _read_head(outputs[one.name], one, losses[one.name], dataset) for one in labels}
+        name = label.name
+        quantiles = quantiles_of_head(recorded[name]) if recorded else compiled_quantiles(label, losses[name])
+        _check_shape(outputs[name], label, quantiles)
+        if quantiles:
+            heads[name] = head_of_quantiles(quantiles)
+        elif not recorded:
+            heads[name] = _read_head(outputs[name], label, losses[name], dataset)
+    return {**(recorded or {}), **heads}
+
+
+def is_head(text: object) -> bool:
+    """Whether this is the name of a head."""
+    return text in _HEADS or bool(quantiles_of_head(text))
 
 
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
@@ -141,9 +158,12 @@ def _check_activation(outputs: Any, label: Label, dataset: DatasetInfo) -> None:
 def to_answer(outputs: Any, head: Head, label: Label) -> tf.Tensor:
     """Returns what a model says of a label, float32 (batch, outputs), from its output for it.
 
-    It is the probability of each class, of each of several labels, or a number for each.
+    It is the probability of each class, of each of several labels, or a number for each; of quantiles it is
+    the one nearest to 0.5.
     """
     outputs = tf.cast(outputs, tf.float32)
+    if quantiles := quantiles_of_head(head):
+        return outputs[:, middle_of(quantiles), None]
     if head == "numbers":
         return tf.reshape(outputs, (-1, len(label.outputs)))
     if head in ("probability", "logit"):
@@ -160,6 +180,15 @@ def to_answers(
     """Returns what a model says of each label, as `to_answer`, by its name; the rest is as for `by_label`."""
     found = by_label(outputs, labels, order)
     return {label.name: to_answer(found[label.name], heads[label.name], label) for label in labels}
+
+
+def to_quantiles(
+    outputs: Any, heads: Heads, labels: Sequence[Label], order: Sequence[str] = ()
+) -> dict[str, tf.Tensor]:
+    """Returns the quantiles of each label of which a model gives them, float32 (batch, quantiles), by name."""
+    found = by_label(outputs, labels, order)
+    names = [label.name for label in labels if quantiles_of_head(heads[label.name])]
+    return {name: tf.cast(found[name], tf.float32) for name in names}
 
 
 def by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str] = ()) -> dict[str, Any]:
@@ -237,17 +266,27 @@ def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo, prepare: Prepare
         raise ModelError(f"the model does not take this dataset's {inputs}: {reason(error)}") from error
 
 
-def _check_shape(output: Any, label: Label) -> None:
-    """Refuses an output on two examples that is not a number for each of a label's classes or numbers."""
+def _check_shape(output: Any, label: Label, quantiles: Sequence[float]) -> None:
+    """Refuses an output on two examples that is not a number for each of a label's classes or numbers.
+
+    Of one number it may be its `quantiles`.
+    """
     shape, count = getattr(output, "shape", None), len(label.outputs)
     fitting: list[tuple[int, ...]] = [(2, count)]
     if label.kind == CLASS and count == 2:
         fitting.append((2, 1))
     if label.kind == REGRESSION and count == 1:
         fitting.append((2,))
+    if quantiles:
+        fitting = [(2, len(quantiles))]
     if shape is not None and tuple(shape) in fitting:
         return
     found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(output).__name__
+    if quantiles:
+        raise ModelError(
+            f"the model's output is {found}, and its QuantileLoss has {len(quantiles)} quantiles and needs "
+            f"(n, {len(quantiles)}); end the model with Dense({len(quantiles)})"
+        )
     words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: f"number{'s' if count > 1 else ''}"}[
         label.kind
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -62,6 +62,7 @@ def build_model(
     units: int = 64,
     buckets: int = 1024,
     embedding: int = 8,
+    quantiles: Sequence[float] = (),
 ) -> keras.Model:
     """Numbers normalized, text looked up or hashed and embedded -> Dense relu, twice -> what labels need.
 
@@ -75,6 +76,8 @@ def build_model(
         units: Size of each hidden layer.
         buckets: Values of a text column, at most, that are told apart; of more the hashes are.
         embedding: Numbers that stand for a value of a text column.
+        quantiles: Of a label that is one number, the quantiles that the model gives in place of one answer,
+            such as [0.1, 0.5, 0.9]; () for the answer.
     """
     if not dataset.is_table:
         raise ModelError(
@@ -90,7 +93,7 @@ def build_model(
     features = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
-    return finish("mlp", inputs, features, dataset, learning_rate, label_smoothing)
+    return finish("mlp", inputs, features, dataset, learning_rate, label_smoothing, quantiles)
 
 
 def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:

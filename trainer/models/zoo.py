@@ -22,6 +22,7 @@ from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import KERAS_PREFIX
+from shardline.trainer.models.quantiles import QuantileLoss
 
 
 @keras.saving.register_keras_serializable("shardline")
@@ -83,12 +84,16 @@ def finish(
     dataset: DatasetInfo,
     learning_rate: float,
     label_smoothing: float,
+    quantiles: Sequence[float] = (),
 ) -> keras.Model:
     """Ends a model with an output for each label, and compiles it with Adam and what fits their kinds.
 
     A class is a softmax, each of several labels a sigmoid, and a number what a linear layer gives in standard
-    deviations around the mean of the training split, so that any unit is learned alike.
+    deviations around the mean of the training split, so that any unit is learned alike. With `quantiles`, the
+    only label is one number, and the model gives these of it.
     """
+    if quantiles:
+        return _finish_quantiles(name, inputs, features, dataset, learning_rate, quantiles)
     outputs = {key: _output(label, features, dataset) for key, label in dataset.labels.items()}
     losses = {key: _loss(label, dataset, label_smoothing) for key, label in dataset.labels.items()}
     metrics = {key: _METRICS[label.kind] for key, label in dataset.labels.items()}
@@ -102,15 +107,42 @@ def finish(
     return model
 
 
+def _finish_quantiles(
+    name: str,
+    inputs: Any,
+    features: keras.KerasTensor,
+    dataset: DatasetInfo,
+    learning_rate: float,
+    quantiles: Sequence[float],
+) -> keras.Model:
+    kinds = [(label.kind, len(label.outputs)) for label in dataset.labels.values()]
+    if kinds != [(REGRESSION, 1)]:
+        found = "; ".join(f"{label.kind}:{','.join(label.outputs[:5])}" for label in dataset.labels.values())
+        raise ModelError(
+            f"{name}: quantiles are those of one number, and the dataset has {found}; leave quantiles out"
+        )
+    loss = QuantileLoss(quantiles)
+    (label,) = dataset.labels.values()
+    output = _number(label, len(loss.quantiles), features, dataset)
+    model = keras.Model(inputs, output, name=name)
+    # None of Keras' metrics is of quantiles.
+    model.compile(optimizer=keras.optimizers.Adam(learning_rate), loss=loss)
+    return model
+
+
 _METRICS = {CLASS: "accuracy", MULTILABEL: "binary_accuracy", REGRESSION: "mean_absolute_error"}
 
 
 def _output(label: Label, features: keras.KerasTensor, dataset: DatasetInfo) -> keras.KerasTensor:
     # In float32 whatever the precision of the rest: the loss takes the logarithm of small probabilities.
-    activation = {CLASS: "softmax", MULTILABEL: "sigmoid", REGRESSION: None}[label.kind]
-    output = keras.layers.Dense(len(label.outputs), activation=activation, dtype="float32")(features)
-    if label.kind != REGRESSION:
-        return output
+    if label.kind == REGRESSION:
+        return _number(label, len(label.outputs), features, dataset)
+    activation = {CLASS: "softmax", MULTILABEL: "sigmoid"}[label.kind]
+    return keras.layers.Dense(len(label.outputs), activation=activation, dtype="float32")(features)
+
+
+def _number(label: Label, units: int, features: keras.KerasTensor, dataset: DatasetInfo) -> keras.KerasTensor:
+    output = keras.layers.Dense(units, dtype="float32")(features)
     means = [spread.mean for spread in dataset.train[label.name].spreads]
     return keras.layers.Rescaling(_deviations(label, dataset), means, dtype="float32")(output)
 
