@@ -87,6 +87,8 @@ class Export:
         fingerprint: Fingerprint of the dataset.
         labels: What the model predicts.
         deviations: Standard deviation of each number in training, by name of the label.
+        quantiles: Shares of the quantiles that the model gives, by name of the label, of those of which it
+            does.
         inputs: The model's inputs by name: a feature of the dataset each, with its "argument" in
             `serving_default`.
         signatures: By name, the "inputs" and "outputs" of each signature: "dtype" and "shape" by name.
@@ -108,6 +110,7 @@ class Export:
     fingerprint: str = ""
     labels: tuple[Label, ...] = ()
     deviations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    quantiles: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     signatures: Mapping[str, Any] = field(default_factory=dict)
     softmax_added: bool = False

@@ -172,9 +172,10 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     from shardline.components.validate.challenge import Challenge, challenge_champion
     from shardline.components.validate.conversions import measure_formats
     from shardline.components.validate.evaluate import Examples, measure
+    from shardline.components.validate.left_side import NOT_MEASURED
     from shardline.components.validate.rules import OFF
     from shardline.components.validate.validation import export_trained
-    from shardline.components.validate.verdict import NOT_MEASURED, judge
+    from shardline.components.validate.verdict import judge
 
     examples, out, rules = (
         Examples(dataset, manifest),

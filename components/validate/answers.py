@@ -7,8 +7,8 @@ is, so that a limit means the same for every label.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ OUTPUTS = {
     REGRESSION: ("value",),
 }
 
+#: One more of a label of one number, of a model that gives quantiles.
+QUANTILES = "quantiles"
+
 #: From this probability on, an example is said to have one of several labels.
 THRESHOLD = 0.5
 
@@ -37,10 +40,13 @@ class Predictions:
     Attributes:
         said: Probabilities or numbers by name of the label, float32 [n, outputs].
         classes: The most probable class by name of the label, of those that are one of several, int64 [n].
+        quantiles: Quantiles by name of the label, of those of which the model gives them, float32
+            [n, quantiles].
     """
 
     said: Mapping[str, Floats]
     classes: Mapping[str, npt.NDArray[np.int64]]
+    quantiles: Mapping[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[Predictions]) -> Predictions:
@@ -48,6 +54,7 @@ class Predictions:
         return cls(
             {name: np.concatenate([part.said[name] for part in parts]) for name in parts[0].said},
             {name: np.concatenate([part.classes[name] for part in parts]) for name in parts[0].classes},
+            {name: np.concatenate([part.quantiles[name] for part in parts]) for name in parts[0].quantiles},
         )
 
     def reversed(self) -> Predictions:
@@ -55,18 +62,21 @@ class Predictions:
         return Predictions(
             {name: values[::-1] for name, values in self.said.items()},
             {name: values[::-1] for name, values in self.classes.items()},
+            {name: values[::-1] for name, values in self.quantiles.items()},
         )
 
 
-def name_outputs(labels: Sequence[Label]) -> dict[str, tuple[str, ...]]:
+def name_outputs(labels: Sequence[Label], quantiles: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
     """Returns the names of a signature's outputs by name of the label, in the order of `OUTPUTS`.
 
-    Of several labels each name begins with the label's, as in "kind_probabilities".
+    Of several labels each name begins with the label's, as in "kind_probabilities". The labels in `quantiles`
+    have one more, for these.
     """
     plain = name_plainly([label.name for label in labels])
     return {
         label.name: tuple(
-            output if len(labels) == 1 else f"{plain[label.name]}_{output}" for output in OUTPUTS[label.kind]
+            output if len(labels) == 1 else f"{plain[label.name]}_{output}"
+            for output in (*OUTPUTS[label.kind], *([QUANTILES] if label.name in quantiles else []))
         )
         for label in labels
     }
@@ -118,6 +128,9 @@ def largest_gap_of(
     ours: Predictions, theirs: Predictions, deviations: Mapping[str, Sequence[float]]
 ) -> float:
     """Returns the largest difference between answers to the same examples, over all labels."""
+    pairs = ((ours.said, theirs.said), (ours.quantiles, theirs.quantiles))
     return max(
-        largest_gap(values, theirs.said[name], deviations.get(name, ())) for name, values in ours.said.items()
+        largest_gap(values, others[name], deviations.get(name, ()))
+        for some, others in pairs
+        for name, values in some.items()
     )

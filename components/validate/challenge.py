@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from shardline.components import champions, model_store
 from shardline.components.model_store import Export
+from shardline.components.validate.comparison import compare
 from shardline.components.validate.drift import Before, read_profile
-from shardline.components.validate.evaluate import Examples, Measured, compare, measure
+from shardline.components.validate.evaluate import Examples, Measured, measure
 from shardline.components.validate.evaluation import Evaluation
 from shardline.components.validate.training_keys import describe_overlap, find_trained_on
 from shardline.components.validate.verdict import Absence

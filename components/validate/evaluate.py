@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from shardline.components.validate.answers import Predictions
 from shardline.components.validate.classes import ClassOutcomes
-from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Lead, Mistake
+from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Mistake
 from shardline.components.validate.metrics import QUALITY
 from shardline.components.validate.mistakes import Ranked, find_mistakes
 from shardline.components.validate.numbers import NumberOutcomes
+from shardline.components.validate.quantiles import Quantiles
 from shardline.components.validate.served import REQUESTS, ServedModel, measure_costs
 from shardline.components.validate.several import SeveralOutcomes
 from shardline.trainer.data.decode import encode_stored
@@ -237,36 +238,6 @@ def measure(
     return Measured(evaluation, outcomes, min_slice).counted()
 
 
-def compare(
-    challenger: Measured, champion: Measured, trained_on: npt.NDArray[np.bool_] | None = None
-) -> Evaluation:
-    """Returns the challenger's evaluation with that of the champion on the same examples.
-
-    `trained_on` says which of them the champion was trained on: these are left out, for both.
-    """
-    whole = challenger.evaluation
-    if trained_on is not None and trained_on.any():
-        challenger, champion = challenger.only(~trained_on), champion.only(~trained_on)
-        whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
-    metrics_of_theirs = dict(champion.evaluation.metrics)
-    # The process has had both models in memory by then.
-    del metrics_of_theirs["peak_memory_mb"]
-    leads: dict[str, Lead] = {}
-    for name, ours in challenger.outcomes.items():
-        prefix, theirs = f"{name}." if whole.parts else "", champion.outcomes[name]
-        leads |= {f"{prefix}{one}": lead for one, lead in _leads(ours, theirs).items()}
-    return replace(
-        whole,
-        champion=replace(champion.evaluation, mistakes=(), metrics=metrics_of_theirs),
-        leads=leads,
-    )
-
-
-def _leads(ours: Outcomes, theirs: Any) -> dict[str, Lead]:
-    """Returns the lead over another model's outcomes, which are of the same label."""
-    return ours.leads(theirs)
-
-
 def gather(
     model: ServedModel, examples: Examples, batch_size: int
 ) -> tuple[dict[str, Outcomes], dict[str, tuple[Mistake, ...]]]:
@@ -288,7 +259,13 @@ def gather(
     }
     joined = Predictions.join(answers)
     outcomes = {
-        label.name: _outcomes(label, np.concatenate([b.labels[label.name] for b in batches]), joined, columns)
+        label.name: _outcomes(
+            label,
+            np.concatenate([b.labels[label.name] for b in batches]),
+            joined,
+            columns,
+            model.quantiles.get(label.name, ()),
+        )
         for label in labels
     }
     mistakes = {name: tuple(mistake for *_, mistake in found) for name, found in ranked.items()}
@@ -296,7 +273,11 @@ def gather(
 
 
 def _outcomes(
-    label: Label, true: npt.NDArray[Any], answers: Predictions, columns: Mapping[str, npt.NDArray[np.generic]]
+    label: Label,
+    true: npt.NDArray[Any],
+    answers: Predictions,
+    columns: Mapping[str, npt.NDArray[np.generic]],
+    shares: tuple[float, ...],
 ) -> Outcomes:
     said = answers.said[label.name]
     if label.kind == CLASS:
@@ -304,7 +285,8 @@ def _outcomes(
     if label.kind == MULTILABEL:
         return SeveralOutcomes(label, true, said, columns)
     exact = true.reshape(len(true), -1).astype(np.float64)
-    return NumberOutcomes(label, exact, said.astype(np.float64), columns)
+    quantiles = Quantiles(shares, answers.quantiles[label.name].astype(np.float64)) if shares else None
+    return NumberOutcomes(label, exact, said.astype(np.float64), columns, quantiles)
 
 
 def _predict(model: ServedModel, batch: Batch) -> Predictions:

@@ -44,6 +44,8 @@ class Slice:
         value: Of classes the accuracy, of several labels their F1, of numbers the RMSE.
         decided: Whether there are enough of them for a rule to be judged on.
         interval: 95 % interval of the value; None where it is not decided.
+        metrics: Of a model that gives quantiles, how well these hold, by metric.
+        intervals: 95 % intervals of these.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Slice:
     value: float
     decided: bool
     interval: Interval | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class NumberScore:
         bias: Mean of prediction minus truth.
         errors: Quantiles of prediction minus truth, by share: 0.05, 0.25, 0.5, 0.75, 0.95.
         points: (true, predicted) of some examples, drawn at random where there are many.
+        calibration: (share, share of the truth not above it) of each quantile that a model gives.
     """
 
     name: str
@@ -70,6 +75,7 @@ class NumberScore:
     bias: float
     errors: Mapping[str, float] = field(default_factory=dict)
     points: tuple[tuple[float, float], ...] = ()
+    calibration: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

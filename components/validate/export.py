@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +31,7 @@ from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.models.export_check import check_operations
-from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers
+from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers, to_quantiles
 from shardline.trainer.progress import say
 
 #: Number of examples that an export is compared with its model on.
@@ -73,7 +73,8 @@ def export_model(
 
     Each returns, of a class, `probabilities`, float32 [n, classes]; `label`, int64 [n], the most probable
     class; and `label_name`, string [n]; of a multilabel, `probabilities`, float32 [n, classes], and `labels`,
-    int64 [n, classes] of 0 and 1; of numbers, `value`, float32 [n], of several [n, numbers]. Where there are
+    int64 [n, classes] of 0 and 1; of numbers, `value`, float32 [n], of several [n, numbers]; of a number's
+    quantiles, `value`, the one nearest to 0.5, and `quantiles`, float32 [n, quantiles]. Where there are
     several labels the name of each stands before its outputs, as in `kind_probabilities`. Decoding is the
     function that training uses, and is part of the graph. A softmax or sigmoid is added only to a model that
     returns logits. The SavedModel needs nothing of Shardline to be loaded.
@@ -138,7 +139,7 @@ def export_model(
         training_keys.write(out)
         export = replace(export, training_data=training_keys.data)
     if samples:
-        export = replace(export, golden=make_golden_set(manifest, loaded, samples))
+        export = replace(export, golden=make_golden_set(manifest, loaded, samples, export.quantiles))
     export.write(out)
     return export
 
@@ -175,12 +176,18 @@ def largest_difference(
     only one of two is finite. `loaded` is what `tf.saved_model.load` returns. Raises DatasetError when a
     sample cannot be decoded.
     """
-    labels, names, deviations = manifest.labels, name_outputs(manifest.labels), read_deviations(manifest)
+    labels, deviations = manifest.labels, read_deviations(manifest)
+    names = name_outputs(labels, signatures.read_quantiles(heads))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def trained(inputs: Any) -> dict[str, tf.Tensor]:
-        taken = prepare(inputs) if prepare else inputs
-        return to_answers(model(taken, training=False), heads, labels, output_order(model, labels))
+    def trained(inputs: Any) -> dict[tuple[str, int], tf.Tensor]:
+        taken, order = prepare(inputs) if prepare else inputs, output_order(model, labels)
+        outputs = model(taken, training=False)
+        said = to_answers(outputs, heads, labels, order)
+        quantiles = to_quantiles(outputs, heads, labels, order)
+        return {(name, 0): one for name, one in said.items()} | {
+            (name, -1): one for name, one in quantiles.items()
+        }
 
     largest = 0.0
     try:
@@ -188,8 +195,8 @@ def largest_difference(
             expected = {name: answer.numpy() for name, answer in trained(inputs).items()}
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
                 found = loaded.signatures[name](**request)
-                for label, wanted in expected.items():
-                    given = found[names[label][0]].numpy().reshape(wanted.shape)
+                for (label, place), wanted in expected.items():
+                    given = found[names[label][place]].numpy().reshape(wanted.shape)
                     largest = max(largest, largest_gap(wanted, given, deviations.get(label, ())))
     except tf.errors.InvalidArgumentError as error:
         raise DatasetError(
@@ -199,11 +206,14 @@ def largest_difference(
     return largest
 
 
-def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -> dict[str, Any]:
+def make_golden_set(
+    manifest: Manifest, loaded: Any, samples: Sequence[bytes], quantiles: Collection[str] = ()
+) -> dict[str, Any]:
     """Returns some requests with their answers, by which a deployment is recognized as this model.
 
     Both are what TensorFlow Serving's REST interface takes and returns: POST {"instances": [...]} to
-    /v1/models/NAME:predict, and {"predictions": [...]} comes back. There must be at least one sample.
+    /v1/models/NAME:predict, and {"predictions": [...]} comes back. There must be at least one sample. Of the
+    labels in `quantiles` the model gives these.
     """
     examples = tf.constant(samples[:GOLDEN])
     inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
@@ -217,7 +227,7 @@ def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -
     return {
         "signature_name": signatures.DEFAULT,
         "instances": instances,
-        "predictions": _rows({name: answer[name] for name in _output_names(manifest)}),
+        "predictions": _rows({name: answer[name] for name in _output_names(manifest, quantiles)}),
     }
 
 
@@ -231,23 +241,24 @@ def read_revision() -> str | None:
     return described.stdout.strip()
 
 
-def _output_names(manifest: Manifest) -> list[str]:
-    return [name for names in name_outputs(manifest.labels).values() for name in names]
+def _output_names(manifest: Manifest, quantiles: Collection[str]) -> list[str]:
+    return [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
 
 
 def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any, saved_model: Path) -> Export:
     """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
+    quantiles = signatures.read_quantiles(heads)
+    gives = _output_names(manifest, quantiles)
     return Export(
         fingerprint=manifest.fingerprint,
         labels=manifest.labels,
         deviations=read_deviations(manifest),
+        quantiles=quantiles,
         inputs={
             name: {**asdict(manifest.inputs[name]), "argument": argument}
             for name, argument in signatures.argument_names(manifest.inputs).items()
         },
-        signatures={
-            name: _describe_signature(one, _output_names(manifest)) for name, one in loaded.signatures.items()
-        },
+        signatures={name: _describe_signature(one, gives) for name, one in loaded.signatures.items()},
         softmax_added=any(heads[label.name] == "logits" for label in manifest.labels if label.kind == CLASS),
         parameters=model.count_params(),
         bytes=sum(path.stat().st_size for path in saved_model.rglob("*") if path.is_file()),

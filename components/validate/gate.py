@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from shardline.components.parameters import FIRST_RUN, FIRST_RUNS
 from shardline.components.validate.evaluation import MIN_SLICE
 from shardline.components.validate.formats import check_names
-from shardline.components.validate.metrics import BY_KIND, FORMAT_METRICS, MAIN, PARTS, QUALITY
+from shardline.components.validate.metrics import (
+    BY_KIND,
+    FORMAT_METRICS,
+    MAIN,
+    OF_QUANTILES,
+    PARTS,
+    QUALITY,
+    SLICED_OF_QUANTILES,
+)
+from shardline.components.validate.quantiles import names_of
 from shardline.components.validate.rules import DRIFT, OFF, PART_METRICS, Rule, parse_rule, parse_rules
 from shardline.trainer import files
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
@@ -169,6 +178,22 @@ class Gate:
                     f"{_enumerate([part, *known])}"
                 )
 
+    def check_quantiles(self, labels: Sequence[Label], quantiles: Mapping[str, tuple[float, ...]]) -> None:
+        """Raises SettingsError when a rule is about quantiles of a label of which the model gives none.
+
+        `quantiles` are those that it gives, by name of the label.
+        """
+        for rule in self.rules:
+            label = _find_label(rule, labels)
+            has = names_of(quantiles.get(label.name, ()))
+            if rule.metric in _OF_QUANTILES and rule.metric not in has:
+                fitting = [one.name for one in BY_KIND[REGRESSION] if one.name not in _OF_QUANTILES]
+                found = "one quantile" if has else "no quantiles"
+                raise SettingsError(
+                    f"the rule {rule.text!r} is about quantiles, and the model gives {found}; it has "
+                    f"{', '.join([*fitting, *has])}: train it with quantiles, or leave the rule out"
+                )
+
     def check_champion(self, champion_uri: str) -> None:
         """Raises SettingsError when a rule beside the gate's own needs a champion, and there is no place."""
         for rule in self.rules:
@@ -226,12 +251,13 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
         )
     kind = _find_label(rule, labels).kind
     own, of_part = PARTS[kind]
+    more = SLICED_OF_QUANTILES if kind == REGRESSION else ()
     if rule.format:
         fitting: Sequence[str] = (MAIN[kind], *(one for one in FORMAT_METRICS if one not in MAIN.values()))
     elif rule.slice:
-        fitting = of_part if part == own else (MAIN[kind],)
+        fitting = of_part if part == own else (MAIN[kind], *more)
     elif rule.worst:
-        fitting = tuple(dict.fromkeys((MAIN[kind], *(of_part if kind == CLASS else ()))))
+        fitting = tuple(dict.fromkeys((MAIN[kind], *(of_part if kind == CLASS else ()), *more)))
     else:
         fitting = [metric.name for metric in BY_KIND[kind]]
     if rule.metric not in fitting or (part in PART_METRICS and part != own):
@@ -241,6 +267,7 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
         )
 
 
+_OF_QUANTILES = {metric.name for metric in OF_QUANTILES}
 _OF_QUALITY = {metric.name for metric in QUALITY}
 
 

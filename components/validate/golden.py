@@ -78,12 +78,14 @@ def compare(export: Export, predictions: Any) -> Agreement:
 
 def is_answer(row: Any, export: Export) -> bool:
     """Whether a row has the outputs of an export, as its golden predictions must."""
-    names = name_outputs(export.labels)
+    names = name_outputs(export.labels, export.quantiles)
     return (
         isinstance(row, dict)
         and bool(names)
         and all(
-            set(names[label.name]) <= set(row) and _is_said(row, label, names[label.name])
+            set(names[label.name]) <= set(row)
+            and _is_said(row, label, names[label.name])
+            and _is_list(row[names[label.name][-1]], export.quantiles.get(label.name))
             for label in export.labels
         )
     )
@@ -93,19 +95,25 @@ def _is_said(row: Mapping[str, Any], label: Label, names: Sequence[str]) -> bool
     said, wanted = row[names[0]], len(label.outputs)
     if label.kind == REGRESSION and wanted == 1:
         said = [said]
-    if not isinstance(said, list) or len(said) != wanted:
-        return False
-    if not all(value is None or isinstance(value, int | float) for value in said):
+    if not _is_list(said, label.outputs):
         return False
     if label.kind == CLASS:
         return isinstance(row[names[1]], int) and 0 <= row[names[1]] < wanted
     return label.kind == REGRESSION or (isinstance(row[names[1]], list) and len(row[names[1]]) == wanted)
 
 
+def _is_list(said: Any, wanted: Sequence[Any] | None) -> bool:
+    """Whether it is as many numbers, or None for what is no number, as are wanted; None wants nothing."""
+    if wanted is None:
+        return True
+    sound = isinstance(said, list) and len(said) == len(wanted)
+    return sound and all(value is None or isinstance(value, int | float) for value in said)
+
+
 def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Agreement:
     if not isinstance(found, Mapping) or (missing := [name for name in expected if name not in found]):
         return Agreement(1.0, f"no {', '.join(missing)}" if isinstance(found, Mapping) else "no outputs")
-    names = name_outputs(export.labels)
+    names = name_outputs(export.labels, export.quantiles)
     answers = (_compare_label(expected, found, label, names[label.name], export) for label in export.labels)
     return max(answers, key=lambda agreement: agreement.difference)
 
@@ -114,18 +122,23 @@ def _compare_label(
     expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, names: Sequence[str], export: Export
 ) -> Agreement:
     what = "value" if label.kind == REGRESSION else "probability"
-    wanted, given = expected[names[0]], found[names[0]]
+    wanted, given, of = expected[names[0]], found[names[0]], label.outputs
     if label.kind == REGRESSION and len(label.outputs) == 1:
         wanted, given = [wanted], [given]
+        if shares := export.quantiles.get(label.name, ()):
+            quantiles = found[names[1]] if isinstance(found[names[1]], Sequence) else ()
+            wanted, given = [*wanted, *expected[names[1]]], [*given, *quantiles]
+            of += tuple(f"{label.outputs[0]}, quantile {share:g}" for share in shares)
     if not isinstance(given, Sequence) or len(given) != len(wanted):
         return Agreement(1.0, f"no {len(wanted)} {'values' if label.kind == REGRESSION else 'probabilities'}")
     units = export.deviations.get(label.name) or (1.0,) * len(wanted)
+    units = (*units, *units[:1] * (len(wanted) - len(units)))
     gaps = [_gap(*three) for three in zip(wanted, given, units, strict=True)]
     gap = max(gaps)
     if other := _other_answer(expected, found, label, names, gap):
         return Agreement(max(1.0, gap), other)
     place = gaps.index(gap)
-    words = f"{what} of {label.outputs[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
+    words = f"{what} of {of[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
     return Agreement(gap, words if gap else "")
 
 

@@ -63,6 +63,14 @@ OF_SEVERAL = (
     Metric("roc_auc", "ROC AUC"),
     Metric("log_loss", "log loss", rising=False),
 )
+#: How well quantiles of a number hold, of a model that gives them: the loss in its unit, the share of the
+#: truth inside the outermost two, and how far that is from the share that should be.
+OF_QUANTILES = (
+    Metric("pinball_loss", "pinball loss of quantiles", _number, rising=False),
+    Metric("coverage", "coverage of the interval of quantiles", _percent),
+    Metric("coverage_error", "coverage, distance from the nominal", _percent, rising=False),
+    Metric("quantile_crossings", "examples whose quantiles cross", _count, rising=False),
+)
 #: How well numbers are told: errors in their units, of several numbers the mean over them.
 OF_NUMBERS = (
     Metric("rmse", "root mean squared error (RMSE)", _number, rising=False),
@@ -71,6 +79,7 @@ OF_NUMBERS = (
     Metric("p90_absolute_error", "absolute error, 90th percentile", _number, rising=False),
     Metric("mape", "mean absolute percentage error (MAPE)", _percent, rising=False),
     Metric("r2", "variance explained (R2)"),
+    *OF_QUANTILES,
 )
 #: By the kind of a label, and all of them, each name once.
 BY_KIND = {CLASS: OF_CLASSES, MULTILABEL: OF_SEVERAL, REGRESSION: OF_NUMBERS}
@@ -110,8 +119,10 @@ METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
 OF_THE_NEW = ("peak_memory_mb", "max_difference", "golden_difference", "leaked", "examples")
 
 #: Metrics that are shares, 0..1, and those in which less is better.
-SHARES = tuple(
-    metric.name for metric in OF_CLASSES + OF_SEVERAL if metric.name not in ("log_loss", "hamming_loss")
+SHARES = (
+    *(metric.name for metric in OF_CLASSES + OF_SEVERAL if metric.name not in ("log_loss", "hamming_loss")),
+    "coverage",
+    "coverage_error",
 )
 FALLING = tuple(metric.name for metric in QUALITY + SERVING + CHECKS if not metric.rising)
 
@@ -124,7 +135,12 @@ LEADING = {
 COUNTED = LEADING[CLASS]
 LED = tuple(dict.fromkeys(name for names in LEADING.values() for name in names))
 #: Metrics that have leads over a champion: these, and what follows from probabilities.
-LED_BY_CHAMPION = (*LED, "log_loss", "roc_auc", "pr_auc", "mean_average_precision")
+LED_BY_CHAMPION = (
+    *(*LED, "log_loss", "roc_auc", "pr_auc", "mean_average_precision"),
+    *("pinball_loss", "coverage_error"),
+)
+#: Metrics of a slice beside the one that counts first, of a model that gives quantiles.
+SLICED_OF_QUANTILES = ("pinball_loss", "coverage", "coverage_error")
 
 #: Metrics of one class, of one of several labels, or of one of several numbers, by the kind of the label.
 PARTS = {

@@ -1,4 +1,4 @@
-"""Plots of numbers in a report: predicted against true, and the error over the truth."""
+"""Plots of numbers in a report: predicted against true, the error over the truth, quantiles' calibration."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ def draw_errors(score: NumberScore) -> str:
         add_legend(figure, columns=2)
         said_so = ", ".join(f"{middle:.3g} at {value:.4g}" for value, middle in middles)
         return to_svg(figure, f"Error over true {score.name}; middle error: {said_so or 'too few examples'}.")
+
+
+def draw_calibration(score: NumberScore) -> str:
+    """Draws the share of the truth below each quantile over the share that should be, and the line of both."""
+    with page_style(f"quantiles {score.name} {score.calibration}"):
+        figure = Figure(figsize=(4.4, 4.6), layout="constrained")
+        axes = _axes(figure, "quantile", "share of true values below it")
+        axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as it should be")
+        axes.plot(*zip(*score.calibration, strict=True), "-o", color=FIRST, markersize=5, label="measured")
+        add_legend(figure, columns=2)
+        said_so = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
+        return to_svg(figure, f"Share of true {score.name} below each quantile: {said_so}.")
 
 
 def _middles(true: Any, error: Any) -> list[tuple[float, float]]:

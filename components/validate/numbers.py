@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from sklearn import metrics
 
 from shardline.components.validate import resampling
 from shardline.components.validate.evaluation import Baseline, Interval, Lead, NumberScore, Slice
-from shardline.components.validate.metrics import LEADING, OF_NUMBERS
+from shardline.components.validate.metrics import LEADING, LED_BY_CHAMPION, OF_NUMBERS, SLICED_OF_QUANTILES
+from shardline.components.validate.quantiles import Quantiles
 from shardline.components.validate.slicing import slices
 from shardline.trainer.data.features import REGRESSION, Label, Tally
 
@@ -31,23 +32,29 @@ _QUANTILES = {"median_absolute_error": 0.5, "p90_absolute_error": 0.9}
 
 @dataclass(frozen=True)
 class NumberOutcomes:
-    """Truth and predictions of numbers, float64 [n, outputs] each, and the examples' columns, each [n]."""
+    """Truth and predictions of numbers, float64 [n, outputs] each, and the examples' columns, each [n].
+
+    Of one number a model may give `quantiles`.
+    """
 
     label: Label
     true: _Floats
     said: _Floats
     columns: Mapping[str, npt.NDArray[np.generic]]
+    quantiles: Quantiles | None = None
 
     @property
     def finite(self) -> _Chosen:
         """Which examples have only finite predictions, [n]."""
-        finite: _Chosen = np.logical_and.reduce(np.isfinite(self.said), axis=1)
+        said = [self.said] if self.quantiles is None else [self.said, self.quantiles.said]
+        finite: _Chosen = np.logical_and.reduce(np.isfinite(np.concatenate(said, axis=1)), axis=1)
         return finite
 
     def only(self, chosen: _Chosen) -> NumberOutcomes:
         """Returns the outcomes of some of the examples."""
         columns = {name: column[chosen] for name, column in self.columns.items()}
-        return NumberOutcomes(self.label, self.true[chosen], self.said[chosen], columns)
+        quantiles = self.quantiles and self.quantiles.only(chosen)
+        return NumberOutcomes(self.label, self.true[chosen], self.said[chosen], columns, quantiles)
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes.
@@ -84,6 +91,8 @@ class NumberOutcomes:
             found["mape"] = metrics.mean_absolute_percentage_error(self.true, self.said)
         if len(self.true) > 1 and (np.ptp(self.true, axis=0) > 0).all():
             found["r2"] = metrics.r2_score(self.true, self.said)
+        if self.quantiles:
+            found |= self.quantiles.score(self.true)
         return {name: float(value) for name, value in found.items()}
 
     def intervals(self) -> dict[str, Interval]:
@@ -99,11 +108,19 @@ class NumberOutcomes:
         """Returns the lead over another model on the same examples, where the answers of both are finite."""
         both = self.finite & other.finite
         ours, theirs = self.only(both), other.only(both)
-        rising = {name: _RISING[name.partition("[")[0]] for name in self._names()}
+        if not self.compares_quantiles(other):
+            ours, theirs = replace(ours, quantiles=None), replace(theirs, quantiles=None)
+        rising = {name: _RISING[name.partition("[")[0]] for name in ours._names()}
         found = resampling.leads(ours._terms(ours.said), theirs._terms(theirs.said), ours._measure, rising)
         if len(ours.true):
             found |= ours._quantile_leads(theirs)
-        return {name: lead for name, lead in found.items() if np.isfinite(lead.difference)}
+        known = {name for name in found if name not in SLICED_OF_QUANTILES or name in LED_BY_CHAMPION}
+        return {name: lead for name, lead in found.items() if name in known and np.isfinite(lead.difference)}
+
+    def compares_quantiles(self, other: NumberOutcomes) -> bool:
+        """Whether both models give the same quantiles, so that the losses of these can be compared."""
+        shares = [one.quantiles.shares if one.quantiles else () for one in (self, other)]
+        return shares[0] == shares[1]
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the means in training, as the answer to every example."""
@@ -126,7 +143,7 @@ class NumberOutcomes:
         names = ["rmse", "mae", "mape", "r2"]
         if len(self.label.outputs) > 1:
             names += [f"{metric}[number={one}]" for metric in ("rmse", "mae") for one in self.label.outputs]
-        return names
+        return names + (self.quantiles.names if self.quantiles else [])
 
     def _terms(self, said: _Floats) -> _Floats:
         error = said - self.true
@@ -134,10 +151,12 @@ class NumberOutcomes:
         if (self.true != 0).all():
             relative = np.abs(error / self.true)
         parts = (np.ones_like(error), error**2, np.abs(error), relative, self.true, self.true**2)
-        return np.concatenate(parts, axis=1)
+        of_quantiles = [self.quantiles.terms(self.true)] if self.quantiles else []
+        return np.concatenate([*parts, *of_quantiles], axis=1)
 
     def _measure(self, sums: _Floats) -> dict[str, _Floats]:
-        count, squares, absolutes, relatives, truths, of_truths = np.split(sums, _SUMS, axis=-1)
+        width = _SUMS * len(self.label.outputs)
+        count, squares, absolutes, relatives, truths, of_truths = np.split(sums[..., :width], _SUMS, axis=-1)
         rmse, mae = np.sqrt(squares / count), absolutes / count
         around = of_truths - truths**2 / count
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -145,16 +164,27 @@ class NumberOutcomes:
         values = [one.mean(axis=-1) for one in (rmse, mae, relatives / count, r2)]
         if len(self.label.outputs) > 1:
             values += [*np.moveaxis(rmse, -1, 0), *np.moveaxis(mae, -1, 0)]
+        if self.quantiles:
+            values += self.quantiles.measure(sums[..., width:], count[..., 0]).values()
         return dict(zip(self._names(), values, strict=True))
 
     def _slices(self, min_slice: int) -> tuple[Slice, ...]:
         found = []
         for name, chosen in slices(self.columns):
             part, decided = self.only(chosen), int(chosen.sum()) >= min_slice
-            interval = (
-                resampling.intervals(part._terms(part.said), self._measure)["rmse"] if decided else None
+            drawn = resampling.intervals(part._terms(part.said), self._measure) if decided else {}
+            score, more = part.score(), self.quantiles.names if self.quantiles else []
+            found.append(
+                Slice(
+                    name,
+                    int(chosen.sum()),
+                    score.get("rmse", 0.0),
+                    decided,
+                    drawn.get("rmse"),
+                    {one: score[one] for one in more if one in score},
+                    {one: drawn[one] for one in more if one in drawn},
+                )
             )
-            found.append(Slice(name, int(chosen.sum()), part.score().get("rmse", 0.0), decided, interval))
         return tuple(found)
 
     def _number(self, place: int) -> NumberScore:
@@ -172,4 +202,5 @@ class NumberOutcomes:
             float(error.mean()),
             {f"{share:g}": value for share, value in zip(_ERRORS, quantiles, strict=True)},
             tuple(zip(true[drawn].tolist(), said[drawn].tolist(), strict=True)),
+            self.quantiles.calibration(self.true) if self.quantiles else (),
         )

@@ -34,14 +34,15 @@ from shardline.components.validate.metrics import (
     OF_THE_NEW,
     PARTS,
     SHARES,
+    SLICED_OF_QUANTILES,
 )
 from shardline.trainer.errors import SettingsError
 
 #: Metrics of one class, as in `recall[class=healthy]`, of one label or number, by what stands before "=".
 PART_METRICS = dict(PARTS.values())
 CLASS_METRICS = PART_METRICS["class"]
-#: Any other slice has only the metric that counts first.
-SLICED = tuple(MAIN.values())
+#: Any other slice has only the metric that counts first, and those of quantiles.
+SLICED = (*MAIN.values(), *SLICED_OF_QUANTILES)
 
 #: Every one of them is False for NaN.
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {

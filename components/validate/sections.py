@@ -171,6 +171,7 @@ def _number(score: NumberScore) -> dict[str, Any]:
             for draw in (number_plots.draw_predictions, number_plots.draw_errors)
             if score.points
         ],
+        "calibration": _drawn(lambda _: number_plots.draw_calibration(score), score.calibration),
     }
 
 

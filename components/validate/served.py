@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from shardline.components.model_store import EXPORT_FILE, Export
 from shardline.components.validate.answers import (
     THRESHOLD,
     Predictions,
@@ -49,19 +50,21 @@ class ServedModel:
 
     Attributes:
         deviations: Unit in which differences of numbers are told, as `read_deviations` returns it.
+        quantiles: Quantiles that it gives, by name of the label, of those of which it does.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.deviations = read_deviations(manifest)
         self._labels = manifest.labels
-        self._names = name_outputs(manifest.labels)
         try:
             # The signatures alone do not keep the variables alive, the loaded object does.
             self._loaded = tf.saved_model.load(str(path))
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise ModelError(f"cannot load the exported model {path}: {error}; export it again") from None
         outputs = self._signature(DEFAULT).structured_outputs
+        self.quantiles = self._read_quantiles(outputs)
+        self._names = name_outputs(manifest.labels, self.quantiles)
         if missing := [name for names in self._names.values() for name in names if name not in outputs]:
             raise ModelError(
                 f"the signature {DEFAULT!r} of {path} has no output {', '.join(missing)}; export it again"
@@ -85,6 +88,21 @@ class ServedModel:
         """Names of the labels of which an example may have any number of classes."""
         return tuple(label.name for label in self._labels if label.kind == MULTILABEL)
 
+    def _read_quantiles(self, outputs: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+        """Reads which quantiles an output has from what was written down of the export, beside it."""
+        able = [label for label in self._labels if label.kind == REGRESSION and len(label.outputs) == 1]
+        names = name_outputs(self._labels, [label.name for label in able])
+        found = [label.name for label in able if names[label.name][-1] in outputs]
+        recorded = Export.read(self.path.parent).quantiles if found else {}
+        shares = {name: tuple(recorded.get(name, ())) for name in found}
+        for name in found:
+            if outputs[names[name][-1]].shape[-1] != len(shares[name]):
+                raise ModelError(
+                    f"{self.path} gives {outputs[names[name][-1]].shape[-1]} quantiles, and {EXPORT_FILE} "
+                    f"beside it names {len(shares[name])}; export it again"
+                )
+        return shares
+
     def predict(self, images: tf.Tensor) -> Predictions:
         """Predicts encoded images, a string tensor of shape [n].
 
@@ -102,13 +120,15 @@ class ServedModel:
 
     def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
         outputs = self._signature(signature)(**request)
-        said, classes = {}, {}
+        said, classes, quantiles = {}, {}, {}
         for label in self._labels:
             names = self._names[label.name]
             said[label.name] = outputs[names[0]].numpy().reshape(-1, len(label.outputs))
             if label.kind == CLASS:
                 classes[label.name] = outputs[names[1]].numpy()
-        return Predictions(said, classes)
+            if label.name in self.quantiles:
+                quantiles[label.name] = outputs[names[1]].numpy()
+        return Predictions(said, classes, quantiles)
 
     def _signature(self, name: str) -> Any:
         if (found := self._loaded.signatures.get(name)) is None:

@@ -13,7 +13,8 @@ from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, en
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.preparation import Prepare
-from shardline.trainer.models.head import Heads, output_order, to_answers
+from shardline.trainer.models.head import Heads, output_order, to_answers, to_quantiles
+from shardline.trainer.models.quantiles import quantiles_of_head
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"
@@ -42,19 +43,30 @@ def make_signatures(
 
     The model takes the inputs of a dataset as `prepare` gives them; None where it takes them as they are.
     """
-    names, order = name_outputs(manifest.labels), output_order(model, manifest.labels)
+    names, order = name_outputs(manifest.labels, read_quantiles(heads)), output_order(model, manifest.labels)
 
     def answer(inputs: Inputs) -> Answer:
         taken = prepare(inputs) if prepare else inputs
-        said = to_answers(model(taken, training=False), heads, manifest.labels, order)
+        outputs = model(taken, training=False)
+        said = to_answers(outputs, heads, manifest.labels, order)
+        quantiles = to_quantiles(outputs, heads, manifest.labels, order)
         found: Answer = {}
         for label in manifest.labels:
-            found.update(zip(names[label.name], _tell(said[label.name], label), strict=True))
+            told = _tell(said[label.name], label)
+            if label.name in quantiles:
+                told += (quantiles[label.name],)
+            found.update(zip(names[label.name], told, strict=True))
         return found
 
     if "image" in manifest.inputs:
         return _image_signatures(answer, manifest.inputs["image"])
     return _table_signatures(answer, manifest.inputs)
+
+
+def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
+    """Returns the quantiles that a model gives, by name of the label, of those of which it does."""
+    found = {name: quantiles_of_head(head) for name, head in heads.items()}
+    return {name: quantiles for name, quantiles in found.items() if quantiles}
 
 
 def _tell(said: tf.Tensor, label: Label) -> tuple[tf.Tensor, ...]:

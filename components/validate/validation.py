@@ -26,6 +26,7 @@ from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import ModelCard, make_card, read_training
 from shardline.components.validate.report import Origin, render_report
+from shardline.components.validate.signatures import read_quantiles
 from shardline.components.validate.training_keys import TrainingKeys
 from shardline.components.validate.verdict import Blessing, judge
 from shardline.trainer import files
@@ -92,6 +93,8 @@ def validate(
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri, formats)
     gate = gate.for_labels(manifest.labels)
+    if heads := read_recorded_heads(model_file):
+        gate.check_quantiles(manifest.labels, read_quantiles(heads))
     if champion_uri:
         champions.require_shelf(champion_uri)
     training = read_training(model_file)
@@ -108,6 +111,7 @@ def validate(
             settings=training.settings,
             training_keys=training_keys,
         )
+        gate.check_quantiles(manifest.labels, export.quantiles)
         say("validate", "asking the export in a process with TensorFlow alone")
         answers = golden.check(clean, out)
     measured = _measure(out, export, answers, examples, gate.min_slice)

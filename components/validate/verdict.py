@@ -8,9 +8,10 @@ from itertools import product
 from typing import Any, Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED
-from shardline.components.validate.evaluation import Evaluation, Interval, Lead, Slice
+from shardline.components.validate.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.gate import CHAMPION, EXAMPLES, Gate
-from shardline.components.validate.metrics import CHECKS, FALLING, MAIN, SHARES
+from shardline.components.validate.left_side import interval_of_left, measure_left
+from shardline.components.validate.metrics import CHECKS, SHARES
 from shardline.components.validate.rules import OFF, OPERATORS, Rule
 
 # Changes that should not change a prediction, and the share of images from which on they are worth a warning.
@@ -31,9 +32,6 @@ _MOST_NAMES = 5
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9
-
-#: Why a rule about a metric that an evaluation lacks is undecided.
-NOT_MEASURED = "it was not measured"
 
 # What a sentence says of the metrics that are counts.
 _LABELS = {metric.name: metric.label for metric in CHECKS}
@@ -180,6 +178,12 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
         found.append(f"Not compared with the champion: {absence.text}")
     measured = evaluation.metrics
     found += [
+        f"{f'{part.label}: ' if evaluation.parts else ''}Quantiles of {crossed:,.0f} of {part.examples:,} "
+        "examples cross: a lower one lies above a higher one"
+        for part in evaluation.each
+        if (crossed := part.metrics.get("quantile_crossings", 0))
+    ]
+    found += [
         f"{change} changes the predicted class of {share:.0%} of the images that were tried"
         for metric, change in _HARMLESS.items()
         if (share := measured.get(metric, 0.0)) > _MOST_FLIPS
@@ -204,9 +208,9 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
         return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
     if rule.reference == "champion":
         evaluation = evaluation.beside_champion
-    left, note = _measure(rule, evaluation)
+    left, note = measure_left(rule, evaluation)
     judged = JudgedRule(rule.text, rule.left, left, rule.operator, rule.limit, "undecided", note=note)
-    judged = replace(judged, interval=_interval(rule, evaluation), name=rule.name, why=rule.why)
+    judged = replace(judged, interval=interval_of_left(rule, evaluation), name=rule.name, why=rule.why)
     if rule.reference == "champion" and evaluation.champion is None:
         # A policy of its own: allow_undecided is about slices and metrics.
         return replace(judged, right=None, **_without_champion(gate, absence))
@@ -252,7 +256,7 @@ def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[Jud
         note = f"always answering {other.answer}" if other else "the baseline was not measured"
     else:
         assert evaluation.champion is not None
-        theirs, reason = _measure(rule, evaluation.champion)
+        theirs, reason = measure_left(rule, evaluation.champion)
         lead = evaluation.leads.get(rule.left)
         note = f"of the champion {reason}" if theirs is None else ""
     return replace(
@@ -352,49 +356,3 @@ def _beside_champion(rule: JudgedRule) -> str:
     if rule.verdict == "passed" and not ahead:
         return f"As good as the champion ({by} worse, within what is allowed)"
     return f"{'Better' if ahead else 'Worse'} than the champion by {by}"
-
-
-def _measure(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
-    """Returns the value of a rule's left side, None where it is unknown, and a note."""
-    if rule.worst:
-        return _worst(rule.metric, evaluation.of(rule.label))
-    if not rule.slice or rule.format or rule.is_drift:
-        value = {**evaluation.metrics, **evaluation.distances}.get(rule.left)
-        return value, evaluation.notes.get(rule.metric, "") if value is not None else NOT_MEASURED
-    part = evaluation.of(rule.label)
-    if rule.slice.startswith("number="):
-        score = next((one for one in part.numbers if f"number={one.name}" == rule.slice), None)
-        return (getattr(score, rule.metric), "") if score else (None, NOT_MEASURED)
-    found = next((item for item in part.slices if item.name == rule.slice), None)
-    if found is None or not found.decided:
-        return None, f"{found.examples if found else 0:,} examples are too few"
-    return _of_slice(rule.metric, found, part), ""
-
-
-def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
-    classes = {f"class={name}" for name in evaluation.class_names}
-    slices = [item for item in evaluation.slices if metric == MAIN[evaluation.kind] or item.name in classes]
-    values = [(_of_slice(metric, item, evaluation), item.name) for item in slices if item.decided]
-    if not values:
-        return None, "every slice has too few examples"
-    value, name = (max if metric in FALLING else min)(values)
-    few = len(slices) - len(values)
-    left_out = f"; {few:,} {'slice has' if few == 1 else 'slices have'} too few examples" if few else ""
-    return value, name + left_out
-
-
-def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
-    if metric == MAIN[evaluation.kind] and not item.name.startswith("label="):
-        return item.value
-    name = item.name.partition("=")[2]
-    score = next(score for score in evaluation.classes if score.name == name)
-    # Of one label alone the mean over the labels is its own.
-    return float(score.f1 if metric == MAIN[evaluation.kind] else getattr(score, metric))
-
-
-def _interval(rule: Rule, evaluation: Evaluation) -> Interval | None:
-    if rule.format and rule.metric in MAIN.values():
-        return next((item.interval for item in evaluation.formats if item.name == rule.format), None)
-    part = evaluation.of(rule.label)
-    found = next((item.interval for item in part.slices if rule.slice == item.name), None)
-    return found if rule.slice and rule.metric == MAIN.get(part.kind) else evaluation.intervals.get(rule.left)

@@ -15,7 +15,8 @@ from sklearn import metrics
 
 from shardline.components import model_store
 from shardline.components.validate.challenge import Challenge, challenge_champion
-from shardline.components.validate.evaluate import Examples, compare, measure
+from shardline.components.validate.comparison import compare
+from shardline.components.validate.evaluate import Examples, measure
 from shardline.components.validate.export import export_model
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.rules import parse_rules

@@ -185,7 +185,7 @@ def to_answers(
 def to_quantiles(
     outputs: Any, heads: Heads, labels: Sequence[Label], order: Sequence[str] = ()
 ) -> dict[str, tf.Tensor]:
-    """Returns the quantiles of each label of which a model gives them, float32 (batch, quantiles), by name."""
+    """Returns by name the quantiles of each label of which a model gives them, float32 (batch, quantiles)."""
     found = by_label(outputs, labels, order)
     names = [label.name for label in labels if quantiles_of_head(heads[label.name])]
     return {name: tf.cast(found[name], tf.float32) for name in names}

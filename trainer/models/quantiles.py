@@ -1,8 +1,9 @@
-"""Quantiles of a number: the loss by which a model learns them, and the head that says which ones it gives."""
+"""Quantiles of a number: the loss by which a model learns them, and the head that says which it gives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import keras
@@ -59,7 +60,7 @@ def check_quantiles(quantiles: Any) -> tuple[float, ...]:
     """Returns some quantiles as numbers; a ModelError where they are none within 0..1 that rise."""
     listed = list(quantiles) if isinstance(quantiles, Sequence) and not isinstance(quantiles, str) else []
     sound = all(isinstance(one, int | float) and 0 < one < 1 for one in listed)  # NaN fails this too
-    if not listed or not sound or any(a >= b for a, b in zip(listed, listed[1:], strict=False)):
+    if not listed or not sound or any(a >= b for a, b in pairwise(listed)):
         raise ModelError(
             f"quantiles must be numbers between 0 and 1, each larger than the one before, got {quantiles!r}; "
             "write [0.1, 0.5, 0.9]"
@@ -77,8 +78,8 @@ def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]
         return ()
     if label.kind != REGRESSION:
         raise ModelError(
-            f"QuantileLoss is for a number, and the label {label.name!r} is of kind {label.kind}; compile the "
-            "model with a crossentropy"
+            f"QuantileLoss is for a number, and the label {label.name!r} is of kind {label.kind}; compile "
+            "the model with a crossentropy"
         )
     if len(label.outputs) > 1:
         raise ModelError(
