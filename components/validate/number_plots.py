@@ -52,7 +52,7 @@ def draw_errors(score: NumberScore) -> str:
 
 
 def draw_calibration(score: NumberScore) -> str:
-    """Draws the share of the truth below each quantile over the share that should be, and the line of both."""
+    """Draws the share of the truth below each quantile over the share that should be, and their line."""
     with page_style(f"quantiles {score.name} {score.calibration}"):
         figure = Figure(figsize=(4.4, 4.6), layout="constrained")
         axes = _axes(figure, "quantile", "share of true values below it")
