@@ -1,5 +1,6 @@
 """Quantiles of a number: the loss, the head, and the way of diabetes from the table to a judged export."""
 
+import csv
 import json
 
 import keras
@@ -16,6 +17,7 @@ from shardline.components.validate import golden
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.validation import validate
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.view import describe
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from shardline.trainer.models.head import read_heads
@@ -95,7 +97,7 @@ def test_a_quantile_is_an_output_of_a_model_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize("labels", ["numbers", "multilabel", "two"])
 def test_mlp_has_quantiles_of_one_number_alone(tmp_path, labels):
-    info = write_labelled(tmp_path, labels).info()
+    info = describe(tmp_path, write_labelled(tmp_path, labels))
 
     with pytest.raises(ModelError, match=r"mlp: quantiles are those of one number, and the dataset has"):
         build("mlp", info, {"quantiles": SHARES})
@@ -104,8 +106,10 @@ def test_mlp_has_quantiles_of_one_number_alone(tmp_path, labels):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("diabetes")
-    found = datasets.load_diabetes(as_frame=True)
-    found.frame.to_csv(root / "diabetes.csv", index=False)
+    found = datasets.load_diabetes()
+    with (root / "diabetes.csv").open("w", newline="") as file:
+        rows = np.column_stack([found.data, found.target]).tolist()
+        csv.writer(file).writerows([[*found.feature_names, "target"], *rows])
     shardline.preprocess(
         PreprocessSettings(source=f"table:{root / 'diabetes.csv'}", label="regression:target"),
         root / "data",

@@ -29,7 +29,7 @@ COSTS = {"peak_memory_mb": 1.0}
 
 
 def outcomes(wide: float = 1.0, shares: tuple[float, ...] = SHARES, noise: float = 0.0) -> NumberOutcomes:
-    """Returns numbers from a normal distribution, and its quantiles with a deviation `wide` times as large."""
+    """Returns normally distributed numbers, and quantiles of a deviation `wide` times as large."""
     middle = np.random.default_rng(0).normal(100, 20, (N, 1))
     true = middle + np.random.default_rng(1).normal(0, 10, (N, 1))
     middle = middle + np.random.default_rng(2).normal(0, noise, (N, 1))
