@@ -136,7 +136,7 @@ def fit(
             strategy; or a compiled model that was built in `shardline.strategy().scope()`.
         train_data: A `tf.data.Dataset` of global batches (x, y) or (x, y, sample_weight); a function that
             takes a `tf.distribute.InputContext` and returns this process's dataset of batches of one replica;
-            a tuple of arrays; or a dataset directory, whose training split is taken.
+            a tuple of arrays; a `keras.utils.PyDataset`; or a dataset directory, whose training split is taken.
         batch_size: Examples of a global batch of arrays or of a dataset directory, 32 unless given.
         epochs: Number of the epoch after which training ends.
         verbose: "auto", 0 for nothing, 1 for a bar, 2 for a line an epoch; on the chief.
@@ -152,7 +152,7 @@ def fit(
         validation_batch_size: Examples of a global batch of the validation's arrays; else `batch_size`.
         validation_freq: Epochs between validations, or the numbers, from 1, of those that have one.
         checkpoint_dir: Directory that all processes see; a run that finds a checkpoint there goes on from it,
-            at the step. None keeps no checkpoint.
+            at the step. None keeps no checkpoint, unless there is a BackupAndRestore, whose directory it is.
         options: Settings of the trainer by name: strategy, seed, checkpoint_steps, communication,
             gradient_compression, gradient_accumulation_steps and others (`OPTIONS`).
 

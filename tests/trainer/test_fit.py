@@ -198,6 +198,23 @@ def whole_batches() -> tuple[Any, Any]:
     return x[:48], {name: each[:48] for name, each in targets_.items()}
 
 
+def weighted_by_name() -> tuple[Any, ...]:
+    weights = np.linspace(0.0, 2.0, 48, dtype="float32")
+    return (*whole_batches(), {"a": weights, "b": weights[::-1]})
+
+
+def binary() -> keras.Model:
+    def outputs(x: Any) -> Any:
+        return keras.layers.Dense(1, activation="sigmoid")(x)
+
+    return functional(outputs, loss="binary_crossentropy", metrics=["accuracy", "AUC"])
+
+
+def yes_or_no() -> tuple[Any, Any]:
+    x, y = numbers()
+    return x, (y > 0).astype("float32")
+
+
 def as_dataset(data: Callable[[], Any]) -> Callable[[], tf.data.Dataset]:
     return lambda: batches(data())
 
@@ -252,11 +269,13 @@ CASES = {
     "class_weight_one_hot": Case(
         lambda: classifier(loss="categorical_crossentropy"), one_hot, {"class_weight": CLASS_WEIGHT}
     ),
+    "class_weight_of_columns": Case(binary, yes_or_no, {"class_weight": {0: 0.25, 1: 4.0}}),
     "class_weight_validation": Case(
         classifier, classes, {"class_weight": CLASS_WEIGHT, "validation_data": classes(21, 1)}
     ),
     "sample_weight": Case(lambda: line(weighted_metrics=["mse"]), weighted),
     "sample_weight_dataset": Case(lambda: line(weighted_metrics=["mse"]), as_dataset(weighted)),
+    "sample_weight_by_name": Case(two_outputs, weighted_by_name),
     "steps_per_epoch_repeated": Case(line, repeated, {"steps_per_epoch": 3}),
     "steps_per_epoch_finite": Case(line, as_dataset(numbers), {"steps_per_epoch": 2, "epochs": 2}),
     "steps_per_epoch_arrays": Case(line, numbers, {"steps_per_epoch": 2, "epochs": 2}),
@@ -267,6 +286,7 @@ CASES = {
     "several_outputs": Case(two_outputs, whole_batches, {"validation_split": 1 / 3}),
     "several_outputs_dataset": Case(two_outputs, as_dataset(whole_batches)),
     "list_of_outputs": Case(listed_outputs, listed_targets),
+    "lists": Case(line, lambda: tuple(numbers()), {"validation_data": list(VALIDATION)}),
     "several_inputs": Case(two_inputs, pairs),
     "several_inputs_dataset": Case(two_inputs, as_dataset(pairs)),
     "normalization_and_dropout": Case(normalized, numbers, {"validation_data": VALIDATION}),

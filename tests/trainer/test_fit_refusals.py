@@ -196,6 +196,14 @@ def test_data_that_cannot_be_trained_on_is_refused(data, options, message):
     refused(SettingsError, message, line, data, **options)
 
 
+def by_xla() -> keras.Model:
+    return line(jit_compile=True)
+
+
+def eager() -> keras.Model:
+    return line(run_eagerly=True)
+
+
 MODELS = {
     "uncompiled": (uncompiled, numbers(), "gives a model that is not compiled; call model.compile"),
     "uncompiled_model": (uncompiled(), numbers(), "gives a model that is not compiled"),
@@ -205,6 +213,8 @@ MODELS = {
     "failing": (failing, numbers(), r"build_model failed: KeyError: 'token' \(test_fit_refusals.py, line"),
     "inputs": (line, (np.zeros((COUNT, 4)), numbers()[1]), "cannot be built on batches .* value 3, but rec"),
     "outputs": (line, with_y(np.zeros((COUNT, 2, 2))), r"Incompatible shapes: \[32,2,2\] vs. \[32,1\]; comp"),
+    "outputs_by_xla": (by_xla, with_y(np.zeros((COUNT, 2, 2))), "failed in .*/mse/sub: Incompatible shapes"),
+    "outputs_eagerly": (eager, with_y(np.zeros((COUNT, 2, 2))), "a step of the model failed: Incompatible"),
     "labels": (classifier, with_y(np.full(COUNT, 7)), "label value of 7 which is outside the valid range"),
     "texts": (line, (np.array(["a"] * COUNT), numbers()[1]), "cannot be built on batches"),
     "step": (failing_step, numbers(), r"train_step .*no attribute 'nothing' \(test_fit_refusals.py, line"),

@@ -77,4 +77,6 @@ def of_sequence(data: keras.utils.PyDataset, name: str, *, shuffle: bool) -> tf.
     numbers = tf.data.Dataset.range(count) if count is not None else tf.data.Dataset.counter()
     if shuffle and count:
         numbers = numbers.shuffle(count)
-    return numbers.map(tf.autograph.experimental.do_not_convert(fetched), num_parallel_calls=data.workers)
+    return numbers.map(
+        tf.autograph.experimental.do_not_convert(fetched), num_parallel_calls=max(1, data.workers)
+    )
