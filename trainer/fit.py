@@ -136,7 +136,7 @@ def fit(
             strategy; or a compiled model that was built in `shardline.strategy().scope()`.
         train_data: A `tf.data.Dataset` of global batches (x, y) or (x, y, sample_weight); a function that
             takes a `tf.distribute.InputContext` and returns this process's dataset of batches of one replica;
-            a tuple of arrays; a `keras.utils.PyDataset`; or a dataset directory, whose training split is taken.
+            a tuple of arrays; a `keras.utils.PyDataset`; or a dataset directory: its training split.
         batch_size: Examples of a global batch of arrays or of a dataset directory, 32 unless given.
         epochs: Number of the epoch after which training ends.
         verbose: "auto", 0 for nothing, 1 for a bar, 2 for a line an epoch; on the chief.

@@ -91,7 +91,8 @@ def reason(error: BaseException) -> str:
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
     for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
         text = text.partition(end)[0]
-    return " ".join(text.split()).rstrip(". ").strip("'") or type(error).__name__
+    text = " ".join(text.split()).rstrip(". ")
+    return re.sub(r"^'(.*)'$", r"\1", text) or type(error).__name__
 
 
 @contextlib.contextmanager
