@@ -124,8 +124,9 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     seen = json.loads((tmp_path / "result.json").read_text())
     assert seen["uri"] == f"https://{LOCATION}-aiplatform.googleapis.com/v1/{OLD}@2"
     assert seen["metadata"] == {"resourceName": f"{OLD}@2"}
-    ((parent, evaluation),) = vertex.services.evaluations.items()
-    assert (parent, evaluation.display_name) == (f"{OLD}@2", "test split")
+    ((name, evaluation),) = vertex.services.evaluations.items()
+    assert name.startswith(f"{OLD}@2/evaluations/")
+    assert evaluation.display_name == "test split"
     content = json.loads(ModelEvaluation.to_json(evaluation))
     assert content["metrics"] == registry_metrics(EVALUATION)
     assert content["metadata"]["fingerprint"] == "sha256:abc"

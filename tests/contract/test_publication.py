@@ -6,14 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from google.cloud.aiplatform_v1.types import Model
+from google.cloud.aiplatform_v1.types import Model, ModelEvaluation
 from google.rpc import code_pb2
 from kfp import dsl
 
 from shardline.components.champions import complete_versions, current
 from shardline.components.register.component import model_upload, register, registry_evaluation, serving_model
 from shardline.components.shelf.disk import Disk
+from shardline.components.validate.evaluate import join
+from shardline.components.validate.evaluation import Evaluation
+from shardline.components.validate.numbers import NumberOutcomes
+from shardline.components.validate.several import SeveralOutcomes
+from shardline.trainer.data.features import MULTILABEL, REGRESSION, Label
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.evaluations import EVALUATION
@@ -30,11 +36,14 @@ class Publication:
         self._exported = dsl.Model(uri=str(directory / run))
         if not Path(self._exported.path).exists():
             write_export(Path(self._exported.path), weights=run.encode())
-            (Path(self._exported.path) / "evaluation.json").write_text(json.dumps(EVALUATION))
+            self.write_evaluation(EVALUATION)
             judge_again(Path(self._exported.path), self.champion)
         self._serving = dsl.Artifact(uri=str(directory / "serving" / run))
         self._model = dsl.Artifact()
         self._parent, self._run = parent, run
+
+    def write_evaluation(self, evaluation: dict[str, Any]) -> None:
+        (Path(self._exported.path) / "evaluation.json").write_text(json.dumps(evaluation))
 
     def do(self) -> None:
         """Does all tasks that are still to be done, as an attempt that knows nothing of the one before."""
@@ -137,6 +146,35 @@ def test_the_next_run_uploads_and_publishes_its_own(vertex_environ: FakeVertex, 
     found = current(second.champion)
     assert found is not None
     assert (found.run, len(complete_versions(second.champion))) == ("retrain-2", 2)
+
+
+def test_there_is_an_evaluation_of_each_label_in_the_schema_of_its_kind(
+    vertex_environ: FakeVertex, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    fare = random.normal(20, 5, (50, 1))
+    price = NumberOutcomes(Label("fare", REGRESSION, ("fare",)), fare, fare + random.normal(0, 1, (50, 1)), {})
+    tags = SeveralOutcomes(
+        Label("tags", MULTILABEL, ("a", "b")), random.integers(0, 2, (50, 2)), random.random((50, 2)), {}
+    )
+    parts = tuple(
+        Evaluation(
+            "sha256:0", "test", mistakes=(), label=one.label.name, kind=one.label.kind,
+            outputs=one.label.outputs, **one.summarize(10),
+        )
+        for one in (price, tags)
+    )  # fmt: skip
+    publication = Publication(tmp_path)
+    publication.write_evaluation({**join(parts[0], parts, {}).to_json(), "label": ""})
+
+    publication.do()
+    publication.do()
+
+    found = vertex_environ.services.evaluations.values()
+    of_fare, of_tags = (json.loads(ModelEvaluation.to_json(one)) for one in found)
+    assert (of_fare["displayName"], of_tags["displayName"]) == ("test split, fare", "test split, tags")
+    assert of_fare["metrics"]["rootMeanSquaredError"] == parts[0].metrics["rmse"]
+    assert of_tags["metrics"]["confidenceMetrics"][0]["f1ScoreMacro"] == parts[1].metrics["macro_f1"]
 
 
 def test_the_loser_is_not_uploaded(vertex_environ: FakeVertex, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import Model, ModelEvaluation, model_service
@@ -15,12 +16,27 @@ from tests.contract.fake.filters import matching
 from tests.contract.fake.model_rules import model_faults
 
 
+_SCHEMA = re.compile(r"gs://google-cloud-aiplatform/schema/modelevaluation/(\w+)_metrics_1\.0\.0\.yaml")
+
+#: Fields of the schemas that are known here (ClassificationEvaluationMetrics, RegressionEvaluationMetrics).
+_FIELDS = {
+    "classification": {"auPrc", "auRoc", "logLoss", "confidenceMetrics", "confusionMatrix"},
+    "regression": {
+        "rootMeanSquaredError",
+        "meanAbsoluteError",
+        "meanAbsolutePercentageError",
+        "rSquared",
+        "rootMeanSquaredLogError",
+    },
+}
+
+
 class Models:
     """Answers the calls of models and their evaluations.
 
     Attributes:
         models: Versions of each model by the model's name, as they were received.
-        evaluations: Evaluations by the name of the model's version, as they were received.
+        evaluations: Evaluations by name, which is that of the model's version and theirs, as received.
     """
 
     def __init__(self, number: Callable[[], int]) -> None:
@@ -72,7 +88,8 @@ class Models:
     def list_model_evaluations(
         self, request: model_service.ListModelEvaluationsRequest
     ) -> model_service.ListModelEvaluationsResponse:
-        found = [item for parent, item in self.evaluations.items() if parent == request.parent]
+        prefix = f"{request.parent}/evaluations/"
+        found = [item for name, item in self.evaluations.items() if name.startswith(prefix)]
         return model_service.ListModelEvaluationsResponse(model_evaluations=found)
 
     def import_model_evaluation(self, request: model_service.ImportModelEvaluationRequest) -> ModelEvaluation:
@@ -80,11 +97,23 @@ class Models:
         if not 1 <= int(version or 0) <= len(self.models.get(model, ())):
             raise ApiError(code_pb2.NOT_FOUND, f"parent: no model {request.parent!r}")
         evaluation = request.model_evaluation
-        if not re.fullmatch(r"gs://google-cloud-aiplatform/schema/\S+\.yaml", evaluation.metrics_schema_uri):
-            raise ApiError(code_pb2.INVALID_ARGUMENT, "metrics_schema_uri: no such schema")
+        refuse(*_metrics_faults(evaluation))
         evaluation.name = f"{request.parent}/evaluations/{self._number()}"
-        self.evaluations[request.parent] = evaluation
+        self.evaluations[evaluation.name] = evaluation
         return evaluation
+
+
+def _metrics_faults(evaluation: ModelEvaluation) -> Iterator[str]:
+    """Yields what is wrong with the metrics of an evaluation by the schema that it names."""
+    schema = _SCHEMA.fullmatch(evaluation.metrics_schema_uri)
+    if not schema or schema[1] not in _FIELDS:
+        yield "metrics_schema_uri: no such schema"
+        return
+    for name, value in dict(evaluation.metrics or {}).items():
+        if name not in _FIELDS[schema[1]]:
+            yield f"metrics: the schema {schema[1]} has no field {name!r}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield f"metrics: {name} is {value}"
 
 
 def _read(model: Model, name: str) -> Any:

@@ -100,7 +100,7 @@ class FakeServices:
 
     @property
     def evaluations(self) -> dict[str, ModelEvaluation]:
-        """Evaluations by the name of the model's version, as they were received."""
+        """Evaluations by name, as they were received."""
         return self._models.evaluations
 
     @property
