@@ -153,7 +153,9 @@ def test_there_is_an_evaluation_of_each_label_in_the_schema_of_its_kind(
 ) -> None:
     random = np.random.default_rng(0)
     fare = random.normal(20, 5, (50, 1))
-    price = NumberOutcomes(Label("fare", REGRESSION, ("fare",)), fare, fare + random.normal(0, 1, (50, 1)), {})
+    price = NumberOutcomes(
+        Label("fare", REGRESSION, ("fare",)), fare, fare + random.normal(0, 1, (50, 1)), {}
+    )
     tags = SeveralOutcomes(
         Label("tags", MULTILABEL, ("a", "b")), random.integers(0, 2, (50, 2)), random.random((50, 2)), {}
     )

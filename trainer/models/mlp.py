@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from shardline.trainer import progress
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
@@ -19,6 +20,9 @@ from shardline.trainer.models.zoo import finish
 _LARGEST = 10.0
 
 _UNKNOWN = "[UNK]"
+
+# Examples from which on the values of a column are called different.
+_ENOUGH = 100
 
 # Names that Keras gives to layers of built-in models, beside those of its operations.
 _LAYERS = {
@@ -86,6 +90,8 @@ def build_model(
     inputs = {name: make_input(name, column) for name, column in dataset.inputs.items()}
     examples = dataset.training_examples()
     texts = [name for name, column in dataset.inputs.items() if column.dtype == "string"]
+    for name in texts:
+        _tell_of_unlike_values(name, examples[name])
     numbers = [name for name in inputs if name not in texts]
     parts = [_embed(inputs[name], examples[name], buckets, embedding) for name in texts]
     if numbers:
@@ -94,6 +100,17 @@ def build_model(
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
     return finish("mlp", inputs, features, dataset, learning_rate, label_smoothing, quantiles)
+
+
+def _tell_of_unlike_values(name: str, examples: npt.NDArray[Any]) -> None:
+    """Says that nothing can be learnt from the values of a text column that hardly ever come again."""
+    different = len(set(examples.tolist()))
+    if len(examples) >= _ENOUGH and different > len(examples) / 2:
+        progress.say(
+            "train",
+            f"column {name!r} has {different:,} different values in {len(examples):,} examples, and mlp "
+            "learns each as a whole: model text reads words, and an identifier is better left out",
+        )
 
 
 def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:

@@ -15,7 +15,6 @@ from tests.contract.fake.api import ApiError, done, location, numbered, page, re
 from tests.contract.fake.filters import matching
 from tests.contract.fake.model_rules import model_faults
 
-
 _SCHEMA = re.compile(r"gs://google-cloud-aiplatform/schema/modelevaluation/(\w+)_metrics_1\.0\.0\.yaml")
 
 #: Fields of the schemas that are known here (ClassificationEvaluationMetrics, RegressionEvaluationMetrics).
