@@ -132,7 +132,7 @@ class Gate:
             if rule.why and rule.name in (CHAMPION, "baseline"):
                 meant = [one for one in self.rules if one.name == rule.name and not one.why]
                 rules += _rules_of_labels(rule.name, labels, {one.label for one in meant})
-            else:
+            elif not (rule.why and rule.name == "classes" and {one.kind for one in labels} == {REGRESSION}):
                 _check_label(rule, labels)
                 rules.append(rule)
         return replace(self, rules=tuple(rules))

@@ -67,6 +67,15 @@ def verdicts(evaluation: Evaluation, *rules: str) -> dict[str, JudgedRule]:
     return {rule.name or rule.rule: rule for rule in judge(evaluation, gate, champion="v1").rules}
 
 
+def test_the_gate_asks_of_numbers_alone_nothing_about_classes() -> None:
+    def names(*labels: Label) -> set[str]:
+        return {rule.name for rule in Gate().for_labels(labels).rules}
+
+    assert "classes" in names(KIND) & names(TAGS) & names(KIND, RATING)
+    assert "classes" not in names(PRICE)
+    assert "classes" not in names(PRICE, RATING)
+
+
 @pytest.mark.parametrize("label", [PRICE, PLACE], ids=["one", "two"])
 def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
     outcomes = numbers(10, label)
