@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from shardline.trainer import progress
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import asked_for_xla, supports_xla
@@ -59,10 +61,20 @@ def make_engine(run: Run, model: keras.Model, training: Input, validation: Input
         averaging_steps=settings.averaging_steps,
         jit_compile=xla,
         deterministic=settings.deterministic,
+        single_loss=functools.cache(lambda: _tell_of_single_loss(run)),
     )
     if validation:
         loop.evaluation = Evaluation(model, strategy, validation.distributed(), validation.steps)
     return loop
+
+
+def _tell_of_single_loss(run: Run) -> None:
+    if run.cluster.is_chief:
+        progress.say(
+            "train",
+            "the loss is one number for a replica's batch, which passes for the mean of its examples: the "
+            "mean of the replicas' counts",
+        )
 
 
 def uses_xla(run: Run, model: keras.Model) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,25 @@ def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
 def returns_own_logs(step: Callable[..., Any]) -> bool:
     """Whether a model's `train_step` or `test_step` is not Keras' own, which returns the model's metrics."""
     return getattr(step, "__func__", step) is not getattr(keras.Model, getattr(step, "__name__", ""), None)
+
+
+@contextlib.contextmanager
+def noting_results(model: keras.Model) -> Iterator[dict[int, keras.metrics.Metric]]:
+    """Yields a model's metrics by the ids of the results that they give meanwhile."""
+    found: dict[int, keras.metrics.Metric] = {}
+    values = []  # the id of one that is gone may be another's
+
+    def note(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
+        value = result()
+        values.append(value)
+        found[id(value)] = metric
+        return value
+
+    with contextlib.ExitStack() as stack:
+        for metric in model.metrics:
+            metric.result = functools.partial(note, metric, metric.result)
+            stack.callback(vars(metric).pop, "result")
+        yield found
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,13 +176,28 @@ def random_by_replica() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exact_means() -> Iterator[None]:
-    """Makes losses that are traced meanwhile, from outside the replicas, means over the batch of all of them.
+def undivided_losses() -> Iterator[None]:
+    """Makes losses that are traced meanwhile what they are in one process, not divided by the replicas.
 
-    A loss with a mask, or with the reduction mean_with_sample_weight, divides by the sum of its weights
-    (keras/src/losses/loss.py), and the sums of two replicas' batches differ. Such a loss is multiplied by its
-    replica's part of the sum over all, which takes an exchange of its own, relative to its part of the
-    examples, by which it counts already.
+    Keras divides those alone that it has averaged itself (keras/src/losses/loss.py): a function that returns
+    one number, a loss of a `train_step` or `compute_loss` of one's own would count once for each replica.
+    """
+    with (
+        _replaced(losses, "scale_loss_for_distribution", lambda value: value),
+        _replaced(losses, "unscale_loss_for_distribution", lambda value: value),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Makes losses that are traced meanwhile, from outside the replicas, those of the batch of all of them.
+
+    They are undivided, and count by their replica's part of the examples. A loss with a mask, or with the
+    reduction mean_with_sample_weight, divides by the sum of its weights (keras/src/losses/loss.py), and the
+    sums of two replicas' batches differ; one with the reduction sum, or none, adds up: such a loss is made
+    larger or smaller by what an exchange of its own finds. `single` is told of a loss that is one number
+    already, and passes for a mean.
     """
     reduce = losses.reduce_weighted_values
 
@@ -170,16 +205,56 @@ def exact_means() -> Iterator[None]:
         values: Any, sample_weight: Any = None, mask: Any = None, **options: Any
     ) -> tf.Tensor:
         loss, context = reduce(values, sample_weight, mask, **options), tf.distribute.get_replica_context()
-        divisor = _own_divisor(sample_weight, mask, options.get("reduction", "sum_over_batch_size"))
-        if divisor is None or context is None or context.num_replicas_in_sync == 1:
+        if context is None or context.num_replicas_in_sync == 1:
             return loss
-        own = tf.stack([divisor, tf.cast(tf.shape(values)[0], tf.float32)])
+        reduction = options.get("reduction", "sum_over_batch_size")
+        if not values.shape.rank:
+            single()
+            return loss
+        divisor = _own_divisor(sample_weight, mask, reduction)
+        adds_up = reduction in ("sum", "none", None)
+        if divisor is None and not adds_up:
+            return loss
+        own = tf.stack([divisor if divisor is not None else 1.0, tf.cast(tf.shape(values)[0], tf.float32)])
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-        share = tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
-        return loss * tf.cast(tf.stop_gradient(share), loss.dtype)
+        if adds_up:
+            factor = tf.math.divide_no_nan(total[1], own[1])
+        else:
+            factor = tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
+        exact = loss * tf.cast(tf.stop_gradient(factor), loss.dtype)
+        # Where nothing is reduced, the values are each example's, and only their gradients add up.
+        return exact if reduction not in ("none", None) else exact + tf.stop_gradient(loss - exact)
 
-    with _replaced(losses, "reduce_weighted_values", reduce_over_all):
+    add = keras.metrics.Mean.update_state
+
+    def add_by_share(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
+        share = getattr(_replica, "share", None)
+        if share is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+            sample_weight = share()
+        return add(self, values, sample_weight=sample_weight)
+
+    with (
+        undivided_losses(),
+        _replaced(losses, "reduce_weighted_values", reduce_over_all),
+        _replaced(keras.metrics.Mean, "update_state", add_by_share),
+    ):
         yield
+
+
+_replica = threading.local()
+
+
+@contextlib.contextmanager
+def sharing(share: Callable[[], tf.Tensor]) -> Iterator[None]:
+    """Says inside a replica what its part of the batch of all is, relative to an equal part.
+
+    A metric that is given one number for its replica's batch, such as a `Mean` of a loss, counts it by that.
+    """
+    _replica.share = share
+    try:
+        yield
+    finally:
+        _replica.share = None
 
 
 def _own_divisor(sample_weight: Any, mask: Any, reduction: str | None) -> tf.Tensor | None:
@@ -292,6 +367,14 @@ def before_apply(
         original(prepare(grads, trainable_variables), trainable_variables)
 
     optimizer.apply = apply
+
+
+def before_gradient(
+    optimizer: keras.Optimizer, weigh: Callable[[keras.Optimizer, tf.Tensor], tf.Tensor]
+) -> None:
+    """Makes an optimizer scale a loss to what `weigh` makes of it; Keras' `train_step` does so last."""
+    original = optimizer.scale_loss
+    optimizer.scale_loss = lambda loss: weigh(optimizer, original(loss))
 
 
 def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradients], Gradients]) -> None:

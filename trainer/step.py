@@ -8,7 +8,7 @@ same step on every replica. As in `fit`, AutoGraph converts nothing: that takes 
 from __future__ import annotations
 
 import abc
-import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,15 @@ import tensorflow as tf
 from shardline.trainer.cluster.collectives import Summation
 from shardline.trainer.cluster.exchange import GradientExchange, average, own_gradients
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import exact_means, flat_logs, random_by_replica, returns_own_logs
+from shardline.trainer.keras_internals import (
+    exact_losses,
+    flat_logs,
+    noting_results,
+    random_by_replica,
+    returns_own_logs,
+    sharing,
+    undivided_losses,
+)
 from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
 #: Shapes of metrics by name; () for a number.
@@ -56,13 +64,15 @@ class Loop:
         averaging_steps: int = 0,
         jit_compile: bool = False,
         deterministic: bool = False,
+        single_loss: Callable[[], None] = lambda: None,
     ):
         """Traces the step of a model compiled and built inside the strategy's scope.
 
         `batches` are distributed, as `model.train_step` takes them, or where they are `sized`, pairs of that
         and the examples of all replicas. After `averaging_steps` by itself each replica averages its weights
         with the others'; 0 sums the gradients of every step. TensorFlow, asked to be `deterministic`, refuses
-        to tell the time in a function: the wait for input is not known then.
+        to tell the time in a function: the wait for input is not known then. `single_loss` is told of a loss
+        function that returns one number for a batch.
         """
         self.evaluation: SplitEvaluation | None = None
         self._model = model
@@ -72,7 +82,7 @@ class Loop:
         self._summation = summation
         self._averaging_steps = averaging_steps
         # Replicas that take steps by themselves do not meet in them.
-        self._losses = contextlib.nullcontext if averaging_steps else exact_means
+        self._losses = undivided_losses if averaging_steps else functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         own = own_gradients(strategy.num_replicas_in_sync)
@@ -116,10 +126,10 @@ class Loop:
 
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
             data, size = data if self._sized else (data, size)
-            weight = _examples(data) * replicas / size if replicas > 1 else tf.constant(1.0)
-            with self._exchange.weighted(weight):
+            share = _examples(data) / size if replicas > 1 else tf.constant(1.0)
+            with self._exchange.weighted(share), sharing(lambda: share * replicas):
                 logs = train_step(data)
-            self._own_logs.keep(logs, weight)
+            self._own_logs.keep(logs, share * replicas)
             return is_finite(model, logs)
 
         def take(
@@ -235,11 +245,14 @@ class Evaluation(SplitEvaluation):
 
     def _trace(self, own_logs: OwnLogs) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
-            own_logs.keep(self._model.test_step(data), tf.constant(1.0))
+            share = functools.cache(lambda: _share_of_all(data))
+            with sharing(share):
+                logs = self._model.test_step(data)
+            own_logs.keep(logs, share() if own_logs.in_place else tf.constant(1.0))
 
         def run(iterator: Any, count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
-                with random_by_replica(), exact_means():
+                with random_by_replica(), exact_losses():
                     self._strategy.run(step, args=(next(iterator),))
                 return (i + 1,)
 
@@ -299,14 +312,23 @@ class OwnLogs:
         self.in_place = False
         self.shapes: Shapes = {}
         self._kept: dict[str, tf.Variable] = {}
+        self._metrics: dict[str, keras.metrics.Metric] = {}
         if not returns_own_logs(step) or model.run_eagerly:
             return
-        found = _returned(step, strategy, batches, sized=sized)
+        with noting_results(model) as results:
+            found = _returned(step, strategy, batches, sized=sized)
         self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
         if self.in_place:
-            self.shapes = {name: tuple(spec.shape) for name, spec in found.items()}
+            self.shapes = {name: tuple(value.shape) for name, value in found.items()}
+            self._metrics = {
+                name: results[id(value)] for name, value in found.items() if id(value) in results
+            }
             with strategy.scope():
-                self._kept = {name: _replica_variable(spec.shape) for name, spec in found.items()}
+                self._kept = {
+                    name: _replica_variable(shape)
+                    for name, shape in self.shapes.items()
+                    if name not in self._metrics
+                }
 
     def keep(self, logs: Mapping[str, Any], weight: tf.Tensor) -> None:
         """Keeps a replica's values, inside of it, with its weight among all (1 for an equal share)."""
@@ -316,14 +338,15 @@ class OwnLogs:
                 variable.assign(tf.cast(flat[name], tf.float32) * weight)
 
     def read(self) -> dict[str, tf.Tensor]:
-        """Returns the means over all replicas."""
-        return {name: tf.convert_to_tensor(variable) for name, variable in self._kept.items()}
+        """Returns the means over all replicas, and results of metrics as they are over all of them."""
+        kept = {name: tf.convert_to_tensor(variable) for name, variable in self._kept.items()}
+        return {**kept, **{name: metric.result() for name, metric in self._metrics.items()}}
 
 
 def _returned(
     step: Callable[[Any], Any], strategy: tf.distribute.Strategy, batches: Iterator[Any], *, sized: bool
-) -> dict[str, tf.TensorSpec]:
-    """Returns types and shapes of the numbers that a step returns by name; a ModelError for no dict."""
+) -> dict[str, tf.Tensor]:
+    """Returns the numbers that a step returns by name, as one replica traces it; a ModelError for no dict."""
     found: dict[str, tf.Tensor] = {}
 
     def take(data: Any) -> None:
@@ -335,7 +358,7 @@ def _returned(
             strategy.run(take, args=(next(batches),))
 
     once.get_concrete_function(batches)
-    return {name: tf.TensorSpec(value.shape, value.dtype) for name, value in found.items()}
+    return found
 
 
 def known_numbers(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
@@ -381,6 +404,16 @@ def is_finite(model: keras.Model, logs: Mapping[str, Any]) -> tf.Tensor:
 def _examples(data: Any) -> tf.Tensor:
     """Returns the number of examples of one replica's batch, as a float32 scalar."""
     return tf.cast(tf.shape(tf.nest.flatten(data)[0])[0], tf.float32)
+
+
+def _share_of_all(data: Any) -> tf.Tensor:
+    """Returns, inside a replica, its part of the examples of all, relative to an equal part."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return tf.constant(1.0)
+    own = _examples(data)
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return tf.math.divide_no_nan(own * context.num_replicas_in_sync, total)
 
 
 def _tensors(strategy: tf.distribute.Strategy, data: Any) -> list[tf.Tensor]:

@@ -38,30 +38,42 @@ class GradientExchange:
             keras_internals.refuse_float8(model)
         for optimizer in keras_internals.optimizers(model):
             keras_internals.before_apply(optimizer, functools.partial(self._prepare, optimizer))
+            keras_internals.before_gradient(optimizer, self._weigh)
             if optimizer.built:
                 self._adopt(optimizer)
 
     @contextlib.contextmanager
-    def weighted(self, weight: tf.Tensor) -> Iterator[None]:
-        """Multiplies this replica's gradients by a weight while the context lasts, around its `train_step`.
+    def weighted(self, share: tf.Tensor) -> Iterator[None]:
+        """Multiplies this replica's gradients by its share while the context lasts, around its `train_step`.
 
-        With the float32 scalar `local examples * replicas / examples of all replicas` a batch divided into 5
-        and 4 examples gives the gradients of the whole batch of 9, for losses that are means over the batch
-        (the default of every Keras loss). With 0, of no examples, gradients count nothing even when NaN.
+        With the float32 scalar `local examples / examples of all replicas` a batch divided into 5 and 4
+        examples gives the gradients of the whole batch of 9, for losses that are means over a replica's batch
+        (`keras_internals.exact_losses`). With 0, of no examples, gradients count nothing even when NaN.
         """
-        self._local.weight = weight
+        self._local.share, self._local.weighed = share, set()
         try:
             yield
         finally:
-            self._local.weight = None
+            self._local.share = None
+
+    def _weigh(self, optimizer: keras.Optimizer, loss: tf.Tensor) -> tf.Tensor:
+        """Multiplies the loss in place of its gradients: it is one number, and they are many."""
+        share = getattr(self._local, "share", None)
+        if share is None or self._replicas == 1:
+            return loss
+        self._local.weighed.add(id(optimizer))
+        return loss * tf.cast(share, loss.dtype)
 
     def _prepare(
         self, optimizer: keras.Optimizer, gradients: Gradients, variables: Variables | None
     ) -> Gradients:
         if not optimizer.built and variables is not None:
             self._build(optimizer, list(variables))
-        weight = getattr(self._local, "weight", None)
-        return gradients if weight is None or self._replicas == 1 else _weighted(gradients, weight)
+        share = getattr(self._local, "share", None)
+        if share is None or self._replicas == 1:
+            return gradients
+        weighed = id(optimizer) in self._local.weighed
+        return _weighted(gradients, tf.sign(share) if weighed else share)
 
     def _build(self, optimizer: keras.Optimizer, variables: Variables) -> None:
         """Creates variables where they may be, outside the replicas, of one only train_step knows."""
@@ -82,7 +94,7 @@ class GradientExchange:
 
 
 def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
-    """Multiplies gradients by a weight, which is 1, and costs nothing then, but for an epoch's last step."""
+    """Multiplies gradients by a weight; one of 1 costs nothing."""
     own = [gradient for gradient in gradients if gradient is not None]
 
     def times(values: tf.Tensor) -> tf.Tensor:
@@ -102,7 +114,7 @@ def _on_values(
 
 
 def own_gradients(replicas: int) -> Callable[[Gradients], Gradients]:
-    """Returns, in place of a sum, a replica's own gradients: Keras divides its loss by their number."""
+    """Returns, in place of a sum, a replica's own gradients: they are weighted by its share of a step."""
     return lambda gradients: [_on_values(lambda values: values * replicas, one) for one in gradients]
 
 
