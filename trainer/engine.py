@@ -72,8 +72,8 @@ def _tell_of_single_loss(run: Run) -> None:
     if run.cluster.is_chief:
         progress.say(
             "train",
-            "the loss is one number for a replica's batch, which passes for the mean of its examples: the "
-            "mean of the replicas' counts",
+            "a loss function returns one number for a batch, and the replicas' mean counts: where it is no "
+            "mean over examples, return a number for each of them",
         )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import shardline
+from tests.helpers.losses import train_all
 
 TASK: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
 NAME = (
@@ -92,6 +93,10 @@ def all_kinds(out: Path) -> dict[str, Any]:
     judged = fit("directory", directory, pictures, validation_data=directory, batch_size=8)
     found["evaluate"].append(shardline.evaluate(judged, directory, verbose=0))
     return found
+
+
+def losses(out: Path) -> dict[str, Any]:
+    return train_all()
 
 
 def plain(out: Path) -> dict[str, Any]:
@@ -219,7 +224,7 @@ def main() -> None:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    each.__name__: each for each in (all_kinds, plain, killed, own_part, callbacks, different)
+    each.__name__: each for each in (all_kinds, losses, plain, killed, own_part, callbacks, different)
 }
 
 if __name__ == "__main__":

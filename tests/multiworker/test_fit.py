@@ -68,6 +68,15 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     assert_close(chief, one)
 
 
+def test_a_loss_of_any_form_counts_the_same_on_two_processes(tmp_path: Path) -> None:
+    (one,) = run(tmp_path, "losses", 1)
+    processes = start(tmp_path, "losses")
+    codes, outputs = finish(processes)
+    assert codes == [0, 0], "\n".join(output[-3000:] for output in outputs)
+    assert_close(found(tmp_path, "chief-0")[0], one)
+    assert outputs[0].count("a loss function returns one number for a batch") == 2  # of the nine
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(tmp_path_factory.mktemp("undisturbed"), "killed")
