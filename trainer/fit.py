@@ -285,15 +285,14 @@ def _agree(run: _FitRun, model: keras.Model, validation: Batches | None) -> None
     """Ends a call that is not the same on all processes, before the first step. A collective."""
     if run.collectives.processes == 1:
         return
-    found = {
-        "call": {
-            **asdict(run.settings),
-            "weights": sum(int(np.prod(weight.shape)) for weight in model.weights),
-            "steps_per_epoch": run.data.steps,
-            "train_data": run.data.digest,
-            "validation_data": validation and validation.digest,
-        }
+    call: dict[str, Any] = {
+        **asdict(run.settings),
+        "weights": sum(int(np.prod(weight.shape)) for weight in model.weights),
+        "steps_per_epoch": run.data.steps,
     }
+    found = {"call": call, "data": {}}
+    for name, data in (("train_data", run.data), ("validation_data", validation)):
+        call[name], found["data"][f"a first batch of {name} of sum"] = data.digest if data else ("", "")
     blob = json.dumps(found, default=repr).encode()
     sizes = [int(row[0]) for row in run.collectives.table([len(blob)])]
     told = [json.loads(each) for each in run.collectives.gather(blob, sizes)]

@@ -42,6 +42,7 @@ _RULES = {
     "versions": "all replicas take the same image",
     "devices": "all replicas need as many",
     "call": "all processes make the same call",
+    "data": "all processes make the same data; seed what draws it, as numpy.random.default_rng(0) does",
 }
 
 

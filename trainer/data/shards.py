@@ -91,9 +91,9 @@ class ShardStream:
         return f"{self._feed.split} of {self._feed.manifest.fingerprint}"
 
     @property
-    def digest(self) -> str:
+    def digest(self) -> tuple[str, str]:
         """What is the same on all processes."""
-        return self.described
+        return self.described, ""
 
     def sizes(self, epoch: int) -> Sequence[int]:
         """Returns the examples of each step of an epoch over all replicas."""

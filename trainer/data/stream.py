@@ -109,16 +109,16 @@ class Stream:
         return f"{_text(self.element_spec)}{known}"
 
     @property
-    def digest(self) -> str:
-        """A number of the first batch's content, the same on all processes; nothing of data of their own."""
+    def digest(self) -> tuple[str, str]:
+        """What is the same on all processes, in words and as a checksum of the first batch's content."""
         if self._own:
-            return ""
+            return "", ""
         parts = [np.asarray(part) for part in tf.nest.flatten(self.first, expand_composites=True)]
         checksum = 0
         for part in parts:
             content = repr(part.tolist()).encode() if part.dtype == object else part.tobytes()
             checksum = zlib.crc32(content, checksum)
-        return f"{self.described}, first batch {checksum:08x}"
+        return self.described, f"{checksum:08x}"
 
     def sizes(self, epoch: int) -> Sequence[int]:
         """Returns the examples of each step of an epoch over all replicas, or where unknown of a full one."""
