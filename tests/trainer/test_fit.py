@@ -110,6 +110,19 @@ def two_inputs() -> keras.Model:
     return model
 
 
+def reading() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((), dtype="string")
+    words = keras.layers.StringLookup(vocabulary=["a", "b c"])(inputs)
+    model = keras.Model(inputs, dense()(keras.layers.Embedding(4, 3)(words)))
+    model.compile("sgd", "mse")
+    return model
+
+
+def texts() -> tuple[Any, Any]:
+    return np.array((["a", "b c", "other"] * COUNT)[:COUNT], object), numbers()[1]
+
+
 class Penalized(keras.layers.Layer):
     """Adds a loss of its own."""
 
@@ -287,6 +300,7 @@ CASES = {
     "several_outputs_dataset": Case(two_outputs, as_dataset(whole_batches)),
     "list_of_outputs": Case(listed_outputs, listed_targets),
     "lists": Case(line, lambda: tuple(numbers()), {"validation_data": list(VALIDATION)}),
+    "texts": Case(reading, texts),
     "several_inputs": Case(two_inputs, pairs),
     "several_inputs_dataset": Case(two_inputs, as_dataset(pairs)),
     "normalization_and_dropout": Case(normalized, numbers, {"validation_data": VALIDATION}),

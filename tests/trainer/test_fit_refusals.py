@@ -175,7 +175,7 @@ DATA = {
     "objects": (
         with_y(np.array([{}] * COUNT)),
         {},
-        "train_data has an array of Python objects; give numbers",
+        "train_data has an array of Python objects that are not all text; give numbers",
     ),
     "batch_size": (
         batches(numbers()),

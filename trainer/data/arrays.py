@@ -35,11 +35,12 @@ def checked_arrays(data: Any, name: str) -> Any:
             f"{name} has arrays of {' and '.join(map(str, counts)) or 'no'} examples; give as many in each, "
             "at least one"
         )
-    if any(array.dtype == object for array in tf.nest.flatten(arrays)):
-        raise SettingsError(
-            f"{name} has an array of Python objects; give numbers or texts, each of one shape, such as "
-            "array.astype(str)"
-        )
+    for array in tf.nest.flatten(arrays):
+        if array.dtype == object and not all(isinstance(value, str | bytes) for value in array.flat):
+            raise SettingsError(
+                f"{name} has an array of Python objects that are not all text; give numbers or texts, each of "
+                "one shape, such as array.astype(str)"
+            )
     return arrays
 
 
