@@ -38,8 +38,8 @@ def checked_arrays(data: Any, name: str) -> Any:
     for array in tf.nest.flatten(arrays):
         if array.dtype == object and not all(isinstance(value, str | bytes) for value in array.flat):
             raise SettingsError(
-                f"{name} has an array of Python objects that are not all text; give numbers or texts, each of "
-                "one shape, such as array.astype(str)"
+                f"{name} has an array of Python objects that are not all text; give numbers or texts, each "
+                "of one shape, such as array.astype(str)"
             )
     return arrays
 
