@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +138,18 @@ def _find_one(
         return Label(name, kind, tuple(sorted(distinct)))
     if not wanted.kind:
         _check_classes(first, distinct, records)
-    indices = [value for value in distinct if 0 <= value <= LARGEST_CLASS]
-    return Label(name, kind, tuple(str(number) for number in range(max(indices, default=-1) + 1)))
+    return Label(name, kind, tuple(str(number) for number in _numbered(distinct)))
+
+
+def _numbered(distinct: set[int]) -> Sequence[int]:
+    """Returns the classes of a column of whole numbers: all up to the largest, as they are indices.
+
+    Where nine of ten of those would have no example, the numbers are names, such as 10115 and 10117.
+    """
+    indices = sorted(value for value in distinct if 0 <= value <= LARGEST_CLASS)
+    if 2 * len(indices) <= len(distinct):
+        return sorted(value for value in distinct if value >= 0)
+    return indices if 10 * len(indices) <= indices[-1] + 1 else range(indices[-1] + 1)
 
 
 _FITTING = {
@@ -192,6 +202,38 @@ def _refuse_text(column: str, values: Iterable[Any]) -> None:
                 f"column {column!r} has {printable(repr(value))[:60]} in row {row:,}, which is no number; "
                 f"correct it, or say that the column is of classes, label=class:{column}"
             )
+
+
+class Slips:
+    """Columns of text that are numbers but for a few values, which CSV and JSONL make text of as a whole."""
+
+    #: Text of this share of numbers is told, and after so many rows without it no longer looked at.
+    SHARE, ENOUGH = 0.9, 1000
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._seen = dict.fromkeys(columns, (0, 0, 0, ""))
+
+    def look(self, number: int, values: Mapping[str, Any]) -> None:
+        """Counts the numbers in a row's columns of text."""
+        for column, (texts, numbers, row, slip) in [*self._seen.items()]:
+            value = values[column]
+            if value in (None, ""):
+                continue
+            if is_slip := not _is_number(value):
+                row, slip = (row, slip) if row else (number, value)
+            self._seen[column] = (texts + 1, numbers + (not is_slip), row, slip)
+            if texts == self.ENOUGH and numbers < self.SHARE * texts:
+                del self._seen[column]
+
+    def found(self) -> Iterator[str]:
+        """Says of each such column which value is no number."""
+        for column, (texts, numbers, row, slip) in self._seen.items():
+            if row and numbers and numbers >= self.SHARE * texts:
+                yield (
+                    f"column {printable(repr(column))} is text, as it has {printable(repr(slip))[:60]} in "
+                    f"row {row:,}, and numbers in {numbers:,} of {texts:,} rows; "
+                    "correct it, or leave it empty"
+                )
 
 
 def _is_number(value: str) -> bool:

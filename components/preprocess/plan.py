@@ -168,7 +168,7 @@ def refuse_empty_splits(records: Mapping[str, int], shares: Mapping[str, float])
         counts = ", ".join(f"{split} {count:,}" for split, count in records.items())
         raise SourceError(
             f"no example for {' and '.join(empty)} ({counts}); give it more examples (about 50), another "
-            "split_salt or other shares"
+            "split_salt or other shares, and to a split by time a smaller gap"
         )
 
 

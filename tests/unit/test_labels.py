@@ -74,6 +74,34 @@ def test_many_whole_numbers_are_never_silently_classes(values: list[int]) -> Non
     assert found("int64", values, "regression:x") == Label("label", "regression", ("x",))
 
 
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        ([0, 1, 3], ("0", "1", "2", "3")),
+        ([1, 2, 3], ("0", "1", "2", "3")),
+        ([0, 1, 2, 99_999_999], ("0", "1", "2")),
+        ([10_117, 10_115, 9], ("9", "10115", "10117")),
+        ([2_000_000_001, 2_000_000_000, -1], ("2000000000", "2000000001")),
+        ([0, 50_000_000], ("0", "50000000")),
+        ([0, 3], ("0", "1", "2", "3")),
+    ],
+)
+def test_whole_numbers_far_apart_are_names_of_classes(values: list[int], classes: tuple[str, ...]) -> None:
+    (label,) = labels.find(labels.parse("class:zip"), {"zip": "int64"}, lambda _: values)
+    assert label.class_names == classes
+
+
+def test_a_slip_in_a_column_of_numbers_is_told() -> None:
+    slips = labels.Slips(["dist", "name", "code"])
+    for number in range(1, 2001):
+        dist = "far" if number == 1500 else "" if number == 3 else "1.5"
+        slips.look(number, {"dist": dist, "name": "ann", "code": "7" if number % 2 else "x"})
+    assert [*slips.found()] == [
+        "column 'dist' is text, as it has 'far' in row 1,500, and numbers in 1,998 of 1,999 rows; correct "
+        "it, or leave it empty"
+    ]
+
+
 def test_columns_of_0_and_1_are_several_labels() -> None:
     assert found("int64", [0], "multilabel:x,y") == Label("label", "multilabel", ("x", "y"))
     assert found("string", ["a|b", "c", ""], "multilabel:x").outputs == ("a", "b", "c")

@@ -60,7 +60,8 @@ class Columns:
         if suffix not in _FORMATS or (plain != path and suffix == ".parquet"):
             raise SourceError(
                 f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
-                ".zst; convert it to one"
+                f".zst; convert it to one, or name the files of a directory with a pattern, such as "
+                f"{path}/**/*.parquet"
             )
         self._path = path
         find_types, self._read = _FORMATS[suffix]

@@ -135,11 +135,14 @@ class Rows:
             (name, column, "strings" if name == LABEL and column in lists else self._type(column))
             for name, column in names
         ]
+        texts = [ours for ours, theirs in self._names.items() if types[theirs] == "string"]
+        slips = labels.Slips([one for one in texts if one not in _ROLES])
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
             name = row[-1] if theirs[-1] == ROW else f"row {number}"
             values = dict(zip(ours, row[first:last], strict=True))
+            slips.look(number, values)
             fault = next(filter(None, map(_fault, row, checks)), "")
             if not fault and "image" in values:
                 fault = self._image_fault(values["image"])
@@ -161,6 +164,8 @@ class Rows:
             yield Example(key, label, image, split, {**values, **self._missing(values), **placed})
         if splits and splits.left_out:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
+        for slip in slips.found():
+            say("preprocess", f"warning: {slip}")
 
     def _type(self, column: str) -> str:
         """Returns the type of a column; whole numbers with gaps are floats, which can be missing."""
