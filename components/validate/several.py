@@ -164,6 +164,17 @@ class SeveralOutcomes:
         values += [column for part in (precision, recall, f1) for column in np.moveaxis(part, -1, 0)]
         return dict(zip(self._names(), values, strict=True))
 
+    def _f1_there(self, sums: _Floats) -> dict[str, _Floats]:
+        """Returns macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
+
+        In a slice without any crack a model that finds none is right, where 0 would make the slice weak.
+        """
+        count = len(self.label.outputs)
+        hit, support, given = (sums[..., place * count : (place + 1) * count] for place in range(3))
+        there = (support + given > 0).sum(axis=-1)
+        f1 = _divide(2 * hit, support + given).sum(axis=-1)
+        return {"macro_f1": np.where(there > 0, f1 / np.maximum(there, 1), 1.0)}
+
     def _classes(self) -> tuple[ClassScore, ...]:
         precision, recall, f1, support = metrics.precision_recall_fscore_support(
             self.true, self.predicted, average=None, zero_division=0.0
@@ -175,13 +186,13 @@ class SeveralOutcomes:
 
     def _slices(self, min_slice: int) -> tuple[Slice, ...]:
         named = [(f"label={name}", self.true[:, i] == 1) for i, name in enumerate(self.label.outputs)]
-        found = []
+        found, main = [], "macro_f1"
         for name, chosen in (*named, *slices(self.columns)):
             part, examples = self.only(chosen), int(chosen.sum())
             decided = examples >= min_slice
             terms = part._terms(part.predicted)
-            value = float(self._measure(terms.sum(axis=0, dtype=np.float64))["macro_f1"]) if examples else 0.0
-            interval = resampling.intervals(terms, self._measure)["macro_f1"] if decided else None
+            value = float(self._f1_there(terms.sum(axis=0, dtype=np.float64))[main]) if examples else 0.0
+            interval = resampling.intervals(terms, self._f1_there)[main] if decided else None
             found.append(Slice(name, examples, value, decided, interval))
         return tuple(found)
 

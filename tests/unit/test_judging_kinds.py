@@ -199,6 +199,18 @@ def test_the_trivial_answer_is_the_mean_in_training() -> None:
     assert baseline.metrics["rmse"] == pytest.approx(np.sqrt((error**2).mean()))
 
 
+def test_a_label_that_does_not_occur_in_a_slice_does_not_make_it_weak() -> None:
+    true = np.tile(np.array([[1, 0, 0], [1, 1, 1], [0, 0, 0]]), (20, 1))
+    night = np.tile(["no label b", "all", "none"], 20)
+    found = SeveralOutcomes(TAGS, true, np.where(true, 0.9, 0.1).astype(np.float32), {"part": night})
+    assert {one.name: (one.value, one.interval) for one in found.summarize(10)["slices"]} == dict.fromkeys(
+        [*(f"label={name}" for name in TAGS.outputs), "part=all", "part=no label b", "part=none"],
+        (1.0, (1.0, 1.0)),
+    )
+    missed = SeveralOutcomes(TAGS, true, np.full(true.shape, 0.9, np.float32), {"part": night})
+    assert {one.name: one.value for one in missed.summarize(10)["slices"]}["part=no label b"] == 1 / 3
+
+
 def test_slices_of_numbers_are_few_and_have_an_error() -> None:
     age = np.arange(N) % 97
     found = numbers(5, age=age, sex=np.array(["f", "m"] * (N // 2))).summarize(10)["slices"]
