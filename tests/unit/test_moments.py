@@ -70,6 +70,17 @@ def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
     assert gapped.left_out == 6
 
 
+@pytest.mark.parametrize(
+    "times", [[1_767_225_600_000, 1_767_225_700_000], [20_260_101, 20_260_301], [2020, 2026]]
+)
+def test_a_duration_needs_numbers_that_are_seconds(times: list[int]) -> None:
+    with pytest.raises(SourceError, match="which are no seconds since 1970; give split_gap as a number in"):
+        TimeSplits(ByTime("ts", SHARES, 604_800.0, duration=True), "split_number", times)
+    TimeSplits(ByTime("ts", SHARES, 7.0), "split_number", times)
+    seconds = [1_767_225_600, 1_777_225_600]
+    TimeSplits(ByTime("ts", SHARES, 604_800.0, duration=True), "split_number", seconds)
+
+
 def test_rows_of_one_time_are_in_one_split() -> None:
     times = [0] * 70 + [1] * 20 + [2] * 10
     splits = TimeSplits(ByTime("day", {"train": 0.8, "test": 0.2}), "split_number", times)

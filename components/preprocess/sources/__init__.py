@@ -214,7 +214,8 @@ def _by_time(settings: PreprocessSettings) -> ByTime | None:
         return None
     from shardline.components.preprocess.sources.moments import ByTime, parse_gap
 
-    return ByTime(settings.split_by_time, settings.split, parse_gap(settings.split_gap))
+    gap = settings.split_gap
+    return ByTime(settings.split_by_time, settings.split, parse_gap(gap), duration=gap[-1:].isalpha())
 
 
 def check_form(source: str) -> None:

@@ -15,6 +15,7 @@ from shardline.trainer.errors import SettingsError, SourceError
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND, _DAY = datetime.timedelta(microseconds=1), 86_400_000_000
+_SECONDS = (100_000_000, 10_000_000_000)  # since 1970, from 1973 to 2286; milliseconds and 20261123 are not
 _GAP = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
@@ -24,11 +25,13 @@ class ByTime:
 
     Attributes:
         gap: In seconds, or where the column holds numbers in their unit.
+        duration: The gap was given as one, 7d: numbers in the column have to be seconds since 1970.
     """
 
     column: str
     shares: Mapping[str, float]
     gap: float = 0.0
+    duration: bool = False
 
 
 def parse_gap(text: str) -> float:
@@ -91,6 +94,17 @@ class TimeSplits:
         if times[0] == times[-1]:
             raise SourceError(
                 f"all rows have the same time in {by_time.column!r}: no split can be made of it"
+            )
+        unit = MOMENTS[feature]
+        if (
+            by_time.duration
+            and feature != "split_time_us"
+            and not (_SECONDS[0] * unit <= times[0] and times[-1] <= _SECONDS[1] * unit)
+        ):
+            raise SourceError(
+                f"column {by_time.column!r} holds numbers from {moment_text(int(times[0]), feature)} to "
+                f"{moment_text(int(times[-1]), feature)}, which are no seconds since 1970; give split_gap as "
+                "a number in their unit, or a column of dates"
             )
         self.left_out = 0
         self._gap = gap_of(by_time.gap, feature)
