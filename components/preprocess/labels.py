@@ -187,6 +187,14 @@ def _check_names(
     """Refuses text that is hardly the name of a class: numbers but for a slip, or another in most rows."""
     if sum(map(_is_number, distinct)) > len(distinct) / 2:
         _refuse_text(column, values(column))
+    several = next((name for name in sorted(distinct) if len(names_of(name) or ()) > 1), None)
+    if several is not None and len({part for name in distinct for part in names_of(name) or ()}) < len(
+        distinct
+    ):
+        raise SourceError(
+            f"column {column!r} has {printable(repr(several))[:60]}: say whether that is several names, "
+            f"label=multilabel:{column}, or one, label=class:{column}"
+        )
     if len(distinct) > FEW and len(distinct) > records / 2:
         raise SourceError(
             f"column {column!r} has {len(distinct):,} different texts in {records:,} rows, which are hardly "

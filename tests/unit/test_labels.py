@@ -91,6 +91,19 @@ def test_whole_numbers_far_apart_are_names_of_classes(values: list[int], classes
     assert label.class_names == classes
 
 
+def test_names_with_a_bar_between_them_are_asked_for() -> None:
+    def found(wanted: str, values: list[str]) -> str:
+        return labels.find(labels.parse(wanted), {"tags": "string"}, lambda _: values)[0].kind
+
+    values = ["cat", "dog", "cat|dog"]
+    with pytest.raises(
+        SourceError, match=r"has 'cat\|dog': say whether that is several names, label=multilabel:"
+    ):
+        found("tags", values)
+    assert [found(wanted, values) for wanted in ("class:tags", "multilabel:tags")] == ["class", "multilabel"]
+    assert found("tags", ["a|b", "c"]) == "class"
+
+
 def test_a_slip_in_a_column_of_numbers_is_told() -> None:
     slips = labels.Slips(["dist", "name", "code"])
     for number in range(1, 2001):
