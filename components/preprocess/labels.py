@@ -160,6 +160,12 @@ _FITTING = {
 }
 
 
+_WAYS = {
+    (CLASS, "float32"): "; write classes without a point (1, not 1.0), or say regression:",
+    (CLASS, "strings"): "; several names in a row are multilabel:",
+}
+
+
 def _check_type(column: str, found: str, wanted: Wanted) -> None:
     kind = wanted.kind
     if found in _FITTING[kind] and not (found == "strings" and len(wanted.columns) > 1):
@@ -167,7 +173,7 @@ def _check_type(column: str, found: str, wanted: Wanted) -> None:
     words = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
     raise SourceError(
         f"column {column!r} is {words.get(found, found)}; as a label{f' of kind {kind}' if kind else ''}, "
-        f"{', '.join(words[one] for one in _FITTING[kind])} can be used"
+        f"{', '.join(words[one] for one in _FITTING[kind])} can be used{_WAYS.get((kind, found), '')}"
     )
 
 
