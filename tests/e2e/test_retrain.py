@@ -117,7 +117,9 @@ def test_a_mistake_that_only_a_replica_can_find_is_one_line(tmp_path):
 @pytest.mark.skipif("SHARDLINE_TEST_DATA" not in os.environ, reason="SHARDLINE_TEST_DATA is not set")
 def test_photos_in_folders_train_an_application(tmp_path):
     photos = Path(os.environ["SHARDLINE_TEST_DATA"]) / "photos"
-    done = run(tmp_path / "runs", source=f"images:{photos}", model="keras:MobileNetV2", image_size=32, epochs=1)
+    done = run(
+        tmp_path / "runs", source=f"images:{photos}", model="keras:MobileNetV2", image_size=32, epochs=1
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert record(tmp_path / "runs")["facts"]["strategy"] == "multi_worker_mirrored"
