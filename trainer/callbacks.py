@@ -23,6 +23,7 @@ from shardline.trainer.dataset_run import DatasetRun
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
+from shardline.trainer.own_logs import Shapes
 from shardline.trainer.reports import (
     Board,
     Counters,
@@ -33,7 +34,7 @@ from shardline.trainer.reports import (
 )
 from shardline.trainer.run import Run
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.step import Logs, Shapes
+from shardline.trainer.step import Logs
 from shardline.trainer.tensorflow_internals import reading_own_means
 
 # Of Keras' own, those that write to one path, to one address, or to the terminal.

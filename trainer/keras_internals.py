@@ -1,8 +1,8 @@
 """Keras' inside: every place where the trainer leaves Keras' documented interface, and why.
 
 Most of it changes methods of one object, as attributes: class, configuration and saved form stay as they
-are. What is about compiling stands in keras_compilation.py. tests/trainer/test_internals.py notices when a
-workaround is no longer needed.
+are. What is about compiling stands in keras_compilation.py, about losses in replica_losses.py.
+tests/trainer/test_internals.py notices when a workaround is no longer needed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as losses
 from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 from keras.src.utils.python_utils import is_default, pythonify_logs
@@ -129,7 +127,7 @@ def noting_compile() -> Iterator[None]:
             "jit_compile", "auto"
         )
 
-    with _replaced(trainer.Trainer, "compile", noted):
+    with replaced(trainer.Trainer, "compile", noted):
         yield
 
 
@@ -169,105 +167,15 @@ def random_by_replica() -> Iterator[None]:
         return seed + tf.stack([replica * _NEXT_REPLICA, tf.zeros((), seed.dtype)])
 
     with (
-        _replaced(keras.random.SeedGenerator, "next", draw_by_replica),
-        _replaced(seed_generator, "global_seed_generator", lambda: shared or find()),
+        replaced(keras.random.SeedGenerator, "next", draw_by_replica),
+        replaced(seed_generator, "global_seed_generator", lambda: shared or find()),
     ):
         yield
 
 
 @contextlib.contextmanager
-def undivided_losses() -> Iterator[None]:
-    """Makes losses that are traced meanwhile what they are in one process, not divided by the replicas.
-
-    Keras divides those alone that it has averaged itself (keras/src/losses/loss.py): a function that returns
-    one number, a loss of a `train_step` or `compute_loss` of one's own would count once for each replica.
-    """
-    with (
-        _replaced(losses, "scale_loss_for_distribution", lambda value: value),
-        _replaced(losses, "unscale_loss_for_distribution", lambda value: value),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Makes losses that are traced meanwhile, from outside the replicas, those of the batch of all of them.
-
-    They are undivided, and count by their replica's part of the examples. A loss with a mask, or with the
-    reduction mean_with_sample_weight, divides by the sum of its weights (keras/src/losses/loss.py), and the
-    sums of two replicas' batches differ; one with the reduction sum, or none, adds up: such a loss is made
-    larger or smaller by what an exchange of its own finds. `single` is told of a loss that is one number
-    already, and passes for a mean.
-    """
-    reduce = losses.reduce_weighted_values
-
-    def reduce_over_all(
-        values: Any, sample_weight: Any = None, mask: Any = None, **options: Any
-    ) -> tf.Tensor:
-        loss, context = reduce(values, sample_weight, mask, **options), tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return loss
-        reduction = options.get("reduction", "sum_over_batch_size")
-        if not values.shape.rank:
-            single()
-            return loss
-        divisor = _own_divisor(sample_weight, mask, reduction)
-        adds_up = reduction in ("sum", "none", None)
-        if divisor is None and not adds_up:
-            return loss
-        own = tf.stack([divisor if divisor is not None else 1.0, tf.cast(tf.shape(values)[0], tf.float32)])
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-        if adds_up:
-            factor = tf.math.divide_no_nan(total[1], own[1])
-        else:
-            factor = tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
-        exact = loss * tf.cast(tf.stop_gradient(factor), loss.dtype)
-        # Where nothing is reduced, the values are each example's, and only their gradients add up.
-        return exact if reduction not in ("none", None) else exact + tf.stop_gradient(loss - exact)
-
-    add = keras.metrics.Mean.update_state
-
-    def add_by_share(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
-        share = getattr(_replica, "share", None)
-        if share is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-            sample_weight = share()
-        return add(self, values, sample_weight=sample_weight)
-
-    with (
-        undivided_losses(),
-        _replaced(losses, "reduce_weighted_values", reduce_over_all),
-        _replaced(keras.metrics.Mean, "update_state", add_by_share),
-    ):
-        yield
-
-
-_replica = threading.local()
-
-
-@contextlib.contextmanager
-def sharing(share: Callable[[], tf.Tensor]) -> Iterator[None]:
-    """Says inside a replica what its part of the batch of all is, relative to an equal part.
-
-    A metric that is given one number for its replica's batch, such as a `Mean` of a loss, counts it by that.
-    """
-    _replica.share = share
-    try:
-        yield
-    finally:
-        _replica.share = None
-
-
-def _own_divisor(sample_weight: Any, mask: Any, reduction: str | None) -> tf.Tensor | None:
-    """Returns the sum of weights by which Keras divides a loss; None where it takes the number of values."""
-    if reduction == "mean_with_sample_weight":
-        weight = losses.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction)
-    else:
-        weight = mask if reduction in ("mean", "sum_over_batch_size") else None
-    return None if weight is None else tf.reduce_sum(tf.cast(weight, tf.float32))
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an attribute another value while the context lasts."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

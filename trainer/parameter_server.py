@@ -35,7 +35,8 @@ from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import answers
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.keras_internals import OwnMetrics, flat_logs, optimizers, updating_optimizers
-from shardline.trainer.step import Logs, Shapes, SplitEvaluation, Stretch, is_finite, known_numbers
+from shardline.trainer.own_logs import Shapes, known_numbers
+from shardline.trainer.step import Logs, SplitEvaluation, Stretch, is_finite
 from shardline.trainer.tensorflow_internals import report_workers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.

@@ -46,12 +46,13 @@ from shardline.trainer.optimizers import (
     learning_rates,
     tune_optimizer,
 )
+from shardline.trainer.own_logs import Shapes
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.process import joined
 from shardline.trainer.reports import Counters, as_json
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.settings import TrainSettings, output_dirs
-from shardline.trainer.step import Evaluation, Logs, Shapes, metric_shapes
+from shardline.trainer.step import Evaluation, Logs, metric_shapes
 from shardline.trainer.watchdog import Watchdog
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}

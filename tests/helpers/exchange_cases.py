@@ -18,6 +18,7 @@ from shardline.trainer import keras_internals
 from shardline.trainer.cluster import exchange, strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
+from shardline.trainer.replica_losses import exact_losses
 from shardline.trainer.settings import COMMUNICATIONS, TrainSettings
 from shardline.trainer.step import Loop
 
@@ -201,7 +202,7 @@ def train(case, replicas_of, summation):
                 model.train_step(data)
 
         for _ in tf.range(1):  # as the training loop does
-            with keras_internals.exact_losses():
+            with exact_losses():
                 replicas_of.run(one, args=(data,))
 
     losses = []

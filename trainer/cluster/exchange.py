@@ -48,7 +48,7 @@ class GradientExchange:
 
         With the float32 scalar `local examples / examples of all replicas` a batch divided into 5 and 4
         examples gives the gradients of the whole batch of 9, for losses that are means over a replica's batch
-        (`keras_internals.exact_losses`). With 0, of no examples, gradients count nothing even when NaN.
+        (`replica_losses.exact_losses`). With 0, of no examples, gradients count nothing even when NaN.
         """
         self._local.share, self._local.weighed = share, set()
         try:

@@ -1,0 +1,107 @@
+"""Losses over replicas: each loss and its metrics as one process with the whole batch would have them.
+
+Keras divides a loss by the number of replicas where it has averaged it itself, and only there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as losses
+
+from shardline.trainer.keras_internals import replaced
+
+_replica = threading.local()
+
+
+@contextlib.contextmanager
+def undivided_losses() -> Iterator[None]:
+    """Makes losses that are traced meanwhile what they are in one process, not divided by the replicas.
+
+    Keras divides those alone that it has averaged itself (keras/src/losses/loss.py): a function that returns
+    one number, a loss of a `train_step` or `compute_loss` of one's own would count once for each replica.
+    """
+    with (
+        replaced(losses, "scale_loss_for_distribution", lambda value: value),
+        replaced(losses, "unscale_loss_for_distribution", lambda value: value),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Makes losses that are traced meanwhile, from outside the replicas, those of the batch of all of them.
+
+    They are undivided, and count by their replica's part of the examples. A loss with a mask, or with the
+    reduction mean_with_sample_weight, divides by the sum of its weights (keras/src/losses/loss.py), and the
+    sums of two replicas' batches differ; one with the reduction sum, or none, adds up: such a loss is made
+    larger or smaller by what an exchange of its own finds. `single` is told of a loss that is one number
+    already, and passes for a mean.
+    """
+    reduce = losses.reduce_weighted_values
+
+    def reduce_over_all(
+        values: Any, sample_weight: Any = None, mask: Any = None, **options: Any
+    ) -> tf.Tensor:
+        loss, context = reduce(values, sample_weight, mask, **options), tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return loss
+        reduction = options.get("reduction", "sum_over_batch_size")
+        if not values.shape.rank:
+            single()
+            return loss
+        divisor = _own_divisor(sample_weight, mask, reduction)
+        adds_up = reduction in ("sum", "none", None)
+        if divisor is None and not adds_up:
+            return loss
+        own = tf.stack([divisor if divisor is not None else 1.0, tf.cast(tf.shape(values)[0], tf.float32)])
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+        if adds_up:
+            factor = tf.math.divide_no_nan(total[1], own[1])
+        else:
+            factor = tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
+        exact = loss * tf.cast(tf.stop_gradient(factor), loss.dtype)
+        # Where nothing is reduced, the values are each example's, and only their gradients add up.
+        return exact if reduction not in ("none", None) else exact + tf.stop_gradient(loss - exact)
+
+    add = keras.metrics.Mean.update_state
+
+    def add_by_share(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
+        share = getattr(_replica, "share", None)
+        if share is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+            sample_weight = share()
+        return add(self, values, sample_weight=sample_weight)
+
+    with (
+        undivided_losses(),
+        replaced(losses, "reduce_weighted_values", reduce_over_all),
+        replaced(keras.metrics.Mean, "update_state", add_by_share),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def sharing(share: Callable[[], tf.Tensor]) -> Iterator[None]:
+    """Says inside a replica what its part of the batch of all is, relative to an equal part.
+
+    A metric that is given one number for its replica's batch, such as a `Mean` of a loss, counts it by that.
+    """
+    _replica.share = share
+    try:
+        yield
+    finally:
+        _replica.share = None
+
+
+def _own_divisor(sample_weight: Any, mask: Any, reduction: str | None) -> tf.Tensor | None:
+    """Returns the sum of weights by which Keras divides a loss; None where it takes the number of values."""
+    if reduction == "mean_with_sample_weight":
+        weight = losses.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction)
+    else:
+        weight = mask if reduction in ("mean", "sum_over_batch_size") else None
+    return None if weight is None else tf.reduce_sum(tf.cast(weight, tf.float32))
