@@ -86,50 +86,22 @@ class DatasetPasses:
         self._dataset = dataset  # whose functions last as long as it does
         self._seed = seed
         self.element_spec = dataset.element_spec
-        try:
-            variant = tf.data.experimental.to_variant(dataset)
-            # The functions of a generator are found again in this process.
-            graph = tf.raw_ops.DatasetToGraphV2(
-                input_dataset=variant, external_state_policy=1, strip_device_assignment=True
-            )
-            self._graph = tf.compat.v1.GraphDef.FromString(graph.numpy())
-        except (tf.errors.OpError, ValueError, TypeError) as error:
-            reason = (str(error).splitlines() or ["?"])[0][:200]
-            raise SettingsError(
-                f"{name} cannot be read in the same order by all processes, nor again when training goes on "
-                f"({reason}); give arrays, or a dataset that reads files"
-            ) from error
-        last = next((node for node in self._graph.node if node.op == "_Retval"), None)
-        if last is None:
-            # TensorFlow returns a graph without a node where it would be too large.
-            raise SettingsError(
-                f"{name} holds arrays of more than 2 GB, which a tf.data.Dataset cannot; give the arrays "
-                "themselves, (x, y), or a dataset that reads files"
-            )
-        self._output = last.input[0]
-        self._graph.node.remove(last)
+        self._graph, self._output = _taken_apart(dataset, name)
         self._nodes = {node.name: node for node in self._graph.node}
         plain = [
             node
             for node in self._graph.node
             if node.op == "Const" and node.attr["dtype"].type not in (tf.resource, tf.variant)
         ]
-        # Not tf.make_ndarray, which cannot read texts as the graph has them.
-        with tf.device("CPU:0"):
-            self._constants = {
-                node.name: tf.io.parse_tensor(
-                    node.attr["value"].tensor.SerializeToString(), tf.as_dtype(node.attr["dtype"].type)
-                )
-                for node in plain
-            }
+        self._constants = {node.name: _value(node) for node in plain}
         # Not part of a graph that is traced, and of which there would be copies.
         self._large = {
             node.name: self._constants[node.name] for node in plain if node.attr["value"].ByteSize() > _LARGE
         }
-        for name in self._large:
-            self._nodes[name].op = "Placeholder"
-            self._nodes[name].attr["value"].Clear()
-            del self._nodes[name].attr["value"]
+        for large in self._large:
+            self._nodes[large].op = "Placeholder"
+            self._nodes[large].attr["value"].Clear()
+            del self._nodes[large].attr["value"]
         # Kept by all passes: what a cache holds is read once.
         self._caches = {
             node.input[2]: tf.raw_ops.AnonymousMemoryCache()
@@ -187,6 +159,40 @@ class DatasetPasses:
             )
 
         return int(count.get_concrete_function()())
+
+
+def _taken_apart(dataset: tf.data.Dataset, name: str) -> tuple[Any, str]:
+    """Returns a dataset's graph, a GraphDef, and its output; a SettingsError where there is none."""
+    try:
+        variant = tf.data.experimental.to_variant(dataset)
+        # The functions of a generator are found again in this process.
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=1, strip_device_assignment=True
+        )
+        taken = tf.compat.v1.GraphDef.FromString(graph.numpy())
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or ["?"])[0][:200]
+        raise SettingsError(
+            f"{name} cannot be read in the same order by all processes, nor again when training goes on "
+            f"({reason}); give arrays, or a dataset that reads files"
+        ) from error
+    last = next((node for node in taken.node if node.op == "_Retval"), None)
+    if last is None:
+        # TensorFlow returns a graph without a node where it would be too large.
+        raise SettingsError(
+            f"{name} holds arrays of more than 2 GB, which a tf.data.Dataset cannot; give the arrays "
+            "themselves, (x, y), or a dataset that reads files"
+        )
+    output = str(last.input[0])
+    taken.node.remove(last)
+    return taken, output
+
+
+def _value(constant: Any) -> tf.Tensor:
+    """Returns the value of a node Const; tf.make_ndarray cannot read texts as a dataset's graph has them."""
+    with tf.device("CPU:0"):
+        content = constant.attr["value"].tensor.SerializeToString()
+        return tf.io.parse_tensor(content, tf.as_dtype(constant.attr["dtype"].type))
 
 
 def _name(reference: str) -> str:
