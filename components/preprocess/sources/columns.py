@@ -1,8 +1,7 @@
 """Columns of a table in a file: CSV, JSONL or Parquet, read as batches of rows.
 
-The types of columns are those that an Example can hold: int64 (booleans too), float32 and string; and
-    strings,
-lists of text, for labels.
+The types of columns are those that an Example can hold: int64 (booleans too), float32 and string; and for
+labels strings, lists of text.
 """
 
 from __future__ import annotations
