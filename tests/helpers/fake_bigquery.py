@@ -9,12 +9,10 @@ import contextlib
 import json
 import operator
 import re
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
 
 from tests.contract.fake.certificates import HOSTS, Certificates, certificates, write_service_account
-from tests.contract.fake.proxy import Tunnels, running, serve_proxy
+from tests.contract.fake.proxy import Tunnels, serve_proxy
+from tests.helpers.serving import QuietHandler, serve
 
 PROJECT = "acme-vision"
 _READ = "/google.cloud.bigquery.storage.v1.BigQueryRead/"
@@ -314,7 +313,7 @@ def _serve_grpc(fake: FakeBigQuery, files: Certificates) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _serve_rest(fake: FakeBigQuery, files: Certificates | None) -> Iterator[int]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1
 
@@ -333,7 +332,7 @@ def _serve_rest(fake: FakeBigQuery, files: Certificates | None) -> Iterator[int]
                     error.status, {"error": {"code": error.status, "message": said, "errors": errors}}
                 )
 
-        do_POST = do_GET  # noqa: N815
+        do_POST = do_GET
 
         def _answer(self, status: int, content: Any) -> None:
             data = json.dumps(content).encode()
@@ -343,13 +342,5 @@ def _serve_rest(fake: FakeBigQuery, files: Certificates | None) -> Iterator[int]
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if files is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(files.certificate, files.key)
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    with running(server) as port:
+    with serve(Handler, files) as port:
         yield port

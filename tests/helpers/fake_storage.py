@@ -9,9 +9,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.helpers.serving import QuietHandler, serve
 
 #: What becomes of the n-th request: "" serves it, "before" refuses it, "after" refuses it when it is done,
 #: "lost" does it and answers as a service that has failed, "429" or "503" is the answer; "reset" ends the
@@ -73,7 +74,7 @@ def fake_storage(
     """
     stored = Objects(objects)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # head and body of an answer in one packet: a second one would wait for 40 ms
 
@@ -189,19 +190,8 @@ def fake_storage(
                 self.end_headers()
                 self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve(Handler) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def listing(bucket: str, stored: Objects, query: dict[str, str]) -> dict[str, object]:

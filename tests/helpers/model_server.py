@@ -7,12 +7,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
 from shardline.components.validate.golden import CleanProcess
+from tests.helpers.serving import QuietHandler, serve
 
 Rows = list[dict[str, Any]]
 
@@ -46,7 +46,7 @@ def serve_model(exported: Path, process: CleanProcess) -> Iterator[ModelServer]:
     """Serves the model that is in a clean process on a port of this machine."""
     found, over, lock = ModelServer(), threading.Event(), threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -79,17 +79,9 @@ def serve_model(exported: Path, process: CleanProcess) -> Iterator[ModelServer]:
                 number = process.ask(exported / model_store.SAVED_MODEL, asked)
                 return json.dumps({"predictions": found.change(process.answer(number))}).encode()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_port}/v1/models/digits"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        over.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve(Handler) as port:
+        found.url = f"http://127.0.0.1:{port}/v1/models/digits"
+        try:
+            yield found
+        finally:
+            over.set()

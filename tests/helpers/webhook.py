@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+
+from tests.helpers.serving import QuietHandler, serve
 
 
 @dataclass
@@ -31,7 +31,7 @@ def serve_webhook() -> Iterator[Webhook]:
     """Serves a webhook on a port of this machine."""
     found = Webhook()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             found.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(found.status)
@@ -39,16 +39,6 @@ def serve_webhook() -> Iterator[Webhook]:
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_port}/hook/T0PS3CRET"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with serve(Handler) as port:
+        found.url = f"http://127.0.0.1:{port}/hook/T0PS3CRET"
         yield found
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

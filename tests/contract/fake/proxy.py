@@ -9,6 +9,8 @@ import struct
 import threading
 from collections.abc import Collection, Iterator
 
+from tests.helpers.serving import running
+
 
 class Tunnels:
     """The connections that are open."""
@@ -80,16 +82,3 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
-
-
-@contextlib.contextmanager
-def running(server: socketserver.TCPServer) -> Iterator[int]:
-    """Runs a server of sockets and gives its port."""
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import ssl
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
@@ -21,10 +19,10 @@ from grpc_status import rpc_status
 from tests.contract.fake.api import ApiError
 from tests.contract.fake.certificates import Certificates
 from tests.contract.fake.failures import DroppedConnection
-from tests.contract.fake.proxy import running
 from tests.contract.fake.rpcs import Rpc
 from tests.contract.fake.services import FakeServices
 from tests.contract.fake.web import WebRequest, matched
+from tests.helpers.serving import QuietHandler, serve
 
 _HTTP_STATUS = {
     code_pb2.INVALID_ARGUMENT: 400,
@@ -91,7 +89,7 @@ def serve_rest(
     With certificates it is HTTPS.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -108,7 +106,7 @@ def serve_rest(
             except DroppedConnection as drop:
                 self._drop(drop)
 
-        do_POST = do_PATCH = do_PUT = do_DELETE = do_GET  # noqa: N815
+        do_POST = do_PATCH = do_PUT = do_DELETE = do_GET
 
         def _call(self, path: str, query: str) -> Any:
             token = self.headers.get("Authorization", "")
@@ -153,16 +151,7 @@ def serve_rest(
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if files is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(files.certificate, files.key)
-        # The handshake is left to the thread of the connection.
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    with running(server) as port:
+    with serve(Handler, files) as port:
         yield port
 
 

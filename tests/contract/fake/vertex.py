@@ -36,11 +36,12 @@ from tests.contract.fake.api import LOCATION
 from tests.contract.fake.certificates import HOSTS, certificates, write_service_account
 from tests.contract.fake.pipeline_jobs import PipelineOutcome, RunPipeline
 from tests.contract.fake.pipelines import LocalRuns
-from tests.contract.fake.proxy import Tunnels, running, serve_proxy
+from tests.contract.fake.proxy import Tunnels, serve_proxy
 from tests.contract.fake.rpcs import Rpc, rpcs_of
 from tests.contract.fake.servers import serve_grpc, serve_rest
 from tests.contract.fake.services import PROJECT, FakeServices, Outcome
 from tests.contract.fake.tuning_jobs import RunTuning, even_trials
+from tests.helpers.serving import running
 
 BUCKET = "staging"
 
