@@ -27,6 +27,7 @@ from shardline.components.preprocess.schema import (
     Field,
     Schema,
 )
+from shardline.components.preprocess.slips import NO_VALUES
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
 from shardline.trainer.errors import printable
 
@@ -43,8 +44,6 @@ ABSENT, NEW, TYPE, MISSING = "missing column", "new column", "type", "missing va
 
 # Values that are text and could be read as numbers: a fault of the whole column, if it has no other.
 _TEXT = "text"
-# What a CSV file has in place of a number, where the column is read as text for another value's sake.
-_NO_NUMBERS = frozenset({"NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _EXPECTED = {NUMBER: "a number", INTEGER: "a whole number", BOOLEAN: "true or false", STRING: "text"}
 _IN_USE = "no such field in the schema; the column is used all the same"
@@ -225,7 +224,7 @@ def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
     def look(values: Sequence[str]) -> Iterator[_Fault]:
         absent = _mask(value in missing for value in values)
         if is_number:
-            absent |= _mask(value.strip() in _NO_NUMBERS or not value.strip() for value in values)
+            absent |= _mask(value.strip() in NO_VALUES for value in values)
             numbers = np.array([_number(value, words) for value in values])
             yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
             for problem, expected, is_wrong in of_numbers:

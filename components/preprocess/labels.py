@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,7 +191,7 @@ def _check_names(
     column: str, distinct: set[str], records: int, values: Callable[[str], Iterable[Any]]
 ) -> None:
     """Refuses text that is hardly the name of a class: numbers but for a slip, or another in most rows."""
-    if sum(map(_is_number, distinct)) > len(distinct) / 2:
+    if sum(map(is_number, distinct)) > len(distinct) / 2:
         _refuse_text(column, values(column))
     several = next((name for name in sorted(distinct) if len(names_of(name) or ()) > 1), None)
     if several is not None and len({part for name in distinct for part in names_of(name) or ()}) < len(
@@ -211,46 +211,15 @@ def _check_names(
 def _refuse_text(column: str, values: Iterable[Any]) -> None:
     """Names the first value that is no number in a column where numbers are wanted, if there is one."""
     for row, value in enumerate(values, start=1):
-        if value not in (None, "") and not _is_number(value):
+        if value not in (None, "") and not is_number(value):
             raise SourceError(
                 f"column {column!r} has {printable(repr(value))[:60]} in row {row:,}, which is no number; "
                 f"correct it, or say that the column is of classes, label=class:{column}"
             )
 
 
-class Slips:
-    """Columns of text that are numbers but for a few values, which CSV and JSONL make text of as a whole."""
-
-    #: Text of this share of numbers is told, and after so many rows without it no longer looked at.
-    SHARE, ENOUGH = 0.9, 1000
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._seen = dict.fromkeys(columns, (0, 0, 0, ""))
-
-    def look(self, number: int, values: Mapping[str, Any]) -> None:
-        """Counts the numbers in a row's columns of text."""
-        for column, (texts, numbers, row, slip) in [*self._seen.items()]:
-            value = values[column]
-            if value in (None, ""):
-                continue
-            if is_slip := not _is_number(value):
-                row, slip = (row, slip) if row else (number, value)
-            self._seen[column] = (texts + 1, numbers + (not is_slip), row, slip)
-            if texts == self.ENOUGH and numbers < self.SHARE * texts:
-                del self._seen[column]
-
-    def found(self) -> Iterator[str]:
-        """Says of each such column which value is no number."""
-        for column, (texts, numbers, row, slip) in self._seen.items():
-            if row and numbers and numbers >= self.SHARE * texts:
-                yield (
-                    f"column {printable(repr(column))} is text, as it has {printable(repr(slip))[:60]} in "
-                    f"row {row:,}, and numbers in {numbers:,} of {texts:,} rows; "
-                    "correct it, or leave it empty"
-                )
-
-
-def _is_number(value: str) -> bool:
+def is_number(value: str) -> bool:
+    """Returns whether a text is a number."""
     try:
         float(value)
     except ValueError:

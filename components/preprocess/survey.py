@@ -36,6 +36,7 @@ from shardline.components.preprocess.plan import Digested, digests
 from shardline.components.preprocess.rows import HEAD, Rows
 from shardline.components.preprocess.schema import Schema
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.slips import check_slips
 from shardline.components.preprocess.sources import BadExample, Example, Source, Span
 from shardline.components.preprocess.targets import Targets
 from shardline.components.preprocess.work_directory import WorkDirectory
@@ -156,6 +157,7 @@ def survey(
             if settings.stratify:
                 check_stratified(labels, examples.existing)
             meter.advance(len(columns.keys))
+    check_slips(getattr(source, "slips", ()), settings.group, schema)
     if not taken.count + examples.bad:
         raise SourceError("the source is empty: it has no example")
     if len(taken.groups) == 1:

@@ -104,17 +104,6 @@ def test_names_with_a_bar_between_them_are_asked_for() -> None:
     assert found("tags", ["a|b", "c"]) == "class"
 
 
-def test_a_slip_in_a_column_of_numbers_is_told() -> None:
-    slips = labels.Slips(["dist", "name", "code"])
-    for number in range(1, 2001):
-        dist = "far" if number == 1500 else "" if number == 3 else "1.5"
-        slips.look(number, {"dist": dist, "name": "ann", "code": "7" if number % 2 else "x"})
-    assert [*slips.found()] == [
-        "column 'dist' is text, as it has 'far' in row 1,500, and numbers in 1,998 of 1,999 rows; correct "
-        "it, or leave it empty"
-    ]
-
-
 def test_columns_of_0_and_1_are_several_labels() -> None:
     assert found("int64", [0], "multilabel:x,y") == Label("label", "multilabel", ("x", "y"))
     assert found("string", ["a|b", "c", ""], "multilabel:x").outputs == ("a", "b", "c")

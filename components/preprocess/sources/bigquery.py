@@ -199,6 +199,7 @@ class _Columns:
             schema, self._processed = self._service.find_table(reference.table).schema, 0
         self.types: Mapping[str, str] = {field.name: _word(field) for field in schema or ()}
         self.gaps: Set[str] = frozenset()  # nobody counts them
+        self.guessed = False
 
     @functools.cached_property
     def _table(self) -> str:

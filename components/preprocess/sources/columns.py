@@ -47,6 +47,7 @@ class Columns:
             in the order of the file. Those of CSV and JSONL are found by reading it once: the narrowest that
             fits all.
         gaps: Columns in which some rows have no value.
+        guessed: Whether only the values say the types.
 
     Raises:
         SourceError: The file cannot be read, has no rows, or a column is of another type.
@@ -62,7 +63,7 @@ class Columns:
                 f".zst; convert it to one, or name the files of a directory with a pattern, such as "
                 f"{path}/**/*.parquet"
             )
-        self._path = path
+        self._path, self.guessed = path, suffix == ".csv"
         find_types, self._read = _FORMATS[suffix]
         with _one_line(path):
             self.types, self.gaps = (types, frozenset[str]()) if types else find_types(path)
@@ -291,10 +292,12 @@ class TypedColumns(Protocol):
         types: "int64", "float32", "string", "strings", "bytes", or the place's own word for any other type,
             by column.
         gaps: Columns in which some rows are known to have no value.
+        guessed: Whether only the values say the types, as in CSV.
     """
 
     types: Types
     gaps: Set[str]
+    guessed: bool
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
         """Yields the values of some columns, row by row."""

@@ -79,7 +79,7 @@ class _Chosen:
             raise labels.unknown_column(table, column, columns.types, labelled=True)
         names = {_PATH, group, *wanted}
         self.types: Types = {name: kind for name, kind in columns.types.items() if name in names}
-        self.gaps, self.batches = columns.gaps, columns.batches
+        self.gaps, self.guessed, self.batches = columns.gaps, columns.guessed, columns.batches
 
 
 class LabelledImages:

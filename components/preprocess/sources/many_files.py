@@ -45,6 +45,7 @@ class ManyFiles:
     Attributes:
         types: As `Columns.types`, the narrowest that fits all files; of a partition int64, else string.
         gaps: Columns in which some rows have no value.
+        guessed: Whether only the values say the types, in some of the files.
     """
 
     def __init__(self, root: str, paths: Sequence[str]) -> None:
@@ -61,6 +62,7 @@ class ManyFiles:
             gaps |= missing
         self.types: Mapping[str, str] = first
         self.gaps: Set[str] = gaps
+        self.guessed = any(".csv" in os.path.basename(path).lower() for path in paths)
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
         """Yields the values of some columns, `ROW` among them if wanted, row by row and file by file."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardline.components.preprocess import labels, storage
 from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT
+from shardline.components.preprocess.slips import Slips
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
 from shardline.components.preprocess.sources.columns import TypedColumns
 from shardline.components.preprocess.sources.images import is_outside
@@ -136,7 +137,7 @@ class Rows:
             for name, column in names
         ]
         texts = [ours for ours, theirs in self._names.items() if types[theirs] == "string"]
-        slips = labels.Slips([one for one in texts if one not in _ROLES])
+        slips = Slips(one for one in texts if one not in _ROLES and self._columns.guessed)
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
@@ -164,8 +165,7 @@ class Rows:
             yield Example(key, label, image, split, {**values, **self._missing(values), **placed})
         if splits and splits.left_out:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
-        for slip in slips.found():
-            say("preprocess", f"warning: {slip}")
+        self.slips = [*slips.found()]
 
     def _type(self, column: str) -> str:
         """Returns the type of a column; whole numbers with gaps are floats, which can be missing."""

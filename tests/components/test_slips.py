@@ -1,0 +1,63 @@
+"""Values that are no number in a column of numbers."""
+
+import json
+
+import pytest
+
+from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.slips import Slip, Slips
+from shardline.trainer.errors import SourceError
+
+
+def test_a_column_that_is_nearly_all_numbers_is_found() -> None:
+    slips = Slips(["dist", "name", "code"])
+    for number in range(1, 2001):
+        dist = {3: "", 4: "NA", 1500: "far"}.get(number, "1.5")
+        slips.look(number, {"dist": dist, "name": "ann", "code": "7" if number % 2 else "x"})
+    assert [*slips.found()] == [Slip("dist", 1500, "far", 1998, 1997)]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes a dataset of 200 rows with a column of numbers, but for these, and returns its features."""
+
+    def make(others, **settings):
+        rows = [
+            f"{'12a' if row in others else row},{row % 7},{'yes' if row % 2 else 'no'}" for row in range(200)
+        ]
+        table = tmp_path / "homes.csv"
+        table.write_text("\n".join(["number,rooms,label", *rows]) + "\n")
+        manifest = preprocess(
+            PreprocessSettings(source=f"table:{table}", processes=1, **settings), tmp_path / "out"
+        )
+        return {feature.name: feature.dtype for feature in manifest.columns}
+
+    return make
+
+
+def test_few_values_that_are_no_numbers_are_refused(made):
+    told = (
+        "column 'number' has '12a' in row 8, and numbers in 198 of 200 rows; correct it, or leave it empty, "
+        'or if the column is text, say so in a schema: {"fields": [{"name": "number", "type": "string"}]}'
+    )
+    with pytest.raises(SourceError) as raised:
+        made({7, 70})
+    assert str(raised.value) == told
+
+
+def test_more_of_them_are_what_the_column_is(made, capsys):
+    assert made({7, 70, 71})["number"] == "string"
+    assert "warning: column 'number' has '12a' in row 8, and numbers in 197 of 200 rows: it is text" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_column_is_text_where_a_schema_says_so(made, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"fields": [{"name": "number", "type": "string"}]}))
+    assert made({7}, schema=str(schema))["number"] == "string"
+
+
+def test_what_groups_rows_may_be_any_text(made):
+    assert made({7}, group="number")["number"] == "string"
