@@ -26,6 +26,7 @@ from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.changes import Record
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import meeting
+from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.given import Batches, check_numbers, whole_number
 from shardline.trainer.engine import Input, make_engine
 from shardline.trainer.errors import SettingsError
@@ -38,7 +39,6 @@ from shardline.trainer.reports import Counters
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.run import Run
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.train import check_strategy
 from shardline.trainer.watchdog import Watchdog
 
 #: Settings of the trainer that `fit` takes by their names.
@@ -266,7 +266,7 @@ def _run(
     checkpoint_dir: str | Path | None,
     frequency: int | Collection[int],
 ) -> _FitRun:
-    check_strategy(settings, process.strategy_name)
+    strategies.check(settings, process.strategy_name)
     limit = settings.stall_timeout if process.cluster.tasks else 0.0
     return _FitRun(
         settings=settings,

@@ -38,6 +38,20 @@ OF_STRATEGY = ("strategy", "communication", "cpu_devices", "startup_timeout", "p
 _FAREWELL_S = 300.0
 
 
+def resolved(
+    settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]
+) -> tuple[TrainSettings, str]:
+    """Returns the settings as this machine wants them, and the name of the strategy."""
+    if settings.strategy == "auto" and devices.asks_for_tpu(environ):
+        settings = replace(settings, strategy="tpu")
+    return settings, strategies.choose(settings, cluster)
+
+
+def serves(cluster: Cluster, strategy_name: str) -> bool:
+    """Whether a process does what a chief asks for: a parameter server, or a worker beside one."""
+    return strategy_name == "parameter_server" and cluster.role in ("worker", "ps")
+
+
 @contextlib.contextmanager
 def joined(
     settings: TrainSettings, cluster: Cluster, own: Facts
@@ -135,13 +149,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     asked = {name: settings[name] for name in OF_STRATEGY if name in settings}
     chosen = TrainSettings(dataset="", model="fit", **asked)
     if _process is not None:
-        for name, value in asked.items():
-            made = {getattr(_process.settings, name), _process.strategy_name if name == "strategy" else None}
-            if value != "auto" and value not in made:
-                raise SettingsError(
-                    f"{name} is {value!r}, but this process has made its strategy with "
-                    f"{getattr(_process.settings, name)!r}; give it to the first call that needs one"
-                )
+        _check_same(asked, _process)
         return _process
     cluster = read_cluster(os.environ if resolver is None else _resolved(resolver))
     if not cluster.tasks and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
@@ -155,10 +163,8 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
             "the evaluator out of the job"
         )
-    if devices.asks_for_tpu(os.environ) and chosen.strategy == "auto":
-        chosen = replace(chosen, strategy="tpu")
-    name = strategies.choose(chosen, cluster)
-    if name == "parameter_server" and cluster.role in ("worker", "ps"):
+    chosen, name = resolved(chosen, cluster, os.environ)
+    if serves(cluster, name):
         run_server(cluster, chosen.startup_timeout)
         sys.exit(0)
     stack = contextlib.ExitStack()
@@ -181,6 +187,17 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
             devices.announce(cluster, os.environ)
             progress.say("train", f"{cluster}, strategy {name}")
     return _process
+
+
+def _check_same(asked: Mapping[str, Any], made: Process) -> None:
+    """Refuses settings of another strategy than the one that was made."""
+    for name, value in asked.items():
+        known = {getattr(made.settings, name), made.strategy_name if name == "strategy" else None}
+        if value != "auto" and value not in known:
+            raise SettingsError(
+                f"{name} is {value!r}, but this process has made its strategy with "
+                f"{getattr(made.settings, name)!r}; give it to the first call that needs one"
+            )
 
 
 def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:

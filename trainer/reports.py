@@ -30,8 +30,6 @@ _MUCH = 0.1
 # Columns of a terminal that "train: " leaves.
 _COLUMNS = 80 - 7
 
-Row = dict[str, str]
-
 
 @dataclass
 class Counters:
@@ -161,7 +159,7 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         super().__init__()
         self._path = directory / HISTORY_FILE
         self._counters = counters
-        self._rows: list[Row] = []
+        self._rows: list[dict[str, str]] = []
         self._before = (0, 0.0)  # examples and seconds of the epoch in hand before it was resumed
         self._first_example = 0
         self._started = time.monotonic()
@@ -208,15 +206,6 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 def _cell(value: Any) -> str:
     """Returns a metric as text: a number with all its digits, several (F1Score of each class) as JSON."""
     return repr(value) if isinstance(value, float) else json.dumps(np.asarray(value).tolist())
-
-
-def read_history(directory: Path) -> list[Row]:
-    """Returns the rows of a model directory's history.csv; none where there is no such file."""
-    path = directory / HISTORY_FILE
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def sync_events(directory: Path) -> None:

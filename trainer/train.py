@@ -26,7 +26,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import devices
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
+from shardline.trainer.cluster.cluster import Cluster, has_evaluator, read_cluster
 from shardline.trainer.cluster.meeting import facts
 from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import faults, preparation
@@ -34,7 +34,7 @@ from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.dataset_run import DatasetRun, announce, load_data, write_settings
 from shardline.trainer.engine import Input, make_engine
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import weigh_output_losses
 from shardline.trainer.loop import Engine, Training
 from shardline.trainer.models import adapted
@@ -48,7 +48,7 @@ from shardline.trainer.optimizers import (
 )
 from shardline.trainer.own_logs import Shapes
 from shardline.trainer.parameter_server import run_server
-from shardline.trainer.process import joined
+from shardline.trainer.process import joined, resolved, serves
 from shardline.trainer.reports import Counters, as_json
 from shardline.trainer.resume import Beginning, begin
 from shardline.trainer.settings import TrainSettings, output_dirs
@@ -67,16 +67,12 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     cluster = read_cluster(environ)
     devices.announce(cluster, environ)
     asked = settings
-    if settings.strategy == "auto" and devices.asks_for_tpu(environ):
-        settings = replace(settings, strategy="tpu")
     if has_evaluator(environ):
         settings = replace(settings, evaluator=True)
-    name = strategies.choose(settings, cluster)
-    if name == "parameter_server" and cluster.role in ("worker", "ps"):
+    settings, name = resolved(settings, cluster, environ)
+    if serves(cluster, name):
         run_server(cluster, settings.startup_timeout)
         return {}
-    if cluster.role != "evaluator":  # which works alone, whatever the others do
-        check_strategy(settings, name)
     dirs = output_dirs(settings, environ)
     # Where workers take whole steps each, no step is shared out.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
@@ -88,10 +84,6 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         tf.config.experimental.enable_op_determinism()
     own = facts(asked, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
-        scratch = None  # all but the chief write into a directory of their own, which is removed at the end
-        if not cluster.is_chief:
-            named = tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
-            scratch = Path(stack.enter_context(named))
         peers, strategy = stack.enter_context(joined(settings, cluster, own))
         replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         watchdog = Watchdog(cluster.name, settings.stall_timeout)
@@ -105,7 +97,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             watchdog=watchdog,
             dirs=dirs,
             manifest=manifest,
-            scratch=scratch,
+            scratch=stack.enter_context(_scratch(cluster)),
         )
         with _explained(files.local_path(settings.dataset), manifest, peers):
             if cluster.role == "evaluator":
@@ -121,6 +113,16 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
 
 
 @contextlib.contextmanager
+def _scratch(cluster: Cluster) -> Iterator[Path | None]:
+    """Gives a directory that is removed at the end, into which all but the chief write."""
+    if cluster.is_chief:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-") as scratch:
+        yield Path(scratch)
+
+
+@contextlib.contextmanager
 def _explained(dataset: Path, manifest: Manifest, peers: Peers) -> Iterator[None]:
     """Says of an error from inside TensorFlow which record or which peer it comes from, where one does."""
     try:
@@ -129,19 +131,6 @@ def _explained(dataset: Path, manifest: Manifest, peers: Peers) -> Iterator[None
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise faults.explain(error, dataset, manifest) or peers.explain(error) or error from error
-
-
-def check_strategy(settings: TrainSettings, name: str) -> None:
-    """Refuses settings that the strategy cannot follow."""
-    if settings.jit_compile == "on" and name != "one_device":
-        raise SettingsError(
-            f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
-        )
-    if settings.averaging_steps and name != "multi_worker_mirrored":
-        raise SettingsError(
-            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
-            f"this run has {name}"
-        )
 
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:

@@ -45,19 +45,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         Feature("key", "string"),
         *plan.features,
     )
-    written: dict[str, list[Mark]] = {}
-    for shard in plan.shards:
-        written.setdefault(shard.split, []).append(done[shard.file].mark)
-    splits = {
-        name: Split(
-            shards=tuple(mark.shard for mark in of_split),
-            labels={
-                label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in of_split])
-                for label in plan.labels
-            },
-        )
-        for name, of_split in written.items()
-    }
+    splits = _splits(plan, done)
     compression = "" if plan.settings.compression == "none" else plan.settings.compression
     return Manifest(
         fingerprint=_fingerprint(plan.labels, features, splits, compression),
@@ -74,6 +62,23 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         keys=_write_keys(plan, work),
         anomalies=plan.anomalies,
     )
+
+
+def _splits(plan: Plan, done: Mapping[str, Found]) -> dict[str, Split]:
+    """Returns the splits of the shards that are done."""
+    written: dict[str, list[Mark]] = {}
+    for shard in plan.shards:
+        written.setdefault(shard.split, []).append(done[shard.file].mark)
+    return {
+        name: Split(
+            shards=tuple(mark.shard for mark in of_split),
+            labels={
+                label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in of_split])
+                for label in plan.labels
+            },
+        )
+        for name, of_split in written.items()
+    }
 
 
 def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:

@@ -142,7 +142,6 @@ def rehearse(
     from shardline.trainer.cluster.cluster import Cluster
     from shardline.trainer.cluster.strategy import choose
     from shardline.trainer.dataset_run import check_splits
-    from shardline.trainer.train import check_strategy
 
     started = time.monotonic()
     manifest = manifest or manifests.load_whole(dataset)
@@ -156,7 +155,7 @@ def rehearse(
         cluster = Cluster(hosts=hosts if readers > 1 or servers else (), ps_hosts=servers)
         # Whether there are GPUs for NCCL, the replicas will see.
         asked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
-        check_strategy(settings, choose(asked, cluster))
+        choose(asked, cluster)
     progress.say(_TOPIC, f"one step of {training.model}, its export and its judgement on a few examples")
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")

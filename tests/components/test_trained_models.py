@@ -11,11 +11,11 @@ from shardline.components.validate.gate import Gate
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.predict import predict
-from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
+from tests.helpers.history import read_history
 
 OWN = "tests.helpers.unexportable:own_loss_and_metric"
 

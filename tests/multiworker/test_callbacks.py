@@ -6,9 +6,9 @@ import keras
 import pytest
 
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED
-from shardline.trainer.reports import read_history
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
+from tests.helpers.history import read_history
 
 pytestmark = pytest.mark.multiworker
 

@@ -8,10 +8,10 @@ import pytest
 
 from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
-from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset, write_labelled
+from tests.helpers.history import read_history
 
 pytestmark = pytest.mark.multiworker
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shardline.trainer.reports import read_history
 from tests.helpers import programs
 from tests.helpers.datasets import write_dataset
+from tests.helpers.history import read_history
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
 

@@ -13,10 +13,10 @@ from shardline.trainer.engine import Input
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
-from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers import models
+from tests.helpers.history import read_history
 
 
 def settings(dataset, **changes):

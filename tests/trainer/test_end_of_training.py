@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import DivergedError, RestartError, SettingsError
-from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import read_examples
+from tests.helpers.history import read_history
 
 HERE = "tests.trainer.test_end_of_training:"
 LOSS = "sparse_categorical_crossentropy"

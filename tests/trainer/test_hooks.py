@@ -7,10 +7,10 @@ import pytest
 from shardline.trainer.callbacks import place_of
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import ModelError, RunError, SettingsError
-from shardline.trainer.reports import read_history
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import RECORDS
+from tests.helpers.history import read_history
 
 BATCH = 16
 

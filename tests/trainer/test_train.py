@@ -19,11 +19,11 @@ from shardline.trainer.errors import (
     RunError,
     SettingsError,
 )
-from shardline.trainer.reports import read_history
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
+from tests.helpers.history import read_history
 
 
 def run(dataset, out, **changes):

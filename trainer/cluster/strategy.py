@@ -20,7 +20,7 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
 
     Parameter servers mean parameter_server, several training processes multi_worker_mirrored, several local
     devices mirrored, all else one_device. The evaluator works on one device, whatever the others do. A
-    SettingsError says that strategy, devices and cluster exclude each other.
+    SettingsError says that strategy, devices, cluster and other settings exclude each other.
     """
     _check_cluster(settings.strategy, cluster)
     if cluster.role == "evaluator":
@@ -37,7 +37,21 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
             "device; use precision bfloat16, or strategy mirrored"
         )
     _check_communication(settings.communication, name, cluster)
+    check(settings, name)
     return name
+
+
+def check(settings: TrainSettings, name: str) -> None:
+    """Refuses settings that the strategy cannot follow."""
+    if settings.jit_compile == "on" and name != "one_device":
+        raise SettingsError(
+            f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
+        )
+    if settings.averaging_steps and name != "multi_worker_mirrored":
+        raise SettingsError(
+            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
+            f"this run has {name}"
+        )
 
 
 def _check_communication(asked: str, name: str, cluster: Cluster) -> None:

@@ -70,30 +70,7 @@ class Rows:
                 f"{printable(', '.join(types))[:300]}"
             )
         features = {ours: theirs for ours, theirs in features.items() if ours != LABEL}
-        self._names = {
-            role: role for role in _ROLES if role in types and role not in self._targets
-        } | features
-        for ours, theirs in self._names.items():
-            if theirs not in types:
-                raise SourceError(
-                    f"{name!r} has no column {theirs!r} for {ours}, it has "
-                    f"{printable(', '.join(types))[:300]}; say which is which with features, "
-                    "such as image=photo"
-                )
-            if theirs in self._targets:
-                raise SourceError(
-                    f"column {theirs!r} of {name!r} is what is to be predicted, and cannot be {ours} as well"
-                )
-        if set(features) <= set(_ROLES):
-            taken = {*self._names.values(), *self._targets, *times}
-            others = [column for column in types if column not in taken]
-            for column in others:
-                if column in _OWN:
-                    raise SourceError(
-                        f"{name!r} has a column {column!r} beside {self._instead(column)!r} for it; rename "
-                        "it, or name the columns to use with features"
-                    )
-            self._names |= {column: column for column in others}
+        self._names = self._named(features, times)
         self._check_types(images)
         self._moment = feature_of(types[by_time.column]) if by_time else ""
         if self._moment in self._names:
@@ -126,16 +103,7 @@ class Rows:
             theirs.append(self._by_time.column)
         if isinstance(self._columns, ManyFiles):
             theirs.append(ROW)
-        names = [*((LABEL, column) for column in self._targets), *self._names.items()]
-        lists = [
-            one.columns[0]
-            for one, label in zip(self._wanted, self.labels, strict=True)
-            if label.kind == MULTILABEL and len(one.columns) == 1
-        ]
-        checks = [
-            (name, column, "strings" if name == LABEL and column in lists else self._type(column))
-            for name, column in names
-        ]
+        checks = self._checks()
         texts = [ours for ours, theirs in self._names.items() if types[theirs] == "string"]
         slips = Slips(one for one in texts if one not in _ROLES and self._columns.guessed)
         batches = self._columns.batches(theirs)
@@ -167,6 +135,47 @@ class Rows:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
         self.slips = [*slips.found()]
 
+    def _checks(self) -> Sequence[tuple[str, str, str]]:
+        """Returns what `_fault` knows of each value of a row: our name, its column and type."""
+        lists = [
+            one.columns[0]
+            for one, label in zip(self._wanted, self.labels, strict=True)
+            if label.kind == MULTILABEL and len(one.columns) == 1
+        ]
+        targets = [
+            (LABEL, column, "strings" if column in lists else self._type(column)) for column in self._targets
+        ]
+        return [*targets, *((ours, theirs, self._type(theirs)) for ours, theirs in self._names.items())]
+
+    def _named(self, features: Mapping[str, str], times: Sequence[str]) -> dict[str, str]:
+        """Returns the columns of features by our names: those that are asked for, or all that are left."""
+        name, types = self._name, self._columns.types
+        named = {role: role for role in _ROLES if role in types and role not in self._targets}
+        named.update(features)
+        for ours, theirs in named.items():
+            if theirs not in types:
+                raise SourceError(
+                    f"{name!r} has no column {theirs!r} for {ours}, it has "
+                    f"{printable(', '.join(types))[:300]}; say which is which with features, "
+                    "such as image=photo"
+                )
+            if theirs in self._targets:
+                raise SourceError(
+                    f"column {theirs!r} of {name!r} is what is to be predicted, and cannot be {ours} as well"
+                )
+        if not set(features) <= set(_ROLES):
+            return named
+        taken = {*named.values(), *self._targets, *times}
+        others = [column for column in types if column not in taken]
+        for column in others:
+            if column in _OWN:
+                instead = ", ".join(self._targets) if column == LABEL else named.get(column)
+                raise SourceError(
+                    f"{name!r} has a column {column!r} beside {instead!r} for it; rename it, or name the "
+                    "columns to use with features"
+                )
+        return named | {column: column for column in others}
+
     def _type(self, column: str) -> str:
         """Returns the type of a column; whole numbers with gaps are floats, which can be missing."""
         kind = self._columns.types[column]
@@ -180,9 +189,6 @@ class Rows:
 
     def _values(self, column: str) -> Iterator[Any]:
         return chain.from_iterable(batch[column] for batch in self._columns.batches([column]))
-
-    def _instead(self, role: str) -> str | None:
-        return ", ".join(self._targets) if role == LABEL else self._names.get(role)
 
     def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
         """Returns the name of a row in messages, which is its key where no column is, from its place."""
