@@ -228,6 +228,20 @@ def yes_or_no() -> tuple[Any, Any]:
     return x, (y > 0).astype("float32")
 
 
+def smoothed() -> tuple[Any, Any]:
+    x, y = yes_or_no()
+    return x, 0.1 + 0.8 * y
+
+
+def hinged() -> keras.Model:
+    return functional(keras.layers.Dense(1), loss="hinge")
+
+
+def signs() -> tuple[Any, Any]:
+    x, y = yes_or_no()
+    return x, 2 * y - 1
+
+
 def as_dataset(data: Callable[[], Any]) -> Callable[[], tf.data.Dataset]:
     return lambda: batches(data())
 
@@ -256,6 +270,7 @@ CASES = {
         {"validation_data": (*VALIDATION, np.linspace(1, 3, 21, dtype="float32"))},
     ),
     "validation_split": Case(line, numbers, {"validation_split": 0.3}),
+    "validation_split_numpy": Case(line, numbers, {"validation_split": np.float32(0.25)}),
     "validation_split_weights": Case(line, weighted, {"validation_split": 0.25}),
     "validation_split_beside_data": Case(
         line, numbers, {"validation_split": 0.3, "validation_data": VALIDATION}
@@ -282,6 +297,9 @@ CASES = {
     "class_weight_one_hot": Case(
         lambda: classifier(loss="categorical_crossentropy"), one_hot, {"class_weight": CLASS_WEIGHT}
     ),
+    "class_weight_smoothed": Case(binary, smoothed, {"class_weight": {0: 0.25, 1: 4.0}}),
+    "class_weight_smoothed_dataset": Case(binary, as_dataset(smoothed), {"class_weight": {1: 4.0}}),
+    "class_weight_signs": Case(hinged, signs, {"class_weight": {0: 0.25, 1: 4.0}}),
     "class_weight_of_columns": Case(binary, yes_or_no, {"class_weight": {0: 0.25, 1: 4.0}}),
     "class_weight_validation": Case(
         classifier, classes, {"class_weight": CLASS_WEIGHT, "validation_data": classes(21, 1)}

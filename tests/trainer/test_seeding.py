@@ -127,6 +127,31 @@ def test_an_order_that_the_dataset_keeps_is_kept(case):
     assert first == second == third
 
 
+def split(given):
+    return (part.batch(SIZE) for part in (given.skip(10), given.take(10)))
+
+
+@pytest.mark.parametrize(("seed", "globally"), [(5, None), (5, 3), (None, 3)])
+def test_what_a_program_splits_off_stays_apart(seed, globally):
+    tf.random.set_seed(globally)
+    given = tf.data.Dataset.range(COUNT).shuffle(COUNT, seed=seed, reshuffle_each_iteration=False)
+    train, test = split(given)
+    read = [list(itertools.chain(*part.as_numpy_iterator())) for part in (train, test)]
+    assert list(itertools.chain(*numbers(stream(train, seed=3), 0, 4))) == read[0]
+    assert list(itertools.chain(*numbers(stream(test, seed=0), 0, 3))) == read[1]
+    tf.random.set_seed(None)
+
+
+def test_an_order_without_a_seed_is_the_same_for_every_run_and_told():
+    given = tf.data.Dataset.range(COUNT).shuffle(COUNT, reshuffle_each_iteration=False)
+    train, test = split(given)
+    with (lines := []) is None or progress.sink(lines.append):
+        found = stream(train, seed=3)
+    assert "train_data is shuffled once and without a seed" in lines[0].text
+    parts = [itertools.chain(*numbers(found, 0, 4)), itertools.chain(*numbers(stream(test, seed=0), 0, 3))]
+    assert sorted(itertools.chain(*parts)) == list(range(COUNT))
+
+
 @pytest.fixture
 def global_seed():
     tf.random.set_seed(3)
@@ -134,7 +159,7 @@ def global_seed():
     tf.random.set_seed(None)
 
 
-@pytest.mark.parametrize("case", ["shuffled", "twice", "zipped", "random"])
+@pytest.mark.parametrize("case", ["shuffled", "twice", "zipped"])
 def test_a_dataset_that_is_made_again_is_the_same_with_a_global_seed(case, global_seed):
     first, second = (numbers(stream(DATASETS[case]())) for _ in range(2))
     assert first == second
@@ -256,6 +281,12 @@ def test_a_rest_that_is_too_small_joins_the_batch_before_it(kind):
     ((resumed, _),) = found.batches(3).take(1).as_numpy_iterator()
     assert resumed["number"].tolist() == [4, 5, 6, 7, 8]
     assert list(stream(data(), replicas=1).sizes(0)) == [4, 4, 1]
+
+
+def test_batches_of_one_stay_what_they_are():
+    found = stream(tf.data.Dataset.range(5).batch(1), replicas=2)
+    assert list(found.sizes(0)) == [1] * 5
+    assert numbers(found, 0, 5) == [[number] for number in range(5)]
 
 
 def test_many_examples_are_beside_the_graph():

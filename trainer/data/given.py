@@ -141,7 +141,7 @@ class Given:
         """Returns arrays without a share of their end, and that: what `validation_split` asks for."""
         if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | str | Path) or callable(data):
             raise SettingsError("validation_split is for arrays; give validation_data, such as data.take(n)")
-        if type(share) not in (int, float) or not 0 < share < 1:
+        if not isinstance(share, float | np.floating) or not 0 < share < 1:
             raise SettingsError(f"validation_split must be a number between 0 and 1, not {share!r}")
         arrays = checked_arrays(data, "train_data")
         count = len(tf.nest.flatten(arrays)[0])
@@ -178,10 +178,12 @@ class Given:
         assert self.class_weight is not None
         if len(labels.shape) > 1 and labels.shape[-1] != 1:
             labels = tf.argmax(labels, axis=-1)
-        labels = tf.cast(tf.reshape(labels, [-1]), tf.int64)
+        labels = tf.reshape(labels, [-1])
+        labels = tf.cast(tf.round(labels) if labels.dtype.is_floating else labels, tf.int64)
         classes = max(self.class_weight, default=0) + 1
         table = tf.constant([float(self.class_weight.get(one, 1.0)) for one in range(classes)])
-        return tf.where(labels < classes, tf.gather(table, tf.minimum(labels, classes - 1)), 1.0)
+        named = (labels >= 0) & (labels < classes)
+        return tf.where(named, tf.gather(table, tf.clip_by_value(labels, 0, classes - 1)), 1.0)
 
 
 def _not_ending(data: tf.data.Dataset, name: str, count: int) -> tf.data.Dataset:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from shardline.trainer import progress
 from shardline.trainer.data.seeding import PASS, Seeding, mixed_with, stateful_ops
 from shardline.trainer.errors import SettingsError
 
@@ -111,7 +112,13 @@ class DatasetPasses:
         caches = [node for node in self._graph.node if node.op.startswith("CacheDataset")]
         cached = {name for cache in caches for name in self._above(cache.input[0])}
         self.random = stateful_ops(self._graph)
-        Seeding(self._graph, seed, cached)
+        if Seeding(self._graph, seed, cached).decides_order:
+            progress.say(
+                "train",
+                f"warning: {name} is shuffled once and without a seed (reshuffle_each_iteration=False), so "
+                "that its order here is not the one in which the program reads it: where take and skip split "
+                "it, training has examples of the other part; give shuffle a seed",
+            )
         self.cardinality = self._count(self._output)
         self.examples = self._examples()
 

@@ -73,6 +73,8 @@ class Seeding:
             cached: Names of the nodes that a cache keeps the elements of, which are those of one pass.
         """
         self._seed = seed
+        #: Whether something is shuffled in one order for all passes, which no seed of the program decides.
+        self.decides_order = False
         self._serial = next(_serials)
         self._library = {function.signature.name: function for function in graph.library.function}
         self._seeded: dict[tuple[str, bool], str] = {}
@@ -118,18 +120,25 @@ class Seeding:
     ) -> list[Any]:
         first = _DRAWING[node.op]
         own = tuple(constants.get(_name(seed)) for seed in node.input[first : first + 2])
-        unseeded = own == (0, 0)
+        unseeded, added = own == (0, 0), list[Any]()
         drawn = next(self._draws)
         position: int | None = drawn
         if not unseeded:
             # Equal seeds stay in one order, as inputs and labels that are zipped.
             position = None if own[0] in (None, _NO_GLOBAL_SEED) else self._numbers.setdefault(own, drawn)
         anew = any(node.attr[name].b for name in _ANEW if name in node.attr)
-        if not anew and not (unseeded and node.op != "ShuffleDatasetV3"):
-            number = ""
         constant, either = outputs
-        added = []
-        for index, value in enumerate(_mixed(self._seed, -1 if position is None else position)):
+        if not constant and len(node.input) > first + 2:
+            # Not the generator of the given dataset, which goes on with its own.
+            node.input[first + 2] = f"{node.name}/generator"
+            added.append(_node(f"{node.name}/generator", "DummySeedGenerator"))
+        if not anew and not unseeded:
+            # The program reads it in the same order, and may have split it by take and skip.
+            return added
+        run = self._seed
+        if not anew and node.op == "ShuffleDatasetV3":
+            number, run, self.decides_order = "", 0, True
+        for index, value in enumerate(_mixed(run, -1 if position is None else position)):
             name = f"{node.name}/seed_{index}"
             added.append(_node(f"{name}/run", "Const", dtype=tf.int64, value=value))
             seed = f"{name}/run{constant}"
@@ -140,10 +149,6 @@ class Seeding:
                 added.append(_node(f"{name}/pass", "BitwiseXor", seed, number, T=tf.int64))
                 seed = f"{name}/pass{either}"
             node.input[first + index] = seed
-        if not constant and len(node.input) > first + 2:
-            # Not the generator of the given dataset, which goes on with its own.
-            added.append(_node(f"{node.name}/generator", "DummySeedGenerator"))
-            node.input[first + 2] = f"{node.name}/generator"
         return added
 
     def _function(self, name: str, takes_pass: bool) -> str:

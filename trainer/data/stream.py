@@ -213,7 +213,7 @@ class Stream:
                     f"{self._name} has {count} example{'s' * (count > 1)} for {self._replicas} replicas, and "
                     "each needs one in every step: use fewer replicas or more data"
                 )
-            if len(sizes) > 1 and sizes[-1] < self._replicas and not self._own:
+            if len(sizes) > 1 and sizes[-1] < min(size, self._replicas) and not self._own:
                 sizes[-2:] = [sizes[-2] + sizes[-1]]
             return sizes
         if self._passes.cardinality >= 0:
