@@ -85,7 +85,6 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     own = facts(asked, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
         peers, strategy = stack.enter_context(joined(settings, cluster, own))
-        replicas = 1 if name == "parameter_server" else strategy.num_replicas_in_sync
         watchdog = Watchdog(cluster.name, settings.stall_timeout)
         run = DatasetRun(
             settings=settings,
@@ -93,7 +92,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             checkpoints=dirs.checkpoints,
             strategy=strategy,
             strategy_name=name,
-            replicas=replicas,
+            replicas=1 if name == "parameter_server" else strategy.num_replicas_in_sync,
             watchdog=watchdog,
             dirs=dirs,
             manifest=manifest,

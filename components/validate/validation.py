@@ -93,9 +93,7 @@ def validate(
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri, formats)
     gate = gate.for_labels(manifest.labels)
-    _check_model(gate, manifest, model_file)
-    if champion_uri:
-        champions.require_shelf(champion_uri)
+    _check_compared(gate, manifest, model_file, champion_uri)
     training = read_training(model_file)
     training_keys = TrainingKeys.of(
         dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
@@ -137,10 +135,12 @@ def validate(
     return _conclude(evaluation, blessing, card, out)
 
 
-def _check_model(gate: Gate, manifest: Manifest, model_file: Path) -> None:
-    """Refuses rules about quantiles that the model does not say, where its training has recorded them."""
+def _check_compared(gate: Gate, manifest: Manifest, model_file: Path, champion_uri: str) -> None:
+    """Refuses rules about quantiles that the training has not recorded, and a place that is no shelf."""
     if heads := read_recorded_heads(model_file):
         gate.check_quantiles(manifest.labels, read_quantiles(heads))
+    if champion_uri:
+        champions.require_shelf(champion_uri)
 
 
 def export_trained(
