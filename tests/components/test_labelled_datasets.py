@@ -221,9 +221,15 @@ def test_what_is_said_of_every_kind(
     ],
 )
 def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, label: str, message: str) -> None:
-    endless = "endless" in label
+    mixed, endless = "mixed" in label, "endless" in label
     rows = [
-        (i, 3, "none" if i == 7 else i, "" if i == 3 else i / 2, "inf" if endless and i == 4 else i / 2)
+        (
+            i,
+            3,
+            "none" if mixed and i == 7 else i,
+            "" if i == 3 else i / 2,
+            "inf" if endless and i == 4 else i / 2,
+        )
         for i in range(40)
     ]
     path = write_csv(tmp_path / "table.csv", ["numbers", "steady", "mixed", "gaps", "endless"], rows)
