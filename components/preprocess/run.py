@@ -318,6 +318,10 @@ def _report(manifest: Manifest) -> None:
     for label in manifest.labels:
         tallies = [split.labels[label.name] for split in splits.values()]
         progress.say(_TOPIC, f"label: {describe(label, tallies)}")
+    for reason in manifest.find_constant("test"):
+        progress.say(
+            _TOPIC, f"warning: {reason}: it cannot judge a model; take other shares or another split"
+        )
     rejected = sum(manifest.rejected.values())
     if rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())

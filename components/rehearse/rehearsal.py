@@ -29,7 +29,7 @@ _TOPIC = "rehearse"
 #: Examples of each split that are tried, at most.
 _EXAMPLES = 32
 #: What the validation alone measures: with a process of its own, and with the profile of a whole dataset.
-_NOT_HERE = ("golden_difference", "max_difference", "leaked", "drifted")
+_NOT_HERE = ("golden_difference", "max_difference", "leaked", "constant_labels", "drifted")
 #: Directories of the job below a run's own.
 _JOBS, _CHECKPOINTS = "jobs", "checkpoints"
 _INDEX = "ckpt-*.index"

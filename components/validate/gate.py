@@ -31,6 +31,8 @@ _MOST_NAMES = 20
 CHAMPION = "champion"
 #: The rule about the number of examples, of which first_run says what becomes of it.
 EXAMPLES = "examples"
+#: The rule about test examples that differ in what is to be predicted; the notes say why they do not.
+VARIETY = "variety"
 
 
 def _own(name: str, text: str, why: str) -> Rule:
@@ -60,6 +62,7 @@ OF_LABEL = {
 OF_MODEL = (
     _own("classes", "never_predicted == 0", "A class that is never predicted might as well not be there."),
     _own(EXAMPLES, "examples >= 50", "On fewer test examples a verdict is chance."),
+    _own(VARIETY, "constant_labels == 0", "Where one answer is always right, no model can be judged."),
     _own("export", "max_difference <= 0.02", "The exported model answers as the trained one does."),
     _own(
         "golden", "golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."

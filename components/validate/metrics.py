@@ -108,6 +108,7 @@ CHECKS = (
     Metric("non_finite", "examples with non-finite output", _count, rising=False),
     Metric("leaked", "groups of equal examples across splits, of test examples", _percent, rising=False),
     Metric("never_predicted", "classes that are never predicted", _count, rising=False),
+    Metric("constant_labels", "labels that do not vary in the test split", _count, rising=False),
     Metric("golden_difference", "largest difference in a clean process", _tiny, rising=False),
     Metric("drifted", "features whose distribution has moved", _count, rising=False),
 )
@@ -116,7 +117,14 @@ CHECKS = (
 METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
 
 #: Metrics that are measured of a new model only, and have no value of the champion's.
-OF_THE_NEW = ("peak_memory_mb", "max_difference", "golden_difference", "leaked", "examples")
+OF_THE_NEW = (
+    "peak_memory_mb",
+    "max_difference",
+    "golden_difference",
+    "leaked",
+    "constant_labels",
+    "examples",
+)
 
 #: Metrics that are shares, 0..1, and those in which less is better.
 SHARES = (

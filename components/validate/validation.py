@@ -177,13 +177,16 @@ def _measure(
     """Measures an export and what it was converted into."""
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=min_slice)
+    constant = examples.manifest.find_constant(examples.name)
     found = {
         "golden_difference": answers.difference,
+        "constant_labels": len(constant),
         "leaked": examples.manifest.duplicates.straddling / examples.split.records,
     }
     if export.max_difference is not None:
         found["max_difference"] = export.max_difference
-    measured = measured.with_metrics({"golden_difference": answers.words}, **found)
+    notes = {"golden_difference": answers.words, "constant_labels": "; ".join(constant)}
+    measured = measured.with_metrics(notes, **found)
     formats = measure_formats(out, tuple(export.formats or ()), examples, measured)
     return replace(measured, evaluation=replace(measured.evaluation, formats=formats))
 

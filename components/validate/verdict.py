@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED
 from shardline.components.validate.evaluation import Evaluation, Interval, Lead
-from shardline.components.validate.gate import CHAMPION, EXAMPLES, Gate
+from shardline.components.validate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
 from shardline.components.validate.left_side import interval_of_left, measure_left
 from shardline.components.validate.metrics import CHECKS, SHARES
 from shardline.components.validate.rules import OFF, OPERATORS, Rule
@@ -333,6 +333,8 @@ def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
         return f"Not surely better than {rule.note.partition(';')[0]}{of}"
     if rule.name == "classes" and rule.verdict == "failed":
         return f"Never predicts {', '.join(evaluation.blind_to[:_MOST_NAMES])}"
+    if rule.name == VARIETY and rule.verdict == "failed":
+        return f"Cannot be judged: {rule.note}"
     if rule.name == EXAMPLES and rule.verdict == "failed":
         return f"Too few to judge: {evaluation.examples:,} test examples"
     return str(rule)

@@ -379,6 +379,24 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
     assert json.loads((tmp_path / "out/blessing.json").read_text())["reason"] == blessing.reason
 
 
+def test_a_constant_model_is_blocked_where_the_test_split_has_one_class(dataset, tmp_path):
+    manifest = manifests.load(shutil.copytree(dataset, tmp_path / "data"))
+    train = dataclasses.replace(manifest.splits["train"], labels=counted((12, 0, 0)))
+    manifests.save(
+        dataclasses.replace(manifest, splits={**manifest.splits, "train": train}), tmp_path / "data"
+    )
+    model = save(band_model(bias=(99.0, 0.0, 0.0)), tmp_path)
+    rules = ["baseline: off", "classes: off"]
+    blessing = validate(
+        model, tmp_path / "data", tmp_path / "out", gate=Gate(allow_undecided=True).with_rules(rules)
+    ).blessing
+
+    assert not blessing.blessed
+    assert blessing.headline.startswith(
+        "Cannot be judged: the test split has no class but 'top' that training has"
+    )
+
+
 # The command
 
 

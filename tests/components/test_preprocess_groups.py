@@ -142,6 +142,16 @@ def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) 
     assert not verify(tmp_path / "out", processes=1).damages
 
 
+def test_a_split_by_time_of_sorted_classes_is_said_to_judge_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sorted_by_class = sorted("abcd"[number % 4] for number in range(1000))
+    days = sorted(datetime.date(2026, 1, 1) + datetime.timedelta(number % 200) for number in range(1000))
+    source = timed(tmp_path / "table.csv", label=sorted_by_class, day=days)
+    preprocess(PreprocessSettings(source=source, split_by_time="day"), tmp_path / "out")
+    assert "warning: the test split has no class but 'd' that training has" in capsys.readouterr().out
+
+
 def test_verify_names_what_is_not_before_the_next_split(tmp_path: Path) -> None:
     def damages(out: Path, splits: dict[str, str], **settings: str) -> list[str]:
         manifest = manifests.load(out)

@@ -27,7 +27,7 @@ RANDOM = np.random.default_rng(3)
 N = 400
 SOUND = {
     "examples": N, "never_predicted": 0, "max_difference": 0.0, "golden_difference": 0.0, "non_finite": 0,
-    "batch_difference": 0.0,
+    "batch_difference": 0.0, "constant_labels": 0,
 }  # fmt: skip
 
 

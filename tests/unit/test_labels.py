@@ -12,7 +12,7 @@ import pytest
 from shardline.components.preprocess import labels
 from shardline.components.preprocess.labels import Wanted
 from shardline.components.preprocess.targets import Targets, describe, tally
-from shardline.trainer.data.features import Label, Tally
+from shardline.trainer.data.features import Label, Tally, find_constant
 from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
 
 KIND = Label("kind", "class", ("a", "b"))
@@ -199,3 +199,19 @@ def test_a_label_is_described_in_a_line() -> None:
     spread = tally(PRICE, [[3.25], [88.0]])
     assert describe(PRICE, [spread]) == "price, regression, 3.25 to 88 USD"
     assert describe(KIND, [Tally((1, 1))]) == "kind, class of 2: a, b"
+
+
+def test_a_split_in_which_one_answer_is_always_right_cannot_judge() -> None:
+    def constant(label: Label, values: list[list[float]], trained: list[list[float]]) -> list[str]:
+        (now, before), name = (tally(label, rows) for rows in (values, trained)), label.name
+        return list(find_constant([label], {name: now}, {name: before}, len(values)))
+
+    assert constant(KIND, [[1], [1]], [[0], [1]]) == ["has no class but 'b' that training has"]
+    # Of the other class nothing can be learnt.
+    assert constant(KIND, [[0], [1]], [[1], [1]]) == ["has no class but 'b' that training has"]
+    assert constant(KIND, [[0], [0]], [[1], [1]]) == ["has no class that training has"]
+    assert constant(KIND, [[0], [1]], [[0], [1]]) == []
+    assert constant(TAGS, [[0, 1, 1]] * 2, [[1, 0, 0]]) == ["has the same labels in all examples"]
+    assert constant(TAGS, [[0, 1, 1], [0, 1, 0]], [[1, 0, 0]]) == []
+    assert constant(PRICE, [[3.5], [3.5]], [[1], [2]]) == ["has the same numbers in all examples"]
+    assert constant(PRICE, [[3.5], [3.6]], [[1], [2]]) == []

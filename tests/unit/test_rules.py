@@ -48,7 +48,7 @@ def judge_rule(text, evaluated, **policy):
 def sound(accuracy=0.95, **others):
     """An evaluation that passes all of the gate's own rules, which are judged on what is measured always."""
     measured = {"examples": 180, "non_finite": 0, "never_predicted": 0, "max_difference": 1e-6}
-    measured["golden_difference"] = 1e-7
+    measured |= {"golden_difference": 1e-7, "constant_labels": 0}
     plain = evaluation(accuracy, **{**measured, "batch_difference": 1e-7, **others})
     lead = Lead(accuracy - 0.9, (accuracy - 0.93, accuracy - 0.87), 0.001 if accuracy > 0.93 else 0.2)
     baseline = Baseline("healthy", {"accuracy": 0.9}, {"accuracy": lead})
@@ -365,6 +365,7 @@ def test_without_a_rule_written_a_worse_model_is_blocked(evaluated, verdict, hea
         ),
         ({"non_finite": 2}, "finite", "examples with non-finite output 2 is not == 0: not registered"),
         ({"batch_difference": 0.3}, "batch", "batch_difference"),
+        ({"constant_labels": 1}, "variety", "Cannot be judged: "),
     ],
 )
 def test_each_of_the_gates_own_rules_blocks(changes, broken, headline):

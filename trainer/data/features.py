@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 # Types of features that there are, with their encodings and ways of resizing.
@@ -167,6 +167,26 @@ def _pooled(records: Sequence[int], spreads: Sequence[Spread]) -> Spread:
     )
     least, largest = min(spread.least for spread in spreads), max(spread.largest for spread in spreads)
     return Spread(least, largest, mean, math.sqrt(squares / total))
+
+
+def find_constant(
+    labels: Sequence[Label], tallies: Mapping[str, Tally], trained: Mapping[str, Tally], records: int
+) -> Iterator[str]:
+    """Yields why a split of so many examples cannot judge a model, for each label that does not vary in it.
+
+    A model that always gives one answer is right there on all that can be learnt: fewer than two of the
+    classes that training has occur, or all examples have the same labels or numbers.
+    """
+    for label in labels:
+        tally, before = tallies[label.name], trained[label.name]
+        of = f" of label {label.name!r}" if len(labels) > 1 else ""
+        counts = zip(label.class_names, tally.counts, before.counts, strict=True)
+        known = [name for name, now, then in counts if now and then] if label.kind == CLASS else []
+        same = all(spread.least == spread.largest for spread in tally.spreads)
+        if label.kind == CLASS and len(known) < 2:
+            yield f"has {f'no class{of} but {known[0]!r}' if known else f'no class{of}'} that training has"
+        elif label.kind != CLASS and same and set(tally.counts) <= {0, records}:
+            yield f"has the same {'numbers' if tally.spreads else 'labels'}{of} in all examples"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer import files, records
-from shardline.trainer.data.features import MOMENTS, Anomaly, Feature, Label, Tally, is_class
+from shardline.trainer.data.features import MOMENTS, Anomaly, Feature, Label, Tally, find_constant, is_class
 from shardline.trainer.errors import DatasetError, ModelError
 
 MANIFEST_FILE = "manifest.json"
@@ -249,6 +249,14 @@ class Manifest:
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
         return columns
+
+    def find_constant(self, name: str) -> list[str]:
+        """Returns why a split, where it is there, cannot judge a model, as `features.find_constant` does."""
+        if (split := self.splits.get(name)) is None:
+            return []
+        trained = self.splits.get("train", split).labels
+        found = find_constant(self.labels, split.labels, trained, split.records)
+        return [f"the {name} split {reason}" for reason in found]
 
     def info(self) -> DatasetInfo:
         """Returns what a model function sees; a DatasetError when examples differ in size, or as `inputs`."""
