@@ -4,7 +4,7 @@ No test reaches beyond this machine. Every connection that Python makes in a tes
 one to anything but loopback or a unix socket fails at once, as without a network, and then fails the test,
 however the error was handled. Connections made in C (gRPC) and those of child processes cannot be looked at.
 They inherit proxies at which nothing listens, unless a test gives them others: gRPC, requests, urllib and pip
-ask those for every host beyond loopback.
+ask those for every host beyond loopback. One test of test-all takes them away: it installs from an index.
 
 Files whose tests start jobs and pipelines run first, so that no process is left with a long file at the end.
 With --quick TensorFlow cannot be imported: a test that needs it is skipped.
@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 #: The discard port, where nobody listens.
-_NOWHERE = "http://127.0.0.1:9"
+NOWHERE = "http://127.0.0.1:9"
 
 _reached: list[str] = []
 
@@ -52,7 +52,7 @@ def _guard(event: str, arguments: tuple[Any, ...]) -> None:
 
 sys.addaudithook(_guard)
 for _name in ("https_proxy", "http_proxy"):
-    os.environ.setdefault(_name, _NOWHERE)
+    os.environ.setdefault(_name, NOWHERE)
     os.environ.setdefault(_name.upper(), os.environ[_name])
 for _name in ("no_proxy", "NO_PROXY"):
     os.environ.setdefault(_name, "localhost,127.0.0.1,::1")

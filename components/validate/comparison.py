@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from shardline.components.validate.evaluate import Measured, Outcomes
 from shardline.components.validate.evaluation import Evaluation, Lead
+from shardline.components.validate.metrics import LOSS
 from shardline.components.validate.numbers import NumberOutcomes
-from shardline.components.validate.quantiles import LOSS
 
 
 def compare(

@@ -17,8 +17,8 @@ from shardline.components.validate.metrics import (
     PARTS,
     QUALITY,
     SLICED_OF_QUANTILES,
+    names_of_quantiles,
 )
-from shardline.components.validate.quantiles import names_of
 from shardline.components.validate.rules import DRIFT, OFF, PART_METRICS, Rule, parse_rule, parse_rules
 from shardline.trainer import files
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
@@ -188,7 +188,7 @@ class Gate:
         """
         for rule in self.rules:
             label = _find_label(rule, labels)
-            has = names_of(quantiles.get(label.name, ()))
+            has = names_of_quantiles(quantiles.get(label.name, ()))
             if rule.metric in _OF_QUANTILES and rule.metric not in has:
                 fitting = [one.name for one in BY_KIND[REGRESSION] if one.name not in _OF_QUANTILES]
                 found = "one quantile" if has else "no quantiles"

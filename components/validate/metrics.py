@@ -63,13 +63,15 @@ OF_SEVERAL = (
     Metric("roc_auc", "ROC AUC"),
     Metric("log_loss", "log loss", rising=False),
 )
+#: The metric of quantiles that is of the same quantiles alone, and the one that does not follow from sums.
+LOSS, CROSSINGS = "pinball_loss", "quantile_crossings"
 #: How well quantiles of a number hold, of a model that gives them: the loss in its unit, the share of the
 #: truth inside the outermost two, and how far that is from the share that should be.
 OF_QUANTILES = (
-    Metric("pinball_loss", "pinball loss of quantiles", _number, rising=False),
+    Metric(LOSS, "pinball loss of quantiles", _number, rising=False),
     Metric("coverage", "coverage of the interval of quantiles", _percent),
     Metric("coverage_error", "coverage, distance from the nominal", _percent, rising=False),
-    Metric("quantile_crossings", "examples whose quantiles cross", _count, rising=False),
+    Metric(CROSSINGS, "examples whose quantiles cross", _count, rising=False),
 )
 #: How well numbers are told: errors in their units, of several numbers the mean over them.
 OF_NUMBERS = (
@@ -167,3 +169,11 @@ FORMAT_METRICS = (
     "latency_p95_ms",
     "max_difference",
 )
+
+
+def names_of_quantiles(shares: tuple[float, ...], *, counted: bool = True) -> list[str]:
+    """Returns the metrics that a model has which gives quantiles of these shares."""
+    if not shares:
+        return []
+    names = [metric.name for metric in OF_QUANTILES if counted or metric.name != CROSSINGS]
+    return names if len(shares) > 1 else [LOSS]

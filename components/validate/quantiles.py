@@ -11,13 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components.validate.metrics import OF_QUANTILES
+from shardline.components.validate.metrics import CROSSINGS, names_of_quantiles
 
 _Floats = npt.NDArray[np.float64]
-
-_CROSSINGS = "quantile_crossings"
-#: The metric that is of the same quantiles alone.
-LOSS = "pinball_loss"
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Quantiles:
     @property
     def names(self) -> list[str]:
         """Metrics that follow from sums; one quantile has no interval."""
-        return names_of(self.shares, counted=False)
+        return names_of_quantiles(self.shares, counted=False)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Quantiles:
         """Returns those of some of the examples."""
@@ -58,17 +54,9 @@ class Quantiles:
         measured = self.measure(self.terms(true).sum(axis=0), np.asarray(len(true), np.float64))
         found = {name: float(value) for name, value in measured.items()}
         crossed = (np.diff(self.said, axis=1) < 0).any(axis=1)
-        return found | ({_CROSSINGS: int(crossed.sum())} if len(self.shares) > 1 else {})
+        return found | ({CROSSINGS: int(crossed.sum())} if len(self.shares) > 1 else {})
 
     def calibration(self, true: _Floats) -> tuple[tuple[float, float], ...]:
         """Returns each share, and the share of the truth that is not above its quantile."""
         below = (true <= self.said).mean(axis=0).tolist()
         return tuple(zip(self.shares, below, strict=True))
-
-
-def names_of(shares: tuple[float, ...], *, counted: bool = True) -> list[str]:
-    """Returns the metrics that a model has which gives quantiles of these shares."""
-    if not shares:
-        return []
-    names = [metric.name for metric in OF_QUANTILES if counted or metric.name != _CROSSINGS]
-    return names if len(shares) > 1 else [LOSS]
