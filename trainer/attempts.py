@@ -22,8 +22,7 @@ from shardline.trainer import crash, files, plugins, progress
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
 from shardline.trainer.data.manifest import MANIFEST_FILE
 from shardline.trainer.errors import EXIT_BAD_INPUT, RepeatedError, SettingsError, ShardlineError
-from shardline.trainer.models import import_string
-from shardline.trainer.settings import TrainSettings, output_dirs
+from shardline.trainer.settings import TrainSettings, output_dirs, plugins_of
 
 _MARKERS = "mistake-*.json"
 #: Variables of which a process in a job, which may be started again, has one at least.
@@ -106,9 +105,7 @@ def _state(path: Path) -> Any:
 
 def _code(settings: TrainSettings) -> Iterator[Path]:
     """Yields the Python files of Shardline's trainer and of the plug-ins that the settings name."""
-    named = (import_string(settings.model), settings.augment, settings.transform, *settings.callbacks)
-    packages = {text.partition(":")[0].partition(".")[0] for text in named if ":" in text}
-    for package in ("shardline.trainer", *sorted(packages - {"shardline", "keras"})):
+    for package in ("shardline.trainer", *plugins.packages(plugins_of(asdict(settings)).values())):
         yield from plugins.python_files(package)
 
 

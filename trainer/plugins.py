@@ -18,6 +18,8 @@ from typing import Any
 from shardline.trainer.errors import ModelError, ShardlineError
 
 _SHOWN_NAMES = 8
+#: Packages that are known by their versions.
+_NOT_OWN = {"", "shardline", "keras", "tensorflow"}
 
 
 def load(
@@ -97,6 +99,11 @@ def look_in(file: Path, reference: str, kind: str, error: type[ShardlineError] =
         _refuse_name_of_python(reference, kind, error)
         there = _closest(name, bound) or "nothing"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
+
+
+def packages(references: Iterable[str]) -> list[str]:
+    """Returns the top-level packages of import strings, sorted, without those that users do not change."""
+    return sorted({reference.partition(":")[0].partition(".")[0] for reference in references} - _NOT_OWN)
 
 
 def python_files(package: str) -> Iterator[Path]:

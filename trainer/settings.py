@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.files import local_path
+from shardline.trainer.models import KERAS_PREFIX
 
 STRATEGIES = (
     "auto",
@@ -235,6 +236,19 @@ class OutputDirs:
         """Makes those that TensorFlow writes to; its own writers do not say what is wrong with one."""
         for directory in (self.model, self.logs):
             directory.mkdir(parents=True, exist_ok=True)
+
+
+def plugins_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the import strings among the settings of a training run, by the setting that names each."""
+    model, callbacks = settings.get("model"), settings.get("callbacks")
+    named = {
+        "model": "" if str(model).startswith(KERAS_PREFIX) else model,
+        "augment": settings.get("augment"),
+        "transform": settings.get("transform"),
+    }
+    if isinstance(callbacks, list | tuple):
+        named |= {f"callbacks[{index}]": callback for index, callback in enumerate(callbacks)}
+    return {name: value for name, value in named.items() if isinstance(value, str) and ":" in value}
 
 
 def output_dirs(settings: TrainSettings, environ: Mapping[str, str]) -> OutputDirs:

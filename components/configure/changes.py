@@ -186,7 +186,7 @@ def look(
     start = training.train_options.get("initial_model")
     if start:
         settings["content of initial_model"] = initial_model(start) or f"not known ({_unique()})"
-    state = State(data=asdict(content), settings=settings, code=code_versions(settings["model"], source))
+    state = State(data=asdict(content), settings=settings, code=code_versions({**settings, "source": source}))
     last, reason = _compare(history, state, force)
     if last and not reason:
         return found(False, "", _say_unchanged(history, last, content, job_name), blessed=last.blessed)

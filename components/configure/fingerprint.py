@@ -10,12 +10,12 @@ import hashlib
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from shardline.components.champions import champion_directory, current
 from shardline.components.model_store import MODEL_FILE
@@ -23,12 +23,12 @@ from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import Room, TruncatedError, in_order, persistently
 from shardline.components.preprocess.listing import File, below, find_files, matching
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import KNOWN_FORMS, bigquery, open_source
+from shardline.components.preprocess.sources import bigquery, open_source
 from shardline.components.preprocess.sources.many_files import is_pattern, open_table
+from shardline.components.run_plugins import plugins_of
 from shardline.components.text import size as size_text
 from shardline.trainer import plugins
 from shardline.trainer.errors import ShardlineError, SourceError
-from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
 #: Ways to know a content.
 CONTENT, VERSION, OWN = "content", "version", "its own fingerprint"
@@ -47,7 +47,6 @@ _SMALL, _ROOM = 4 << 20, 64 << 20
 
 _OWN = ("shardline.trainer", "shardline.components")
 _LIBRARIES = ("tensorflow", "keras")
-_SOURCE_FORMS = tuple(form.partition(":")[0] for form in KNOWN_FORMS[:-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,14 +200,14 @@ def initial_model(uri: str) -> str:
         return ""  # on a disk that only the replicas mount, or missing, as training says
 
 
-def code_versions(model: str, source: str) -> dict[str, str]:
+def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Returns a version of everything whose change may change a result, by name; imports none of it.
 
-    The model function and the source may be plug-ins. A plug-in is known by all Python files of its top-level
-    package, or beside its module where that is in no package: it may import any of them.
+    A plug-in of the run is known by all Python files of its top-level package, or beside its module where
+    that is in no package: it may import any of them.
     """
     versions = {"shardline": _digest(path for name in _OWN for path in plugins.python_files(name))}
-    for name in _plugin_packages(model, source):
+    for name in plugins.packages(plugins_of(parameters).values()):
         versions[name] = _digest(plugins.python_files(name))
     for name in _LIBRARIES:
         try:
@@ -216,15 +215,6 @@ def code_versions(model: str, source: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _plugin_packages(model: str, source: str) -> Iterator[str]:
-    own_model = model not in BUILT_IN and not model.startswith(KERAS_PREFIX)
-    own_source = source.partition(":")[0] not in _SOURCE_FORMS
-    for reference in ([model] if own_model else []) + ([source] if own_source else []):
-        package = reference.partition(":")[0].partition(".")[0]
-        if package and package != "shardline":
-            yield package
 
 
 def _digest(files: Iterator[Path]) -> str:

@@ -201,7 +201,7 @@ def _rehearse(
     as_json: bool,
     sbom: Path | None,
 ) -> None:
-    from shardline.pipelines.image.contents import plugins_of
+    from shardline.components.run_plugins import plugins_of
     from shardline.pipelines.image.rehearsal import rehearse
 
     plugins = {name: value for name, value in plugins_of(given).items() if not value.startswith("shardline.")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,17 +9,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from shardline.components.preprocess.sources import KNOWN_FORMS
+from shardline.components.run_plugins import plugins_of
 from shardline.pipelines.image.requirements import LOCKS, normal, pinned
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer import plugins
 from shardline.trainer.errors import ModelError
-from shardline.trainer.models import import_string
 
 #: Files by which a directory is a project, which is installed, and not a package, which is copied.
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
-_BUILT_IN_SOURCES = tuple(form.partition(":")[0] for form in KNOWN_FORMS[:-1])
 #: Directories without code of their own, also where git does not say so.
 NOT_CODE = {"build", "dist", "node_modules", "runs", "site-packages", "venv", "__pycache__"}
 
@@ -61,27 +57,6 @@ def _lacks(image: ImageSettings, module: str) -> str:
         f'["../{top}"] (a path from the settings file), or its distribution to [image] requirements, and '
         "build the image again"
     )
-
-
-def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the import strings among the parameters of a run, by the parameter that names each."""
-    options = parameters.get("train_options")
-    if isinstance(options, str):  # as a command line gives it
-        with contextlib.suppress(ValueError):
-            options = json.loads(options)
-    options = options if isinstance(options, Mapping) else {}
-    callbacks = options.get("callbacks")
-    named = {
-        "model": _model(parameters.get("model")),
-        "source": _source(parameters.get("source")),
-        "train_options.augment": options.get("augment"),
-        "train_options.transform": options.get("transform"),
-        **{
-            f"train_options.callbacks[{index}]": callback
-            for index, callback in enumerate(callbacks if isinstance(callbacks, list | tuple) else ())
-        },
-    }
-    return {name: value for name, value in named.items() if isinstance(value, str) and ":" in value}
 
 
 def holds(image: ImageSettings, module: str) -> bool:
@@ -140,14 +115,3 @@ def _has(root: Path, parts: Iterable[str]) -> bool:
     return path.is_dir() or any(
         found.suffix in (".py", ".so") for found in path.parent.glob(f"{path.name}.*")
     )
-
-
-def _model(model: Any) -> str:
-    try:
-        return import_string(model) if isinstance(model, str) else ""
-    except ModelError:
-        return ""
-
-
-def _source(source: Any) -> str:
-    return source if isinstance(source, str) and source.partition(":")[0] not in _BUILT_IN_SOURCES else ""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_type_hints
 
 import fsspec
 import pytest
@@ -21,6 +21,7 @@ from shardline.components.configure.history import State
 from shardline.components.validate import formats
 from shardline.trainer import files, progress
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.settings import TrainSettings
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import publish_next
 from tests.helpers.fake_storage import fake_storage
@@ -64,6 +65,12 @@ SETTINGS = {
     "formats": [],
     "champion_uri": "",
 }
+#: Settings of the trainer that name code of a user, as each says of itself.
+CODE_OF_A_USER = [
+    name
+    for name, kind in get_type_hints(TrainSettings, include_extras=True).items()
+    if "pkg.module:" in kind.__metadata__[0]
+]
 A_DAY = 86_400 * 10**9
 
 
@@ -376,6 +383,26 @@ def test_what_a_plugin_imports_counts_as_its_code(plugin, history, tmp_path):
     found = look(history, source)
     assert found.reason == "the code of own_source has changed"
     assert known_as(found) != known_as(first)
+
+
+@pytest.mark.parametrize("option", [name for name in CODE_OF_A_USER if name != "model"])
+def test_code_that_is_named_among_the_options_of_training_counts(
+    option, photos, history, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    file = tmp_path / "own" / "own_option" / "inner.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("VERSION = 1\n")
+    (file.parent / "__init__.py").touch()
+    reference = "own_option.inner:f"
+    options = {option: [reference] if option == "callbacks" else reference}
+    source = f"images:{photos}"
+    train(history, source, tmp_path, train_options=options)
+    assert not look(history, source, train_options=options).changed
+
+    file.write_text("VERSION = 2\n")
+
+    assert look(history, source, train_options=options).reason == "the code of own_option has changed"
 
 
 @pytest.mark.parametrize("answer", ["None", "''", "1 / 0"])

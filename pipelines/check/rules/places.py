@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from shardline.components.run_plugins import plugins_of
 from shardline.components.vertex.payload import known_text
 from shardline.components.vertex.pools import read_specs
 from shardline.pipelines import preflight
@@ -14,7 +15,7 @@ from shardline.pipelines.check.job import jobs
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.image.build import has_registry
-from shardline.pipelines.image.contents import missing_from_image, plugins_of
+from shardline.pipelines.image.contents import missing_from_image
 from shardline.pipelines.image.settings import ImageSettings, of_cluster
 from shardline.pipelines.parameters import convert
 from shardline.pipelines.remote.environment import placeholder, placeholder_value
