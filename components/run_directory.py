@@ -180,18 +180,18 @@ def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool
         if name == task or not task:
             found = True
             yield f"{name} | {line}"
-    if task and not found and not follow:
+    if task and not found:
         known = tasks(_read_lines(directory / LOG))
         if task not in known:
             raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
 
 
 def _replica_log(directory: Path, task: str, replica: str) -> Path:
-    logs = sorted((directory / REPLICAS).glob(f"{task or '*'}/*.log"))
+    logs = sorted((directory / REPLICAS).glob("*/*.log"))
     for path in logs:
-        if path.stem == replica:
+        if path.stem == replica and task in ("", path.parent.name):
             return path
-    known = ", ".join(dict.fromkeys(path.stem for path in logs))
+    known = ", ".join(dict.fromkeys(f"{path.stem} of {path.parent.name}" for path in logs))
     raise SettingsError(
         f"no replica {replica!r} has run"
         + (f" in {task!r}" if task else "")
@@ -205,7 +205,9 @@ def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         while True:
             # Asked before reading: what is written before the end is read after it.
-            ended = not follow or RunRecord.read(directory).state != RUNNING
+            record = RunRecord.read(directory) if follow else None
+            # Of a record that names no machine nobody will ever know whether its run has ended.
+            ended = record is None or record.state != RUNNING or not record.host
             *whole, rest = (rest + file.read()).split("\n")
             yield from whole
             if ended:

@@ -48,6 +48,15 @@ def on_platform() -> bool:
     return RUN_VARIABLE not in os.environ and _BUCKETS.is_dir()
 
 
+def process_mark(number: str) -> str:
+    """Returns a process's number and the time of its start, in ticks of the machine; "" of none that lives."""
+    try:
+        fields = Path("/proc", str(int(number)), "stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if fields[0] == "Z" else f"{number}@{fields[19]}"
+
+
 @contextlib.contextmanager
 def held(directory: Path, *, shared: bool = False) -> Iterator[bool]:
     """Locks a directory while the context lasts; yields whether nobody else has, and the disk has locks."""
@@ -89,6 +98,7 @@ class RunRecord:
         cpus: Number of CPUs.
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
         host: Name of the machine that it runs on, the only one where that lock is known to say something.
+        process: The process of the run, as `process_mark` gives it, for a disk without locks.
     """
 
     name: str
@@ -112,11 +122,12 @@ class RunRecord:
     cpus: int | None = None
     locked: bool = False
     host: str = ""
+    process: str = ""
 
     @property
     def tells_its_end(self) -> bool:
-        """Whether the lock on the run directory tells this machine that the run's process has ended."""
-        return self.locked and self.host == socket.gethostname()
+        """Whether this machine can tell, by its lock or its number, that the run's process has ended."""
+        return bool(self.locked or self.process) and self.host == socket.gethostname()
 
     def headline(self) -> str:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
@@ -146,8 +157,9 @@ class RunRecord:
         record = cls._read(directory)
         if record.state != RUNNING or not record.tells_its_end:
             return record
-        with held(directory, shared=True) as ended:
+        with held(directory, shared=True) as free:
             record = cls._read(directory)  # it may have ended just now
+        ended = free if record.locked else record.process != process_mark(record.process.partition("@")[0])
         if ended and record.state == RUNNING:
             return replace(record, state=FAILED, error=ABANDONED)
         return record

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardline.components.run_directory import find_run, observe, read_log
-from shardline.components.run_record import CANCELLED, FAILED, RunRecord
+from shardline.components.run_record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
 from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
     dry_run_option,
@@ -200,6 +200,18 @@ def logs(
             )
         for line in lines:
             click.echo(line)
+        if follow and isinstance(place, Path):
+            _say_if_lost(RunRecord.read(place))
+
+
+def _say_if_lost(record: RunRecord) -> None:
+    """Says why a run that has been followed to the end of its log has no end of its own."""
+    if record.error == ABANDONED:
+        click.echo(f"{record.name} failed: {ABANDONED}", err=True)
+    elif record.state == RUNNING:
+        click.echo(
+            f"{record.name} is followed no longer: run.json names no machine that it runs on", err=True
+        )
 
 
 @click.command()

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.run_directory import observe
-from shardline.components.run_record import JOB_FILE, LATEST, LOG, RUNNING, RunRecord, State, held
+from shardline.components.run_record import (
+    JOB_FILE,
+    LATEST,
+    LOG,
+    RUNNING,
+    RunRecord,
+    State,
+    held,
+    process_mark,
+)
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.doctor import version_of
@@ -65,6 +74,7 @@ class RunDirectory:
             cpus=os.cpu_count(),
             locked=locked,
             host=socket.gethostname(),
+            process=process_mark(str(os.getpid())),
             **facts,
         )
         self.record.write(self.directory)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.run_directory import read_log
-from shardline.components.run_record import RunRecord, held
+from shardline.components.run_record import RunRecord, held, process_mark
 from shardline.pipelines.cli.main import main
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
@@ -46,10 +48,9 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def record(directory: Path, state: str, *, locked: bool = False, host: str = "") -> None:
-    content = {"pipeline": "toy", "state": state, "error": None, "locked": locked}
-    content["host"] = host or socket.gethostname()
-    files.write_json(directory / "run.json", content)
+def record(directory: Path, state: str, *, host: str = "", **facts: Any) -> None:
+    content = {"pipeline": "toy", "state": state, "error": None, "host": host or socket.gethostname()}
+    files.write_json(directory / "run.json", content | facts)
 
 
 def logs(run: Path, *arguments: str) -> Result:
@@ -69,15 +70,19 @@ def test_a_replica_s_own_log_is_whole(run: Path) -> None:
     ("arguments", "message"),
     [
         (["--task", "tran"], "no task 'tran' has run; these have: prepare, train"),
-        (["--replica", "worker-9"], "no replica 'worker-9' has run; these have: chief-0"),
+        (["--task", "tran", "--follow"], "no task 'tran' has run; these have: prepare, train"),
+        (["--replica", "worker-9"], "no replica 'worker-9' has run; these have: chief-0 of train"),
         (
             ["--replica", "chief-0", "--task", "prepare"],
-            "no replica 'chief-0' has run in 'prepare'; these have: none",
+            "no replica 'chief-0' has run in 'prepare'; these have: chief-0 of train",
         ),
+        (["--replica", "chief-0", "--task", "/etc"], "no replica 'chief-0' has run in '/etc'; these have"),
         (["--since", "1h"], "--since is for runs on the platform"),
     ],
 )
 def test_what_is_not_there_is_named_with_what_is(run: Path, arguments: list[str], message: str) -> None:
+    record(run, "succeeded")
+
     result = logs(run, *arguments)
 
     assert (result.exit_code, result.stdout) == (2, "")
@@ -109,11 +114,30 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
         assert is_held
         assert RunRecord.read(run).state == "running"
 
-    assert list(read_log(run, follow=True))
+    followed = logs(run, "--follow")
+    assert followed.stdout.endswith("train | chief-0 | epoch 1\n")
+    assert "today failed: its process has ended without a word" in followed.stderr
     done = CliRunner().invoke(main, ["explain", run.name, "--runs-dir", str(run.parent)])
     assert done.exit_code == 1
     assert "error        its process has ended without a word" in done.output
     assert RunRecord.read(run).state == "failed"
+
+
+def test_where_the_disk_has_no_locks_the_number_of_its_process_tells_that_a_run_has_ended(run: Path) -> None:
+    mark = process_mark(str(os.getpid()))
+    for process, state in ((mark, "running"), (f"{mark}0", "failed"), ("x/y", "failed")):
+        record(run, "running", process=process)
+        assert RunRecord.read(run).state == state
+        assert RunRecord.read(run).tells_its_end
+
+
+def test_a_run_whose_record_names_no_machine_is_not_followed(run: Path) -> None:
+    files.write_json(run / "run.json", {"pipeline": "toy", "state": "running"})
+
+    followed = logs(run, "--follow")
+
+    assert (followed.exit_code, len(followed.stdout.splitlines())) == (0, 2)
+    assert "is followed no longer" in followed.stderr
 
 
 def test_a_run_on_another_host_is_not_judged_by_locks_of_this_one(run: Path) -> None:
