@@ -33,6 +33,8 @@ RUN_VARIABLE = "SHARDLINE_RUN"
 #: In the run directory: the logs of replicas by job, and all that was printed.
 REPLICAS, LOG = "replicas", "run.log"
 JOB_FILE = "job.json"
+#: In the run directory, what stands in for /gcs/.
+GCS_DIRECTORY = "gcs"
 #: Beside the run directories: a link to the newest.
 LATEST = "latest"
 
@@ -48,8 +50,8 @@ def on_platform() -> bool:
     return RUN_VARIABLE not in os.environ and _BUCKETS.is_dir()
 
 
-def process_mark(number: str) -> str:
-    """Returns a process's number and the time of its start, in ticks of the machine; "" of none that lives."""
+def started(number: str) -> str:
+    """Returns a process's number and the tick of the machine in which it started; "" of none that lives."""
     try:
         fields = Path("/proc", str(int(number)), "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -98,7 +100,7 @@ class RunRecord:
         cpus: Number of CPUs.
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
         host: Name of the machine that it runs on, the only one where that lock is known to say something.
-        process: The process of the run, as `process_mark` gives it, for a disk without locks.
+        process: The process of the run, as `started` gives it, for a disk without locks.
     """
 
     name: str
@@ -159,7 +161,7 @@ class RunRecord:
             return record
         with held(directory, shared=True) as free:
             record = cls._read(directory)  # it may have ended just now
-        ended = free if record.locked else record.process != process_mark(record.process.partition("@")[0])
+        ended = free if record.locked else record.process != started(record.process.partition("@")[0])
         if ended and record.state == RUNNING:
             return replace(record, state=FAILED, error=ABANDONED)
         return record

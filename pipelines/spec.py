@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,23 @@ class PipelineFile:
     Attributes:
         spec: The pipeline spec (IR) with root, components, deploymentSpec and pipelineInfo.
         job: The PipelineJob around it, as the SDK submits it and KFP 1.8 compiled it; empty for none.
-        others: The YAML documents behind the first, with settings for other platforms.
+        platforms: Settings for other platforms, by name, which a second YAML document has.
     """
 
     spec: dict[str, Any]
     job: dict[str, Any]
-    others: tuple[Any, ...] = ()
+    platforms: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def of_other_platforms(self) -> list[str]:
+        """What tasks have on another platform alone, as in secretAsEnv; a workspace is the pipeline's."""
+        tasks = [at(found, "deploymentSpec", "executors") for found in self.platforms.values()]
+        return sorted({kind for found in tasks for label in found for kind in at(found, label)})
 
 
 def load_pipeline(path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec (IR) of a file that is to run.
-
-    Raises PipelineError when the file cannot be read, is no compiled pipeline, or none that can run alone.
-    """
-    return parse_pipeline(read_pipeline(path), path)
+    """Returns the pipeline spec (IR) of a file that is to run here; raises as `parse_runnable` does."""
+    return parse_runnable(read_pipeline(path), path).spec
 
 
 def read_pipeline(path: Path) -> bytes:
@@ -59,15 +62,27 @@ def read_pipeline(path: Path) -> bytes:
 
 
 def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec in the content of the file `path`; raises as `load_pipeline` does."""
+    """Returns the pipeline spec in the content of the file `path`, which is for the platform.
+
+    Raises PipelineError as `parse_runnable` does, and where there is more in it.
+    """
+    file = parse_runnable(content, path)
+    if file.platforms:
+        raise PipelineError(
+            f"{path} holds 2 YAML documents, the second with settings for {', '.join(file.platforms)}; "
+            "Vertex AI takes one: compile without them"
+        )
+    return file.spec
+
+
+def parse_runnable(content: bytes, path: Path) -> PipelineFile:
+    """Returns the content of the file `path`, of a pipeline that can run by itself.
+
+    Raises PipelineError when it is no compiled pipeline, or none that can run alone.
+    """
     file = parse_file(content, path)
     if file.job:
         raise PipelineError(f"{path} is a PipelineJob; take the pipeline alone, which is its pipelineSpec")
-    if file.others:
-        raise PipelineError(
-            f"{path} holds {len(file.others) + 1} YAML documents; platform-specific settings after the first "
-            "one (Kubernetes) have no meaning on Vertex or on this machine, compile without them"
-        )
     name = file.spec["pipelineInfo"].get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PipelineError(
@@ -78,7 +93,7 @@ def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
         raise PipelineError(
             f"{path} takes artifacts as inputs ({', '.join(artifacts)}); only parameters can be given"
         )
-    return file.spec
+    return file
 
 
 def parse_file(content: bytes | str, path: Path) -> PipelineFile:
@@ -103,7 +118,13 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
         check_shape(spec)
     except PipelineError as error:
         raise PipelineError(f"{path} is not a compiled pipeline: {error}") from None
-    return PipelineFile(spec, first if wrapped else {}, tuple(documents[1:]))
+    platforms = at(documents[1], "platforms") if len(documents) == 2 else {}
+    if len(documents) > 1 and not platforms:
+        raise PipelineError(
+            f"{path} holds {len(documents)} YAML documents; a pipeline is one, and a second can only hold "
+            "its settings for another platform"
+        )
+    return PipelineFile(spec, first if wrapped else {}, platforms)
 
 
 def _documents(content: bytes | str, path: Path) -> list[Any]:

@@ -131,8 +131,7 @@ def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = No
     runtime = at(file.job, "runtimeConfig")
     if given is None and "parameterValues" in runtime:
         given = at(runtime, "parameterValues")
-    platforms = [name for document in file.others for name in at(document, "platforms")]
-    return Pipeline(file.spec, given, tuple(platforms), at(file.job, "labels"))
+    return Pipeline(file.spec, given, tuple(file.platforms), at(file.job, "labels"))
 
 
 def _compiled(path: Path) -> str:

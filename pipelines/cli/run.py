@@ -85,12 +85,13 @@ def _show_localized(pipeline: Path, given: Mapping[str, Any]) -> None:
     from shardline.pipelines.local.at_hand import require_parts
     from shardline.pipelines.local.changes import listed
     from shardline.pipelines.parameters import check_parameters
-    from shardline.pipelines.spec import load_pipeline
+    from shardline.pipelines.spec import parse_runnable, read_pipeline
 
-    spec = load_pipeline(pipeline)
-    values = check_parameters(spec, given) if given else {}
-    show_table([("CHANGE", "HERE", "OF"), *listed(spec, values)])
-    require_parts(spec, values)
+    file = parse_runnable(read_pipeline(pipeline), pipeline)
+    values = check_parameters(file.spec, given) if given else {}
+    lost = [("platform", "left out", kind) for kind in file.of_other_platforms]
+    show_table([("CHANGE", "HERE", "OF"), *listed(file.spec, values), *lost])
+    require_parts(file.spec, values)
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:

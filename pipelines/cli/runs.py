@@ -200,18 +200,10 @@ def logs(
             )
         for line in lines:
             click.echo(line)
-        if follow and isinstance(place, Path):
-            _say_if_lost(RunRecord.read(place))
-
-
-def _say_if_lost(record: RunRecord) -> None:
-    """Says why a run that has been followed to the end of its log has no end of its own."""
-    if record.error == ABANDONED:
-        click.echo(f"{record.name} failed: {ABANDONED}", err=True)
-    elif record.state == RUNNING:
-        click.echo(
-            f"{record.name} is followed no longer: run.json names no machine that it runs on", err=True
-        )
+        record = RunRecord.read(place) if follow and isinstance(place, Path) else None
+        if record and (record.state == RUNNING or record.error == ABANDONED):
+            why = record.error or "its record names no machine that it runs on"
+            click.echo(f"{record.name} is followed no longer: {why}", err=True)
 
 
 @click.command()

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardline.components.vertex.payload import at, list_at
 from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline, Task
-from shardline.pipelines.local.kfp_internals import EXECUTOR, split_installation
+from shardline.pipelines.local.kfp_internals import EXECUTOR, local_artifact, split_installation
 from shardline.pipelines.local.localize import stand_in
 from shardline.trainer.errors import PipelineError
 
@@ -104,10 +104,22 @@ def _not_imported(task: Task) -> Iterator[str]:
     place = at(task.pipeline.spec, "deploymentSpec", "executors", label, "importer", "artifactUri")
     name = place.get("runtimeParameter")
     uri = task.value(str(name)) if name else place.get("constant")
-    if isinstance(uri, str) and UNKNOWN_TEXT not in uri and "{{" not in uri and not _is_readable(uri):
-        yield f"imports {uri}, which is not on this machine"
+    if isinstance(uri, str) and UNKNOWN_TEXT not in uri and "{{" not in uri:
+        path = local_artifact(uri)
+        if path and not path.exists() and not _follows(task) and _is_read(task):
+            yield f"imports {uri}, which is not on this machine"
 
 
-def _is_readable(uri: str) -> bool:
-    # An artifact's path leads to where its bucket is mounted.
-    return Path(re.sub("^gs://", "/gcs/", uri).removeprefix("file://")).exists()
+def _follows(task: Task) -> bool:
+    """Whether other tasks end before a task begins, which may write what it reads."""
+    return bool(task.spec.get("dependentTasks")) or (task.parent is not None and _follows(task.parent))
+
+
+def _is_read(importer: Task) -> bool:
+    """Whether a task may read what is imported: the stand-ins of launchers do not."""
+    return any(
+        at(item, "taskOutputArtifact").get("producerTask") == importer.name and not stand_in(task.container)
+        for task in importer.pipeline.tasks
+        if task.siblings is importer.siblings
+        for item in task.inputs("artifacts").values()
+    )

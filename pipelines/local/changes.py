@@ -15,6 +15,7 @@ from shardline.pipelines.check.pipeline import PLACEHOLDER, Executor, Pipeline, 
 from shardline.pipelines.local import start
 from shardline.pipelines.local.kfp_internals import split_installation
 from shardline.pipelines.local.localize import localize, localize_value, stand_in
+from shardline.pipelines.spec import PipelineFile
 
 
 class Change(NamedTuple):
@@ -55,7 +56,7 @@ CHANGES = (
     Change(
         "retries",
         "a task is tried again as often as it says, after a pause",
-        "a custom job is, at once; no other task is",
+        "a custom job is, at once; a task of Shardline's components is not",
     ),
     Change("cache", "a task with the same inputs may be taken from an earlier run", "every task runs"),
     Change(
@@ -67,6 +68,12 @@ CHANGES = (
     Change("condition", "names a task's output", "names it so that kfp.local finds it"),
     Change(
         "unset", "an optional parameter without a value is passed on as such", "it is left out of the tasks"
+    ),
+    Change(
+        "platform",
+        "a second YAML document, as kfp-kubernetes writes it, is refused",
+        "its settings of tasks (secrets, volumes, pod metadata) are left out, with a line; a workspace is a "
+        "directory of the run",
     ),
 )
 
@@ -110,6 +117,16 @@ def listed(spec: dict[str, Any], given: Mapping[str, Any]) -> list[tuple[str, st
     return [(what, here, ", ".join(dict.fromkeys(where))) for (what, here), where in found.items()]
 
 
+def not_kept(file: PipelineFile) -> list[str]:
+    """Returns what a task may miss in a run here: accelerators, and what it has on Kubernetes alone."""
+    asking = [
+        item for item in Pipeline(file.spec).executors if at(item.container, "resources", "accelerator")
+    ]
+    return [f"the accelerator of {item.where}" for item in asking] + [
+        f"{kind} (of Kubernetes)" for kind in file.of_other_platforms
+    ]
+
+
 def _of_executor(old: Executor, new: Executor) -> Iterator[tuple[str, str, str]]:
     where = old.task.name if old.task else old.label
     command = list_at(old.container, "command")
@@ -137,9 +154,9 @@ def _of_executor(old: Executor, new: Executor) -> Iterator[tuple[str, str, str]]
 
 def _of_task(old: Task, new: Task) -> Iterator[tuple[str, str, str]]:
     where = old.name
-    if retries := at(old.spec, "retryPolicy").get("maxRetryCount"):
-        kept = "at once" if "retryPolicy" in new.spec else "not at all"
-        yield "retries", where, f"up to {retries} times there, here {kept}"
+    policy, retries = at(new.spec, "retryPolicy"), at(old.spec, "retryPolicy").get("maxRetryCount")
+    if retries and policy != at(old.spec, "retryPolicy"):
+        yield "retries", where, f"up to {retries} times there, here {'at once' if policy else 'not at all'}"
     if at(old.spec, "cachingOptions").get("enableCache"):
         yield "cache", where, "runs every time"
     condition = at(new.spec, "triggerPolicy").get("condition")

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shardline.components.run_record import GCS_DIRECTORY
 from shardline.pipelines.local import guardian, kfp_internals, processes, start
 from shardline.pipelines.local.start import EXECUTOR_VARIABLE
 from shardline.pipelines.local.warm import SERVER_VARIABLE
@@ -93,6 +94,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
         workspace_root=tempfile.mkdtemp(prefix="workspace-"),
         raise_on_error=True,
     )
+    kfp_internals.import_from(Path(root).with_name(GCS_DIRECTORY))
     skipped = kfp_internals.SkippedConditions()
     logging.getLogger().addHandler(skipped)
     try:

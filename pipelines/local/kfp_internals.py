@@ -14,6 +14,8 @@ kfp/local, unless another place is named.
   `pipelinechannel--TASK--NAME`; else the condition is taken for false and the pipeline succeeds without its
   tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_conditions`,
   and `SkippedConditions` for what still cannot be evaluated.
+* An importer's gs:// leads to /gcs/, wherever tasks have written (importer_handler.py, `get_importer_uri`):
+  `import_from`.
 * A failed task of a nested pipeline is named in the text of a RuntimeError only: `failed_task`.
 * Lightweight components start by a shell script of KFP's (kfp/dsl/component_factory.py), `component_source`,
   and by another before that, which installs packages that stand in single quotes: `split_installation`.
@@ -27,7 +29,11 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+from shardline.trainer import files
+from shardline.trainer.progress import say
 
 #: Module that runs a component's function.
 EXECUTOR = "kfp.dsl.executor_main"
@@ -74,6 +80,35 @@ def hide_directory_docker() -> None:
     found = importlib.util.find_spec("docker")
     if found is not None and found.origin is None:
         sys.modules["docker"] = None  # type: ignore[assignment]
+
+
+def import_from(buckets: Path) -> None:
+    """Makes importers find what is in a bucket below the directory that stands in for /gcs/.
+
+    Of what is not there, tasks get the URI, as from kfp.local, and a line says so.
+    """
+    from kfp.local import importer_handler
+
+    stock = importer_handler.get_importer_uri
+
+    def local_uri(*args: Any, **kwargs: Any) -> str:
+        uri = str(stock(*args, **kwargs))
+        if (path := local_artifact(uri, buckets)) and path.exists():
+            return str(path)
+        say("import", f"{uri} is not on this machine: tasks find nothing at the artifact's path")
+        return uri
+
+    importer_handler.get_importer_uri = local_uri
+
+
+def local_artifact(uri: str, buckets: Path | None = None) -> Path | None:
+    """Returns the path of an artifact, with buckets in SHARDLINE_GCS_ROOT, or `buckets`; None for no path."""
+    if re.match(r"(?!gs:|file:)\w+://", uri):
+        return None
+    path = files.local_path(uri.removeprefix("file://"))
+    if buckets and path.is_relative_to("/gcs") and not path.exists():
+        return buckets / path.relative_to("/gcs")
+    return path
 
 
 class SkippedConditions(logging.Handler):

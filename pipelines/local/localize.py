@@ -12,16 +12,20 @@ What changes in the pipeline itself (`changes` lists it, with what means nothing
 * A condition on a task's named output is written so that kfp.local finds the output (`kfp_internals`).
 * An optional pipeline parameter without default and without value is removed from the tasks that would
   receive it, since kfp.local cannot pass on "no value".
-* A custom job is tried again at once, and no other task is: here one looks at what has failed.
+* A task that takes an output depends on the task that makes it: kfp.local does not see that by itself.
+* A custom job is tried again at once, and a task of Shardline's own components is not: here one looks at what
+  has failed. All others are tried again as they say.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from shardline.components.vertex.payload import list_at
 from shardline.pipelines.local import start
 from shardline.pipelines.local.container import as_process
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
@@ -46,6 +50,8 @@ _STAND_INS = {
     f"{_GCPC}.batch_prediction_job.launcher": "BatchPredictionJob",
     f"{_GCPC}.vertex_notification_email.executor": "VertexNotificationEmail",
 }
+#: In the source of Shardline's own components.
+_OWN = "shardline.components"
 _OPTIONS = (MARKER, "--executor_input", "{{$}}")
 
 _LOCAL_VALUES = {
@@ -101,6 +107,7 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
             container["command"] = command = as_process(command)
         if start.recognize(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
+    _order_by_outputs(local)
     _try_again_at_once(local, spec)
     name_outputs_in_conditions(local)
     _drop_unset(local, set(given))
@@ -112,14 +119,24 @@ def stand_in(container: Mapping[str, Any]) -> str:
     return next((_STAND_INS[part] for part in container.get("command", ()) if part in _STAND_INS), "")
 
 
+def _order_by_outputs(local: dict[str, Any]) -> None:
+    """Has tasks wait for those whose outputs they take, which compilers have left unsaid."""
+    for component in components_with_tasks(local):
+        for task in component["dag"]["tasks"].values():
+            makers = set(re.findall(r'"producerTask": "([^"]+)"', json.dumps(task.get("inputs", {}))))
+            if not makers <= {*list_at(task, "dependentTasks")}:
+                task["dependentTasks"] = sorted(makers.union(list_at(task, "dependentTasks")))
+
+
 def _try_again_at_once(local: dict[str, Any], spec: dict[str, Any]) -> None:
     executors = spec["deploymentSpec"]["executors"]
     for component in components_with_tasks(local):
         for task in component["dag"]["tasks"].values():
             used = local["components"].get(task["componentRef"]["name"], {})
-            if _is_custom_job(executors.get(used.get("executorLabel"), {})) and "retryPolicy" in task:
+            executor = executors.get(used.get("executorLabel"), {})
+            if _is_custom_job(executor) and "retryPolicy" in task:
                 task["retryPolicy"]["backoffDuration"] = "0s"
-            else:
+            elif any(_OWN in word for word in list_at(executor, "container", "command")):
                 task.pop("retryPolicy", None)
 
 

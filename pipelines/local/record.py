@@ -16,16 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.run_directory import observe
-from shardline.components.run_record import (
-    JOB_FILE,
-    LATEST,
-    LOG,
-    RUNNING,
-    RunRecord,
-    State,
-    held,
-    process_mark,
-)
+from shardline.components.run_record import JOB_FILE, LATEST, LOG, RUNNING, RunRecord, State, held, started
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.doctor import version_of
@@ -74,7 +65,7 @@ class RunDirectory:
             cpus=os.cpu_count(),
             locked=locked,
             host=socket.gethostname(),
-            process=process_mark(str(os.getpid())),
+            process=started(str(os.getpid())),
             **facts,
         )
         self.record.write(self.directory)

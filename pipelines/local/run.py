@@ -24,6 +24,7 @@ from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE
 from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.pipelines.local import execute, processes, record, scratch
 from shardline.pipelines.local.at_hand import require_parts
+from shardline.pipelines.local.changes import not_kept
 from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
@@ -32,7 +33,7 @@ from shardline.pipelines.local.output import LineBuffer
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
 from shardline.pipelines.local.terminal import Silence, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import RETRAIN, defaults, has_exit_tasks, parse_pipeline, read_pipeline
+from shardline.pipelines.spec import RETRAIN, defaults, has_exit_tasks, parse_runnable, read_pipeline
 from shardline.trainer import crash, files, progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.progress import Event, Scalar
@@ -281,7 +282,8 @@ def run_pipeline(
     """
     stream = stream or sys.stdout
     content = read_pipeline(path)
-    spec = parse_pipeline(content, path)
+    file = parse_runnable(content, path)
+    spec = file.spec
     checked = check_parameters(spec, parameters)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     _check_injections(injections, spec)
@@ -301,6 +303,8 @@ def run_pipeline(
         command = _write_inputs(book.directory, localized, values)
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             terminal.show(Event("line", "run", f"{name} in {summary.from_here(book.directory)}"))
+            if missed := not_kept(file):
+                terminal.show(Event("line", "run", f"left out here: {', '.join(missed)}"))
             run.watch(command, terminal)
             run.raise_failure(terminal)
     except processes.Stopped as error:

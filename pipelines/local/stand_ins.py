@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardline.components.run_record import REPLICAS, RUN_VARIABLE
+from shardline.components.run_record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
 from shardline.components.vertex.payload import read_payload
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.injections import parse_injection
@@ -26,8 +26,6 @@ from shardline.trainer.progress import errors_end_the_process, say
 
 #: Failures to rehearse, separated by spaces, in the environment.
 INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
-#: In the run directory, what stands in for /gcs/.
-GCS_DIRECTORY = "gcs"
 
 #: What a launcher writes to gcp_resources.
 Resources = list[dict[str, str]]

@@ -25,7 +25,7 @@ from shardline.pipelines.local import scratch
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
-from tests.helpers.anybodys_pipeline import anybodys, write_pipeline
+from tests.helpers.anybodys_pipeline import MODEL, anybodys, usual, write_pipeline
 from tests.helpers.small_disk import small_disk
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
@@ -134,6 +134,23 @@ def test_a_pipeline_of_anybody_s_components_runs(tmp_path: Path, runs: Path) -> 
     log = (result.directory / "run.log").read_text()
     assert "9 hello you python3 hi imported" in log
     assert "container: runs sh of this machine, in no image" in stream.getvalue()
+
+
+def test_an_importer_finds_what_a_job_has_written_and_a_task_is_tried_again(
+    tmp_path: Path, runs: Path
+) -> None:
+    """Google's usual job, importer and upload, in a file whose second document asks for a workspace."""
+    path = write_pipeline(usual, tmp_path / "usual.yaml")
+    assert "\n---\nplatforms:\n" in path.read_text()
+    stream = io.StringIO()
+
+    result = run_pipeline(path, {}, runs_dir=runs, stream=stream)
+
+    assert (result.directory / "gcs" / MODEL.removeprefix("gs://") / "weights").read_text() == "trained"
+    log = (result.directory / "run.log").read_text()
+    assert "read: trained" in log
+    assert log.count("Executing task 'look'") == 2
+    assert "'model' is not uploaded" in stream.getvalue()
 
 
 def test_what_a_model_function_prints_decides_nothing(toy: Path, runs: Path) -> None:

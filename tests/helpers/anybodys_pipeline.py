@@ -5,7 +5,10 @@ KFP looks at annotations themselves, not at their texts.
 
 from pathlib import Path
 
+from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from google_cloud_pipeline_components.v1.bigquery import BigqueryQueryJobOp
+from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
+from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import compiler, dsl
 
 IMAGE = "europe-docker.pkg.dev/somebody/images/trainer:1"
@@ -53,6 +56,50 @@ def anybodys(place: str, name: str = "you") -> None:
     show(number=counted.outputs["number"], words=counted.outputs["words"], imported=imported.output)
 
 
+MODEL = "gs://acme/out/model"
+_TRAINS = """
+import os, pathlib
+from shardline.trainer.files import local_path
+place = local_path(os.environ["AIP_MODEL_DIR"])
+place.mkdir(parents=True)
+(place / "weights").write_text("trained")
+"""
+
+
+@dsl.component(base_image="python:3.11")
+def look(model: dsl.Input[dsl.Artifact], workspace: str) -> None:
+    """Reads a model at its second attempt."""
+    from pathlib import Path
+
+    seen = Path(workspace, "seen")
+    if not seen.exists():
+        seen.write_text("once")
+        raise SystemExit(1)
+    print("read:", Path(model.path, "weights").read_text())
+
+
+@dsl.pipeline(name="usual", pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
+def usual() -> None:
+    """A job trains, an importer names what it has written, and that is uploaded; with a workspace."""
+    container = {"image_uri": IMAGE, "command": ["python3", "-c", _TRAINS]}
+    pool = {
+        "machine_spec": {"machine_type": "n1-standard-4"},
+        "replica_count": 1,
+        "container_spec": container,
+    }
+    job = CustomTrainingJobOp(
+        display_name="train", base_output_directory=MODEL.removesuffix("/model"), worker_pool_specs=[pool]
+    )
+    model = dsl.importer(
+        artifact_uri=MODEL,
+        artifact_class=UnmanagedContainerModel,
+        metadata={"containerSpec": {"imageUri": IMAGE}},
+    ).after(job)
+    ModelUploadOp(display_name="model", unmanaged_container_model=model.output)
+    seen = look(model=model.output, workspace=dsl.WORKSPACE_PATH_PLACEHOLDER)
+    seen.set_retry(1).set_cpu_limit("2").set_accelerator_type("NVIDIA_TESLA_T4").set_accelerator_limit(1)
+
+
 @dsl.component(base_image="python:3.11", packages_to_install=["no-such-package==1", "numpy<1"])
 def unmet() -> None:
     """Needs packages that are not here."""
@@ -87,12 +134,17 @@ def script():
     return dsl.ContainerSpec(IMAGE, ["sh"], ["/opt/train.sh", "--fast"])
 
 
+@dsl.component(base_image="python:3.11")
+def read(data: dsl.Input[dsl.Dataset]) -> None:
+    """Reads what is imported."""
+
+
 @dsl.pipeline(name="elsewhere")
 def elsewhere(place: str = "gs://somebodys/data") -> None:
     """A pipeline of which nothing can run here."""
     for component in (unmet, baked, entrypoint, program, module, script):
         component()
-    dsl.importer(artifact_uri=place, artifact_class=dsl.Dataset)
+    read(data=dsl.importer(artifact_uri=place, artifact_class=dsl.Dataset).output)
     BigqueryQueryJobOp(project="p", location="EU", query="select 1")
 
 

@@ -182,7 +182,19 @@ def test_settings_for_another_platform_are_named(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(yaml.safe_dump_all([pipeline(), {"platforms": {"kubernetes": {"deploymentSpec": {}}}}]))
 
-    assert "SL409 pipeline: settings for kubernetes have no effect" in run(path).output
+    found = run(path)
+    assert (found.exit_code, "error SL409 pipeline: a second document has settings" in found.output) == (
+        1,
+        True,
+    )
+
+
+def test_two_pipelines_in_a_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump_all([pipeline(), pipeline()]))
+
+    found = run(path)
+    assert (found.exit_code, "holds 2 YAML documents; a pipeline is one" in found.output) == (2, True)
 
 
 BOMB = "\n".join(

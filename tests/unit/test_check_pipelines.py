@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.check.checks import check, check_pipeline
-from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check.pipeline import Aim, Pipeline
 from tests.helpers.checks import codes, component, job, pipeline, task
 
 KEY = "AIza" + 35 * "x"
@@ -223,6 +223,13 @@ def test_the_parameters_of_a_run(code: str, broken: Any, repaired: Any) -> None:
 
     assert code in codes(spec, parameters=broken)
     assert code not in codes(spec, parameters=repaired)
+
+
+def test_the_machines_of_tasks_are_not_looked_at_where_a_run_here_gives_them_none() -> None:
+    spec = using("nvidia.com/gpu")
+
+    assert "SL123" in codes(spec, aim=Aim.HERE)  # only compiled here
+    assert "SL123" not in codes(spec, aim=Aim.HERE, parameters={})
 
 
 FILE_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -70,6 +70,32 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     assert differences == {}
 
 
+def test_a_task_waits_for_what_it_takes_though_no_compiler_has_said_so(toy: dict[str, Any]) -> None:
+    spec = copy.deepcopy(toy)
+    tasks = spec["root"]["dag"]["tasks"]
+    said = {name: tasks[name].pop("dependentTasks") for name in tasks if "dependentTasks" in tasks[name]}
+    assert said
+
+    local = localize(spec)["root"]["dag"]["tasks"]
+    assert {name: local[name]["dependentTasks"] for name in said} == said
+
+
+def test_a_task_is_tried_again_as_it_says_but_for_a_custom_job_and_shardline_s_own(
+    toy: dict[str, Any],
+) -> None:
+    spec = copy.deepcopy(toy)
+    policy = {"maxRetryCount": 2, "backoffDuration": "60s"}
+    for name in ("prepare", "train", "judge"):
+        spec["root"]["dag"]["tasks"][name]["retryPolicy"] = policy
+    source = "from shardline.components.preprocess.run import run"
+    spec["deploymentSpec"]["executors"]["exec-judge"]["container"]["command"][-1] = source
+
+    local = localize(spec)["root"]["dag"]["tasks"]
+    assert local["prepare"]["retryPolicy"] == policy
+    assert local["train"]["retryPolicy"] == {**policy, "backoffDuration": "0s"}
+    assert "retryPolicy" not in local["judge"]
+
+
 def test_a_given_optional_parameter_is_passed_on(toy: dict[str, Any]) -> None:
     local = localize(toy, {"greeting"})
     inputs = local["root"]["dag"]["tasks"]["prepare"]["inputs"]["parameters"]

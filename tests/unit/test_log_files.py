@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.run_directory import read_log
-from shardline.components.run_record import RunRecord, held, process_mark
+from shardline.components.run_record import RunRecord, held, started
 from shardline.pipelines.cli.main import main
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
@@ -116,7 +116,7 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
 
     followed = logs(run, "--follow")
     assert followed.stdout.endswith("train | chief-0 | epoch 1\n")
-    assert "today failed: its process has ended without a word" in followed.stderr
+    assert "today is followed no longer: its process has ended without a word" in followed.stderr
     done = CliRunner().invoke(main, ["explain", run.name, "--runs-dir", str(run.parent)])
     assert done.exit_code == 1
     assert "error        its process has ended without a word" in done.output
@@ -124,7 +124,7 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
 
 
 def test_where_the_disk_has_no_locks_the_number_of_its_process_tells_that_a_run_has_ended(run: Path) -> None:
-    mark = process_mark(str(os.getpid()))
+    mark = started(str(os.getpid()))
     for process, state in ((mark, "running"), (f"{mark}0", "failed"), ("x/y", "failed")):
         record(run, "running", process=process)
         assert RunRecord.read(run).state == state

@@ -13,7 +13,7 @@ import pytest
 
 from shardline.components.parameters import check_options
 from shardline.pipelines.parameters import check_parameters, read_parameters
-from shardline.pipelines.spec import has_exit_tasks, load_pipeline
+from shardline.pipelines.spec import has_exit_tasks, load_pipeline, parse_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, SettingsError
 
 _TYPES = {
@@ -175,11 +175,13 @@ def test_unreadable_files(tmp_path: Path) -> None:
         load_pipeline(tmp_path)
 
 
-def test_platform_specific_documents_are_refused(tmp_path: Path) -> None:
+def test_platform_specific_documents_run_here_and_are_refused_for_the_platform(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
-    path.write_text(f"{_spec()!r}\n---\nplatforms: {{}}\n".replace("True", "true"))
-    with pytest.raises(PipelineError, match="2 YAML documents"):
-        load_pipeline(path)
+    content = f"{_spec()!r}\n---\nplatforms: {{kubernetes: {{}}}}\n".replace("True", "true").encode()
+    path.write_bytes(content)
+    assert load_pipeline(path)["pipelineInfo"]
+    with pytest.raises(PipelineError, match="2 YAML documents, the second with settings for kubernetes"):
+        parse_pipeline(content, path)
 
 
 def test_exit_tasks_are_seen() -> None:

@@ -83,15 +83,15 @@ def platforms_and_digests(pipeline: Pipeline) -> Found:
     A tag can be moved to another image, also while a schedule goes on. Names without a host of a registry are
     left alone: a local run does not look at them.
 
-    SL409 warning: The file has no settings for another platform.
-        Fix: leave them out: compile without kfp-kubernetes
-        Source: kubeflow/pipelines, pipeline_spec.proto: PlatformSpec is read by the platform it names.
+    SL409 error: The file is one YAML document, without settings for another platform.
+        Fix: compile without kfp-kubernetes and without a workspace; 'shardline run' takes the file as it is
+        Source: google.cloud.aiplatform.utils.yaml_utils: yaml.safe_load refuses a second document.
     SL410 warning: Images of a registry are named with their digest.
         Fix: name it with its digest: 'shardline image push' prints it
         Source: docs.cloud.google.com, artifact-registry/docs/docker/names: a tag is mutable, a digest is not.
     """
     for name in pipeline.platforms:
-        yield "SL409", f"settings for {name} have no effect on Vertex AI"
+        yield "SL409", f"a second document has settings for {name}, which Vertex AI's SDK refuses to load"
     of_tasks = (known_text(executor.container.get("image")) for executor in pipeline.executors)
     of_replicas = (pool.image for job in jobs(pipeline) for pool in job.pools)
     for image in sorted({*of_tasks, *of_replicas}):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from shardline.components.vertex.payload import at, known_text, lacks, whole
 from shardline.components.vertex.pools import BOOT_DISK_TYPES
 from shardline.pipelines.check.job import Job, Pool
-from shardline.pipelines.check.pipeline import Executor
+from shardline.pipelines.check.pipeline import Aim, Executor
 from shardline.pipelines.check.registry import Found, rules
 
 #: Where the tables are from, and when they were read.
@@ -230,6 +230,8 @@ def resources_of_tasks(executor: Executor) -> Found:
         Source: docs.cloud.google.com, pipelines/machine-types: the limits of set_cpu_limit and
             set_memory_limit; n1-highmem-96 is the largest machine.
     """
+    if executor.task and executor.task.pipeline.aim is Aim.HERE and executor.task.pipeline.given is not None:
+        return  # it has the machine where it runs
     limits = at(executor.container, "resources")
     for name, units, most, words in (
         ("resourceCpuLimit", _CORES, 96, "cores"),
