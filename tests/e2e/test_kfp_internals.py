@@ -46,6 +46,26 @@ def test_kfp_local_finds_named_outputs_by_two_hyphens_only(monkeypatch: pytest.M
     assert find("pipelinechannel--judge-blessed", Outputs()) is None
 
 
+def test_kfp_local_imports_a_bucket_by_its_address_and_orders_tasks_by_what_is_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    from kfp.local import graph_utils, importer_handler
+    from kfp.pipeline_spec import pipeline_spec_pb2
+
+    importer = pipeline_spec_pb2.PipelineDeploymentConfig.ImporterSpec()
+    importer.artifact_uri.constant.string_value = "gs://b/x"
+    with pytest.warns(UserWarning, match="remote file"):
+        assert importer_handler.get_importer_uri(importer, pipeline_spec_pb2.ExecutorInput()) == "gs://b/x"
+
+    taker, maker = pipeline_spec_pb2.PipelineTaskSpec(), pipeline_spec_pb2.PipelineTaskSpec()
+    taker.inputs.parameters["x"].task_output_parameter.producer_task = "maker"
+    assert graph_utils.topological_sort_tasks({"taker": taker, "maker": maker}) == [
+        "maker",
+        "taker",
+    ]  # a stack
+
+
 def test_kfp_local_takes_any_module_docker_for_the_client() -> None:
     program = "import sys, types\nsys.modules['docker'] = types.ModuleType('docker')\n"
     load = "import kfp.local.task_dispatcher"
