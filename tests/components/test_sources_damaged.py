@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -21,6 +22,7 @@ from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.columns import Columns
 from shardline.components.preprocess.tfrecord import mask
 from shardline.trainer.errors import BadRecordError, ShardlineError, SourceError
 from tests.helpers.mutations import JSON
@@ -97,6 +99,27 @@ def test_any_parquet(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(content)
     assert "\n" not in outcome(f"table:{path}", tmp_path / "outer")
+
+
+def test_a_flipped_bit_in_the_footer_of_parquet_does_not_end_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"label": ["cat", "dog"] * 50, "n": [*range(99), None]}), path)
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    child = os.fork()  # Arrow would end this one
+    if not child:
+        for place in range(footer, len(content)):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with contextlib.suppress(SourceError):
+                Columns(str(path))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_missing_whole_numbers_are_found_without_statistics(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"label": [1, 2], "n": [1, None]}), path, write_statistics=False)
+    assert Columns(str(path)).gaps == {"n"}
 
 
 @tries

@@ -169,10 +169,11 @@ def _parquet_types(path: str) -> Found:
 
     with storage.open_read(path) as file:
         opened = pq.ParquetFile(file)
-        groups = [opened.metadata.row_group(number) for number in range(opened.num_row_groups)]
-        statistics = [group.column(place) for group in groups for place in range(group.num_columns)]
-        gaps = {one.path_in_schema for one in statistics if one.statistics and one.statistics.null_count}
-        return {field.name: word(field.type) for field in opened.schema_arrow}, gaps
+        types = {field.name: word(field.type) for field in opened.schema_arrow}
+        # Not by statistics, which a writer may leave out, and which end the process where they are damaged.
+        whole = [one.name for one in opened.schema_arrow if types[one.name] == "int64" and one.nullable]
+        batches = opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ()
+        return types, {name for batch in batches for name in whole if batch[name].null_count}
 
 
 def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
