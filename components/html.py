@@ -15,6 +15,11 @@ from typing import Any
 import jinja2
 from PIL import Image
 
+from shardline.trainer.errors import printable
+
+# But for tabs and ends of lines.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 #: Rows of a table of facts: (name, value).
 Rows = list[tuple[str, str]]
 
@@ -22,7 +27,8 @@ Rows = list[tuple[str, str]]
 def render(template: Path, **values: Any) -> str:
     """Renders a template that extends page.html.j2 and may include its neighbours.
 
-    All text is escaped, but for `Markup`. The same arguments give the same page.
+    All text is escaped, but for `Markup`, and characters that a terminal would obey are written out. The same
+    arguments give the same page.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
@@ -31,7 +37,8 @@ def render(template: Path, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template.name).render(**values)
+    page = environment.get_template(template.name).render(**values)
+    return _CONTROLS.sub(lambda found: printable(found[0]), page)
 
 
 def page_path(artifact: Any) -> Path:

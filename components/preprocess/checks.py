@@ -86,9 +86,29 @@ def check_labels(source: Any) -> tuple[Label, ...]:
         return (dataclasses.replace(labels[0], name=LABEL),)
     names = [label.name for label in labels]
     for name in names:
-        if names.count(name) > 1 or name in OWN_FEATURES:
+        if names.count(name) > 1 or name in OWN_FEATURES or not is_text(name):
             raise SourceError(f"label {name!r} cannot be called so beside others; rename its column")
     return labels
+
+
+def check_features(source: Any) -> tuple[Feature, ...]:
+    """Returns the features that a source declares."""
+    features = tuple(getattr(source, "features", ()))
+    for feature in features:
+        if not isinstance(feature, Feature):
+            raise SourceError(
+                f"the source's features hold a {type(feature).__name__}; give shardline.Feature(NAME, TYPE)"
+            )
+        if not is_text(feature.name):
+            raise SourceError(
+                f"feature {feature.name!r} has a name that UTF-8 cannot hold; rename its column"
+            )
+    return features
+
+
+def is_text(name: Any) -> bool:
+    """Whether it is a text without half characters, which UTF-8 cannot hold."""
+    return isinstance(name, str) and not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _check_names(label: Label) -> None:

@@ -23,6 +23,7 @@ from shardline.components.preprocess.anomalies import SchemaCheck
 from shardline.components.preprocess.checks import (
     SPLIT_NAMES,
     check_classes,
+    check_features,
     check_group,
     check_labels,
     check_stratified,
@@ -373,8 +374,7 @@ class _Taken:
 def _described(source: Source) -> tuple[tuple[Label, ...], tuple[Any, ...], int]:
     """Returns what a source says of itself: its labels, its features, and how many examples it may have."""
     with plugins.calling("the source failed", SourceError):
-        labels = check_labels(source)
-        return labels, tuple(getattr(source, "features", ())), operator.length_hint(source, 0)
+        return check_labels(source), check_features(source), operator.length_hint(source, 0)
 
 
 def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:

@@ -576,6 +576,16 @@ def test_the_card_needs_nothing_but_itself(dataset: Path) -> None:
     assert render_card(dataset, manifest) == html
 
 
+def test_the_card_writes_out_what_a_terminal_would_obey(tmp_path: Path) -> None:
+    obeyed = "\x1b[2J\x9b red\n\tend"
+    rows = [{"label": "ab"[n % 2], "text": f"{n} {obeyed}", "\x1b]0;x\x07": n} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = PreprocessSettings(source=f"table:{tmp_path / 'rows.jsonl'}")
+    html = render_card(tmp_path / "out", preprocess(settings, tmp_path / "out"))
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", html)
+    assert r"\x1b[2J\x9b red" in html
+
+
 def test_the_card_tells_of_rejections_conversions_and_leakage(dataset: Path) -> None:
     manifest = dataclasses.replace(
         manifests.load(dataset),

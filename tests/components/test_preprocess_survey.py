@@ -91,6 +91,17 @@ def test_examples_that_are_refused(source_module: Path, last: str, message: str)
         pytest.param(
             "class Source(list):\n  class_names = ['a']", "at least 2 .* has only 'a'", id="one class"
         ),
+        pytest.param(
+            "class Source(list):\n  class_names = 'ab'\n  features = ('age',)",
+            r"features hold a str; give shardline.Feature\(NAME, TYPE\)",
+            id="features are texts",
+        ),
+        pytest.param(
+            "from shardline import Feature\nclass Source(list):\n  class_names = 'ab'\n"
+            r"  features = (Feature('\ud800', 'int64'),)",
+            r"feature '\\ud800' has a name that UTF-8 cannot hold",
+            id="half a character in a name",
+        ),
         pytest.param("class Source(list):\n  class_names = []", "at least 2 .* has none", id="no class"),
         pytest.param(
             "class Source(list):\n  class_names = ['a', 'a']", "not unique: a, a", id="a class twice"
