@@ -30,8 +30,8 @@ from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import DatasetError
-from shardline.trainer.models.export_check import check_operations
 from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers, to_quantiles
+from shardline.trainer.models.operations import check_operations
 from shardline.trainer.progress import say
 
 #: Number of examples that an export is compared with its model on.

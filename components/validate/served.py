@@ -28,6 +28,7 @@ from shardline.components.validate.signatures import DEFAULT, EXAMPLE, EXAMPLES,
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError
+from shardline.trainer.models.operations import check_saved_model
 
 #: Number of requests that `measure_costs` uses.
 REQUESTS = 32
@@ -58,10 +59,14 @@ class ServedModel:
         self.deviations = read_deviations(manifest)
         self._labels = manifest.labels
         try:
+            check_saved_model(path)
             # The signatures alone do not keep the variables alive, the loaded object does.
             self._loaded = tf.saved_model.load(str(path))
-        except (OSError, ValueError, tf.errors.OpError) as error:
-            raise ModelError(f"cannot load the exported model {path}: {error}; export it again") from None
+        except (ModelError, MemoryError):
+            raise
+        except Exception as error:  # of a damaged one TensorFlow raises anything
+            why = " ".join(str(error).split())
+            raise ModelError(f"cannot load the exported model {path}: {why}; export it again") from None
         outputs = self._signature(DEFAULT).structured_outputs
         self.quantiles = self._read_quantiles(outputs)
         self._names = name_outputs(manifest.labels, self.quantiles)

@@ -1,6 +1,7 @@
 """The exported model: signatures, agreement with the trained model, golden set, what export.json says."""
 
 import base64
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -27,7 +28,7 @@ from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.view import describe
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build
-from shardline.trainer.models.export_check import check_operations
+from shardline.trainer.models.operations import check_operations, check_saved_model
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 
 RECORDS = {"train": 12, "validation": 6, "test": SAMPLES + 4}
@@ -392,16 +393,41 @@ def test_the_git_revision_is_that_of_the_working_directory(tmp_path, monkeypatch
     assert read_revision() == "what the image was built from"
 
 
-@pytest.mark.parametrize(("operation", "refused"), [("SentencepieceOp", True), ("XlaCallModule", False)])
-def test_operations_of_other_libraries_are_refused(operation, refused):
+@pytest.mark.parametrize(
+    ("operation", "refused"),
+    [
+        ("SentencepieceOp", r"not TensorFlow's own \(SentencepieceOp\)"),
+        ("XlaCallModule", ""),
+        *((name, f"reads or writes files .*{name}") for name in ("ReadFile", "TFRecordDatasetV2", "SaveV2")),
+        ("InitializeTableFromTextFileV2", ""),  # the vocabulary of a table
+        ("ReadVariableOp", ""),
+        ("TensorArrayWriteV3", ""),
+        ("PrintV2", ""),
+    ],
+)
+def test_operations_that_no_server_has_are_refused(operation, refused):
     graph = tf.compat.v1.GraphDef()
     graph.node.add(op="Identity", name="x")
     graph.library.function.add().node_def.add(op=operation, name="y")
 
     concrete = SimpleNamespace(graph=SimpleNamespace(as_graph_def=lambda: graph))
 
-    if refused:
-        with pytest.raises(ModelError, match=r"not TensorFlow's own \(SentencepieceOp\)"):
-            check_operations(concrete)
-    else:
+    with pytest.raises(ModelError, match=refused) if refused else contextlib.nullcontext():
         check_operations(concrete)
+
+
+def test_what_saves_the_variables_of_a_saved_model_is_no_operation_of_the_model(tmp_path):
+    def save(function):
+        module = tf.Module()
+        module.serve = tf.function(function, input_signature=[tf.TensorSpec([], tf.string)])
+        module.weight = tf.Variable(1.0)
+        tf.saved_model.save(module, str(tmp_path))
+
+    save(lambda text: tf.strings.upper(text))
+    check_saved_model(tmp_path)
+    save(lambda text: tf.cond(text == "", lambda: "", lambda: tf.io.read_file(text)))
+    with pytest.raises(ModelError, match=r"reads or writes files .*ReadFile"):
+        check_saved_model(tmp_path)
+    save(lambda text: tf.print("x", output_stream="file:///x") and text)
+    with pytest.raises(ModelError, match=r"reads or writes files .*PrintV2"):
+        check_saved_model(tmp_path)

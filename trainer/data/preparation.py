@@ -21,6 +21,7 @@ from shardline.trainer.data.decode import Inputs
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.models.operations import check_saved_model
 
 #: Directory beside model.keras; there is none where a model takes a dataset's inputs as they are.
 DIRECTORY = "transform"
@@ -88,6 +89,7 @@ def of_training(reference: str, dataset: DatasetInfo, *, exported: bool) -> tf.M
         if module is not None:
             with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
                 save(module, Path(directory))
+                check_saved_model(Path(directory) / DIRECTORY)
     except ModelError:
         if exported:
             raise
@@ -118,6 +120,7 @@ def load(model_file: Path) -> tf.Module | None:
     if not directory.is_dir():
         return None
     try:
+        check_saved_model(directory)
         loaded = tf.saved_model.load(str(directory))
         loaded.prepare  # noqa: B018
     except (OSError, ValueError, AttributeError, tf.errors.OpError) as error:

@@ -18,11 +18,7 @@ from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
-
-_CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-
-# TensorFlow's own, though not in tf.raw_ops: the inner ones, and XlaCallModule of models from JAX.
-_INNER = ("_", "Xla")
+from shardline.trainer.models.operations import check_operations
 
 # Layers of Keras that hold code, or need what is not in the file.
 _LAMBDA = "__lambda__"  # which Keras leaves out where the lambda is an activation
@@ -118,29 +114,6 @@ def _traced(model: keras.Model, inputs: Any) -> Any:
             f"the model cannot be traced for an export: {reason(error)}; its call() has to consist of "
             f"operations of Keras or TensorFlow, for any number of examples; {ALL_THE_SAME}"
         ) from error
-
-
-def check_operations(concrete: Any) -> None:
-    """Checks that a traced, concrete function can run where there is neither our code nor the user's.
-
-    Raises ModelError when it calls Python, or operations of a library that TensorFlow does not bring along.
-    """
-    graph = concrete.graph.as_graph_def()
-    functions = {function.signature.name for function in graph.library.function}
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    used = {node.op for node in nodes} - functions
-    if calls := sorted(used.intersection(_CALLS_OF_PYTHON)):
-        raise ModelError(
-            f"the model calls Python while it predicts ({', '.join(calls)}), which a server cannot run; "
-            "replace tf.py_function and tf.numpy_function by operations of TensorFlow or Keras"
-        )
-    if foreign := sorted(
-        name for name in used if not name.startswith(_INNER) and not hasattr(tf.raw_ops, name)
-    ):
-        raise ModelError(
-            f"the model needs operations that are not TensorFlow's own ({', '.join(foreign)}), which a "
-            "server does not have; do without them"
-        )
 
 
 def _compare(model: keras.Model, loaded: keras.Model, inputs: Any) -> None:
