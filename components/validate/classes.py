@@ -49,6 +49,7 @@ class ClassOutcomes:
         predicted: int64 [n], the classes that the model served.
         probabilities: float32 [n, classes].
         columns: Further features of the examples by name, each [n]; slices are made of them.
+        copies: Groups of equal examples, int64 [n]; None where there are no two.
     """
 
     class_names: tuple[str, ...]
@@ -56,6 +57,7 @@ class ClassOutcomes:
     predicted: _Ints
     probabilities: npt.NDArray[np.float32]
     columns: Mapping[str, npt.NDArray[np.generic]]
+    copies: _Ints | None = None
 
     @property
     def said(self) -> npt.NDArray[np.float32]:
@@ -85,6 +87,7 @@ class ClassOutcomes:
             self.predicted[chosen],
             self.probabilities[chosen],
             {name: column[chosen] for name, column in self.columns.items()},
+            None if self.copies is None else self.copies[chosen],
         )
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
@@ -93,10 +96,10 @@ class ClassOutcomes:
         bins = calibrate(self)
         finite = self.only(self.finite)
         measured = score(self, bins) | finite.areas.means
-        found = intervals(labels, predicted, names) | finite.intervals_of_probabilities()
+        found = intervals(labels, predicted, names, self.copies) | finite.intervals_of_probabilities()
         if "top5_accuracy" in measured:
             right = round(measured["top5_accuracy"] * len(labels))
-            found["top5_accuracy"] = share_interval(right, len(labels))
+            found["top5_accuracy"] = share_interval(right, len(labels), self.copies)
         confusion = metrics.confusion_matrix(labels, predicted, labels=list(range(len(names)))).tolist()
         return {
             "examples": len(labels),
@@ -115,7 +118,7 @@ class ClassOutcomes:
 
     def leads(self, other: ClassOutcomes) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples in each metric of `intervals`."""
-        found = leads(self.labels, self.predicted, other.predicted, self.class_names)
+        found = leads(self.labels, self.predicted, other.predicted, self.class_names, self.copies)
         both = self.finite & other.finite
         ours, theirs = self.only(both), other.only(both)
         if not len(ours.labels):
@@ -131,7 +134,7 @@ class ClassOutcomes:
     @cached_property
     def terms(self) -> _Floats:
         """What is summed of each example, where all probabilities are finite, for log loss and mean areas."""
-        return np.column_stack([*_losses(self), self.areas.terms])
+        return resampling.together(np.column_stack([*_losses(self), self.areas.terms]), self.copies)
 
     def intervals_of_probabilities(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the log loss and of the mean areas, as far as there are any."""
@@ -143,7 +146,7 @@ class ClassOutcomes:
         counts = trained.counts if trained else np.bincount(self.labels)
         answer = int(np.argmax(counts))
         always = np.full_like(self.labels, answer)
-        ahead = leads(self.labels, self.predicted, always, self.class_names)
+        ahead = leads(self.labels, self.predicted, always, self.class_names, self.copies)
         ours = _averages(self.labels, self.predicted, len(self.class_names))
         return Baseline(
             answer=repr(self.class_names[answer]),
@@ -221,34 +224,40 @@ def slice_outcomes(outcomes: ClassOutcomes, min_slice: int) -> tuple[Slice, ...]
     found = []
     for name, chosen in (*named, *slices(outcomes.columns)):
         examples, right = int(chosen.sum()), int((chosen & outcomes.right).sum())
-        decided = examples >= min_slice
-        interval = share_interval(right, examples) if decided else None
+        copies = None if outcomes.copies is None else outcomes.copies[chosen]
+        decided = len(resampling.distinct(copies, examples)[0]) >= min_slice
+        interval = share_interval(right, examples, copies) if decided else None
         found.append(Slice(name, examples, right / examples if examples else 0.0, decided, interval))
     return tuple(found)
 
 
-def intervals(labels: _Ints, predicted: _Ints, class_names: tuple[str, ...]) -> dict[str, Interval]:
+def intervals(
+    labels: _Ints, predicted: _Ints, class_names: tuple[str, ...], copies: _Ints | None = None
+) -> dict[str, Interval]:
     """Returns the 95 % interval of every counted metric, and of "recall[class=healthy]" and its like.
 
     Labels and predictions are [n], n >= 1. Classes without examples have no interval. The same arguments give
     the same intervals.
     """
-    cells, counts = _cells(labels, predicted)
-    true, said = cells.T
-    values = np.concatenate([_values(drawn, true, said, len(class_names)) for drawn in _draw(counts)])
+    cells, counts = _cells(labels, predicted, copies=copies)
+    true, said, size = cells.T
+    values = np.concatenate([_values(drawn * size, true, said, len(class_names)) for drawn in _draw(counts)])
     found = tuple(_measured(labels, class_names))
     return dict(
         zip((name for _, name in found), spans(values[:, [place for place, _ in found]]), strict=True)
     )
 
 
-def leads(labels: _Ints, predicted: _Ints, others: _Ints, class_names: tuple[str, ...]) -> dict[str, Lead]:
+def leads(
+    labels: _Ints, predicted: _Ints, others: _Ints, class_names: tuple[str, ...], copies: _Ints | None = None
+) -> dict[str, Lead]:
     """Returns the lead over another model, whose predictions are [n] too, in each metric of `intervals`."""
     classes = len(class_names)
-    cells, counts = _cells(labels, predicted, others)
-    true, ours, theirs = cells.T
+    cells, counts = _cells(labels, predicted, others, copies=copies)
+    true, ours, theirs, size = cells.T
 
     def difference(drawn: _Ints) -> _Floats:
+        drawn = drawn * size
         return _values(drawn, true, ours, classes) - _values(drawn, true, theirs, classes)
 
     measured = difference(counts[None])[0]
@@ -294,14 +303,15 @@ def _in_top(finite: ClassOutcomes) -> npt.NDArray[np.bool_]:
 
 def _averages(labels: _Ints, predicted: _Ints, classes: int) -> dict[str, float]:
     cells, counts = _cells(labels, predicted)
-    true, said = cells.T
+    true, said, _ = cells.T
     values = _values(counts[None], true, said, classes)[0]
     return dict(zip(COUNTED, values[: len(COUNTED)].tolist(), strict=True))
 
 
-def _cells(*columns: _Ints) -> tuple[_Ints, _Ints]:
-    """Returns the distinct combinations, [cells, columns], and how often each of them occurs."""
-    return np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
+def _cells(*columns: _Ints, copies: _Ints | None = None) -> tuple[_Ints, _Ints]:
+    """Returns the distinct combinations, the number of copies last, and how often each of them occurs."""
+    first, sizes = resampling.distinct(copies, len(columns[0]))
+    return np.unique(np.stack([*(one[first] for one in columns), sizes], axis=1), axis=0, return_counts=True)
 
 
 def _draw(counts: _Ints) -> Iterator[_Ints]:

@@ -138,7 +138,7 @@ def _quality(exported: Outcomes, said: npt.NDArray[np.float32]) -> tuple[float, 
     """Returns the metric that counts first of the answers of a converted model, and its interval."""
     if isinstance(exported, ClassOutcomes):
         right = int((said.argmax(axis=1) == exported.labels).sum())
-        return right / len(said), share_interval(right, len(said))
+        return right / len(said), share_interval(right, len(said), exported.copies)
     same: Any = exported
     found = replace(same, said=said.reshape(exported.said.shape).astype(exported.said.dtype))
     metric = MAIN[exported.label.kind]

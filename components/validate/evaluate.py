@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+import xxhash
 
 from shardline.components.validate.answers import Predictions
 from shardline.components.validate.classes import ClassOutcomes
@@ -23,6 +24,7 @@ from shardline.components.validate.metrics import QUALITY
 from shardline.components.validate.mistakes import Ranked, find_mistakes
 from shardline.components.validate.numbers import NumberOutcomes
 from shardline.components.validate.quantiles import Quantiles
+from shardline.components.validate.resampling import distinct
 from shardline.components.validate.served import REQUESTS, ServedModel, measure_costs
 from shardline.components.validate.several import SeveralOutcomes
 from shardline.trainer.data.decode import encode_stored
@@ -161,9 +163,12 @@ class Measured:
         return replace(self, evaluation=replace(self.evaluation, metrics=metrics_of_all, notes=notes))
 
     def counted(self) -> Measured:
-        """Returns this with what is counted of the examples as metrics."""
+        """Returns this with what is counted of the examples as metrics; copies of one are one example."""
+        total = self.evaluation.examples
+        examples = len(distinct(next(iter(self.outcomes.values())).copies, total)[0])
         return self.with_metrics(
-            examples=self.evaluation.examples,
+            {"examples": f"{total:,} with their copies" if examples < total else ""},
+            examples=examples,
             non_finite=self.evaluation.non_finite,
             never_predicted=len(self.evaluation.blind_to),
         )
@@ -243,7 +248,8 @@ def gather(
 ) -> tuple[dict[str, Outcomes], dict[str, tuple[Mistake, ...]]]:
     """Returns by label a model's answers to all examples, and its worst ones."""
     labels = examples.manifest.labels
-    batches, answers, seen = [], [], 0
+    batches, answers, seen, known = [], [], 0, dict[bytes, int]()
+    groups: list[int] = []
     ranked: dict[str, list[Ranked]] = {label.name: [] for label in labels}
     for batch in _reported(examples.batches(batch_size), examples.split.records):
         answer = _predict(model, batch)
@@ -251,6 +257,7 @@ def gather(
             found = find_mistakes(label, batch, answer, seen)
             ranked[label.name] = sorted([*ranked[label.name], *found], reverse=True)[:MOST_MISTAKES]
         seen += len(batch.keys)
+        groups += [known.setdefault(one, len(known)) for one in _identities(batch, examples.manifest)]
         # The images themselves would not fit in memory.
         batches.append(replace(batch, images=None, records=None))
         answers.append(answer)
@@ -265,6 +272,7 @@ def gather(
             joined,
             columns,
             model.quantiles.get(label.name, ()),
+            np.array(groups) if len(known) < seen else None,
         )
         for label in labels
     }
@@ -278,15 +286,30 @@ def _outcomes(
     answers: Predictions,
     columns: Mapping[str, npt.NDArray[np.generic]],
     shares: tuple[float, ...],
+    copies: npt.NDArray[np.int64] | None,
 ) -> Outcomes:
     said = answers.said[label.name]
     if label.kind == CLASS:
-        return ClassOutcomes(label.outputs, true, answers.classes[label.name], said, columns)
+        return ClassOutcomes(label.outputs, true, answers.classes[label.name], said, columns, copies)
     if label.kind == MULTILABEL:
-        return SeveralOutcomes(label, true, said, columns)
+        return SeveralOutcomes(label, true, said, columns, copies)
     exact = true.reshape(len(true), -1).astype(np.float64)
     quantiles = Quantiles(shares, answers.quantiles[label.name].astype(np.float64)) if shares else None
-    return NumberOutcomes(label, exact, said.astype(np.float64), columns, quantiles)
+    return NumberOutcomes(label, exact, said.astype(np.float64), columns, quantiles, copies)
+
+
+def _identities(batch: Batch, manifest: Manifest) -> Iterator[bytes]:
+    """Yields a hash of each example's inputs and labels, by which its copies are known."""
+    names = [name for name in manifest.inputs if name in batch.columns]
+    if batch.images is not None:
+        inputs = [batch.images.numpy()]
+    elif len(names) == len(manifest.inputs):
+        inputs = [batch.columns[name] for name in names]
+    else:  # a column of vectors is not read: no two records are the same
+        inputs = [batch.records.numpy()]
+    for row in zip(*inputs, *batch.labels.values(), strict=True):
+        values = (value if isinstance(value, bytes) else value.tobytes() for value in row)
+        yield xxhash.xxh3_128_digest(b"\0".join(values))
 
 
 def _predict(model: ServedModel, batch: Batch) -> Predictions:

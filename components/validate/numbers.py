@@ -34,7 +34,8 @@ _QUANTILES = {"median_absolute_error": 0.5, "p90_absolute_error": 0.9}
 class NumberOutcomes:
     """Truth and predictions of numbers, float64 [n, outputs] each, and the examples' columns, each [n].
 
-    Of one number a model may give `quantiles`.
+    Of one number a model may give `quantiles`. `copies` are the groups of equal examples, [n], if there are
+    any.
     """
 
     label: Label
@@ -42,6 +43,7 @@ class NumberOutcomes:
     said: _Floats
     columns: Mapping[str, npt.NDArray[np.generic]]
     quantiles: Quantiles | None = None
+    copies: resampling.Ints | None = None
 
     @property
     def finite(self) -> _Chosen:
@@ -54,7 +56,8 @@ class NumberOutcomes:
         """Returns the outcomes of some of the examples."""
         columns = {name: column[chosen] for name, column in self.columns.items()}
         quantiles = self.quantiles and self.quantiles.only(chosen)
-        return NumberOutcomes(self.label, self.true[chosen], self.said[chosen], columns, quantiles)
+        copies = None if self.copies is None else self.copies[chosen]
+        return NumberOutcomes(self.label, self.true[chosen], self.said[chosen], columns, quantiles, copies)
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes.
@@ -100,7 +103,8 @@ class NumberOutcomes:
         if not len(self.true):
             return {}
         found = resampling.intervals(self._terms(self.said), self._measure)
-        drawn = resampling.quantiles(np.abs(self.said - self.true), [*_QUANTILES.values()]).mean(axis=-1)
+        errors = np.abs(self.said - self.true)
+        drawn = resampling.quantiles(errors, [*_QUANTILES.values()], self.copies).mean(axis=-1)
         found |= zip(_QUANTILES, resampling.spans(drawn), strict=True)
         return {name: interval for name, interval in found.items() if np.isfinite(interval).all()}
 
@@ -125,7 +129,8 @@ class NumberOutcomes:
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the means in training, as the answer to every example."""
         means = [spread.mean for spread in trained.spreads] if trained else self.true.mean(axis=0).tolist()
-        always = NumberOutcomes(self.label, self.true, np.tile(means, (len(self.true), 1)), {})
+        said = np.tile(means, (len(self.true), 1))
+        always = NumberOutcomes(self.label, self.true, said, {}, copies=self.copies)
         leads, names = self.leads(always), LEADING[REGRESSION]
         metrics = {name: value for name, value in always.score().items() if name in names}
         answer = ", ".join(f"{mean:.4g}" for mean in means)
@@ -134,7 +139,8 @@ class NumberOutcomes:
     def _quantile_leads(self, other: NumberOutcomes) -> Iterator[tuple[str, Lead]]:
         """Yields the leads in quantiles of the absolute error, over another model on the same examples."""
         both = np.abs(np.concatenate([self.said - self.true, other.said - other.true], axis=1))
-        ours, theirs = np.split(resampling.quantiles(both, [*_QUANTILES.values()]), 2, axis=-1)
+        found = resampling.quantiles(both, [*_QUANTILES.values()], self.copies)
+        ours, theirs = np.split(found, 2, axis=-1)
         drawn, here, there = (ours - theirs).mean(axis=-1), self.score(), other.score()
         for place, name in enumerate(_QUANTILES):
             yield name, resampling.lead(here[name] - there[name], drawn[:, place], rising=False)
@@ -152,7 +158,7 @@ class NumberOutcomes:
             relative = np.abs(error / self.true)
         parts = (np.ones_like(error), error**2, np.abs(error), relative, self.true, self.true**2)
         of_quantiles = [self.quantiles.terms(self.true)] if self.quantiles else []
-        return np.concatenate([*parts, *of_quantiles], axis=1)
+        return resampling.together(np.concatenate([*parts, *of_quantiles], axis=1), self.copies)
 
     def _measure(self, sums: _Floats) -> dict[str, _Floats]:
         width = _SUMS * len(self.label.outputs)
@@ -171,7 +177,8 @@ class NumberOutcomes:
     def _slices(self, min_slice: int) -> tuple[Slice, ...]:
         found = []
         for name, chosen in slices(self.columns):
-            part, decided = self.only(chosen), int(chosen.sum()) >= min_slice
+            part = self.only(chosen)
+            decided = len(resampling.distinct(part.copies, len(part.true))[0]) >= min_slice
             drawn = resampling.intervals(part._terms(part.said), self._measure) if decided else {}
             score, more = part.score(), self.quantiles.names if self.quantiles else []
             found.append(

@@ -2,7 +2,8 @@
 
 A metric that follows from sums over the examples needs no pass over them for a resample: examples are put
 into blocks at random, a block for each where they are few, and blocks are drawn with replacement, which is
-one product of matrices. Two models on the same examples are always drawn together (paired).
+one product of matrices. Two models on the same examples are always drawn together (paired). Copies of an
+example say no more than it does: they are one group, and groups are drawn.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from shardline.components.validate.evaluation import Interval, Lead
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: Sums over examples, [..., sums] -> metrics by name, [...] each.
 Measure = Callable[[Floats], Mapping[str, Floats]]
@@ -26,6 +28,23 @@ _PERCENTILES = (2.5, 97.5)
 
 # More blocks make a resample no better.
 _BLOCKS = 4096
+
+
+def distinct(groups: Ints | None, examples: int) -> tuple[Ints, Ints]:
+    """Returns the first example of each group of copies, and the size of each; None is of examples apart."""
+    if groups is None:
+        return np.arange(examples), np.ones(examples, np.int64)
+    _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
+    return first, sizes
+
+
+def together(terms: npt.NDArray[Any], groups: Ints | None) -> npt.NDArray[Any]:
+    """Returns the terms of examples, [examples, sums], as those of groups, [groups, sums]."""
+    if groups is None:
+        return terms
+    first, sizes = distinct(groups, len(terms))
+    weighted: npt.NDArray[Any] = terms[first] * sizes[:, None]
+    return weighted
 
 
 def intervals(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Interval]:
@@ -74,13 +93,15 @@ def spans(values: Floats) -> list[Interval]:
     return list(zip(lower.tolist(), upper.tolist(), strict=True))
 
 
-def share_interval(right: int, examples: int) -> Interval:
-    """Returns the 95 % interval of a share, 0..1."""
-    drawn = np.random.default_rng(SEED).binomial(examples, right / examples, RESAMPLES)
-    return interval(drawn / examples)
+def share_interval(right: int, examples: int, groups: Ints | None = None) -> Interval:
+    """Returns the 95 % interval of a share, 0..1, of as many examples as the groups are worth (Kish)."""
+    _, sizes = distinct(groups, examples)
+    worth = max(1, round(examples**2 / int((sizes**2).sum())))
+    drawn = np.random.default_rng(SEED).binomial(worth, right / examples, RESAMPLES)
+    return interval(drawn / worth)
 
 
-def quantiles(values: Floats, shares: Sequence[float]) -> Floats:
+def quantiles(values: Floats, shares: Sequence[float], groups: Ints | None = None) -> Floats:
     """Returns the quantiles of each column of values, [examples, columns], in all resamples.
 
     The result is [resamples, shares, columns]. Quantiles follow from no sums: examples are drawn, of many a
@@ -88,12 +109,14 @@ def quantiles(values: Floats, shares: Sequence[float]) -> Floats:
     together (paired).
     """
     rng = np.random.default_rng(SEED)
-    size = min(len(values), _BLOCKS)
+    first, sizes = distinct(groups, len(values))
+    size = min(len(first), _BLOCKS)
+    picked = (rng.integers(len(first), size=size) for _ in range(RESAMPLES))
     drawn = np.stack(
-        [np.quantile(values[rng.integers(len(values), size=size)], shares, axis=0) for _ in range(RESAMPLES)]
+        [np.quantile(values[np.repeat(first[some], sizes[some])], shares, axis=0) for some in picked]
     )
     measured = np.quantile(values, shares, axis=0)
-    spread: Floats = measured + (drawn - measured) * np.sqrt(size / len(values))
+    spread: Floats = measured + (drawn - measured) * np.sqrt(size / len(first))
     return spread
 
 

@@ -29,12 +29,16 @@ _PARTS = ("precision", "recall", "f1")
 
 @dataclass(frozen=True)
 class SeveralOutcomes:
-    """Truth, 0 or 1, and probabilities, [n, outputs] each, and the examples' columns, each [n]."""
+    """Truth, 0 or 1, and probabilities, [n, outputs] each, and the examples' columns, each [n].
+
+    `copies` are the groups of equal examples, [n], if there are any.
+    """
 
     label: Label
     true: _Ints
     said: npt.NDArray[np.float32]
     columns: Mapping[str, npt.NDArray[np.generic]]
+    copies: resampling.Ints | None = None
 
     @property
     def finite(self) -> _Chosen:
@@ -51,7 +55,8 @@ class SeveralOutcomes:
     def only(self, chosen: _Chosen) -> SeveralOutcomes:
         """Returns the outcomes of some of the examples."""
         columns = {name: column[chosen] for name, column in self.columns.items()}
-        return SeveralOutcomes(self.label, self.true[chosen], self.said[chosen], columns)
+        copies = None if self.copies is None else self.copies[chosen]
+        return SeveralOutcomes(self.label, self.true[chosen], self.said[chosen], columns, copies)
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""
@@ -115,7 +120,7 @@ class SeveralOutcomes:
     @cached_property
     def terms(self) -> _Floats:
         """What is summed of each example for log loss and areas, where all probabilities are finite."""
-        return np.column_stack([self.losses, self.areas.terms])
+        return resampling.together(np.column_stack([self.losses, self.areas.terms]), self.copies)
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns all labels, as the answer to every example: no other trivial one has a higher F1."""
@@ -145,7 +150,7 @@ class SeveralOutcomes:
         """Returns of each example what is summed: hits, truths, predictions by label; all right; one."""
         right = (predicted == self.true).all(axis=1)
         parts = (predicted * self.true, self.true, predicted, right[:, None], np.ones((len(self.true), 1)))
-        return np.concatenate(parts, axis=1, dtype=np.float32)
+        return resampling.together(np.concatenate(parts, axis=1, dtype=np.float32), self.copies)
 
     def _measure(self, sums: _Floats) -> dict[str, _Floats]:
         count = len(self.label.outputs)
@@ -189,7 +194,7 @@ class SeveralOutcomes:
         found, main = [], "macro_f1"
         for name, chosen in (*named, *slices(self.columns)):
             part, examples = self.only(chosen), int(chosen.sum())
-            decided = examples >= min_slice
+            decided = len(resampling.distinct(part.copies, examples)[0]) >= min_slice
             terms = part._terms(part.predicted)
             value = float(self._f1_there(terms.sum(axis=0, dtype=np.float64))[main]) if examples else 0.0
             interval = resampling.intervals(terms, self._f1_there)[main] if decided else None

@@ -231,7 +231,8 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
         judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
     if not passed and rule.name == EXAMPLES and rule.why:  # a number that a user has written is meant
         verdict: Verdict = "skipped" if gate.first_run == "bless" else "failed"
-        return replace(judged, verdict=verdict, note=f"too few to judge; first_run is {gate.first_run}")
+        few = f"too few to judge; first_run is {gate.first_run}"
+        return replace(judged, verdict=verdict, note="; ".join(filter(None, (note, few))))
     if passed and not rule.reference and (doubt := _doubt(judged)):
         judged = replace(judged, note="; ".join(filter(None, (note, doubt))))
     return replace(judged, verdict="passed" if passed else "failed")
@@ -313,7 +314,7 @@ def _headline(
         return f"{_in_words(foremost, evaluation)}{more}{NOT_BLESSED}"
     off = any(rule.name == CHAMPION and rule.verdict == "off" for rule in rules)
     too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
-    few = f", on too few examples to judge ({evaluation.examples:,})" if too_few else ""
+    few = f", on too few examples to judge ({too_few.left_text})" if too_few else ""
     versus = next((rule for rule in rules if rule.name == CHAMPION), None)
     if versus is None or versus.left is None or versus.champion is None:
         start = "First champion" if first and not off else "Compared with no champion"
@@ -336,7 +337,7 @@ def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.name == VARIETY and rule.verdict == "failed":
         return f"Cannot be judged: {rule.note}"
     if rule.name == EXAMPLES and rule.verdict == "failed":
-        return f"Too few to judge: {evaluation.examples:,} test examples"
+        return f"Too few to judge: {rule.left_text} test examples"
     return str(rule)
 
 

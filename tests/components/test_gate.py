@@ -10,6 +10,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from click.testing import CliRunner
 from sklearn import metrics
 
@@ -130,6 +131,26 @@ def test_what_it_costs_is_measured(measured):
     assert found["batch_difference"] < 1e-5
     assert 0 <= found["jpeg_flips"] <= 1
     assert 0 <= found["shift_flips"] <= 1
+
+
+def test_copies_count_as_one_example(champion, tmp_path):
+    manifest = write_dataset(tmp_path, shape=SHAPE, shards=1, records={"train": 12, "test": 40})
+    (version,) = (champion / "versions").iterdir()
+    saved_model = version / model_store.SAVED_MODEL
+    alone = measure(saved_model, Examples(tmp_path, manifest)).evaluation
+    split = manifest.splits["test"]
+    path = tmp_path / split.shards[0].file
+    path.write_bytes(2 * path.read_bytes())
+    shard = dataclasses.replace(split.shards[0], records=80, bytes=path.stat().st_size)
+    twice = counted([2 * count for count in split.class_counts])
+    splits = {**manifest.splits, "test": dataclasses.replace(split, shards=(shard,), labels=twice)}
+
+    found = measure(saved_model, Examples(tmp_path, dataclasses.replace(manifest, splits=splits))).evaluation
+
+    assert (found.examples, found.accuracy) == (80, alone.accuracy)
+    assert found.intervals["accuracy"] == alone.intervals["accuracy"]
+    judged = judge(found, Gate(parse_rules(["examples: examples >= 50"])))
+    assert judged.reason == "test examples 40 is not >= 50 (80 with their copies)"
 
 
 def test_calibration_is_that_of_every_example(measured):
@@ -283,6 +304,16 @@ def test_each_model_gets_the_verdict_that_it_deserves(
         ),
         (lambda place, publish_into: publish_into(place, inputs={"year": {}}), "has other inputs (year)"),
         (lambda place, publish_into: publish_into(place, without=True), "cannot load the exported model"),
+        (
+            lambda place, publish_into: shorten(
+                publish_into(place) / "variables/variables.data-00000-of-00001"
+            ),
+            "cannot load the exported model",
+        ),
+        (
+            lambda place, publish_into: write_when_loaded(publish_into(place), place / "written"),
+            "reads or writes files while it predicts (WriteFile)",
+        ),
     ],
 )
 def test_a_champion_that_cannot_be_measured_is_never_ignored(
@@ -295,6 +326,7 @@ def test_a_champion_that_cannot_be_measured_is_never_ignored(
         (version / "export.json").write_text(json.dumps(content | changes))
         if without:
             shutil.rmtree(version / "saved_model")
+        return version / "saved_model"
 
     place = tmp_path / "champions"
     place.mkdir()
@@ -308,6 +340,33 @@ def test_a_champion_that_cannot_be_measured_is_never_ignored(
         blessing = judge(beside.evaluation, Gate(rules, first_run), absence=beside.absence)
         assert (blessing.blessed, blessing.rules[1].verdict) == (False, "failed")
         assert because in blessing.reason
+    assert not (place / "written").exists()
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+class WritesWhenLoaded(tf.lookup.KeyValueTensorInitializer):
+    """The values of a table, whose initialization writes a file: a loader runs it."""
+
+    def __init__(self, path):
+        super().__init__(["a"], [1])
+        self._path = str(path)
+
+    def initialize(self, table):
+        tf.io.write_file(self._path, "x")
+        return super().initialize(table)
+
+
+def write_when_loaded(saved_model, path):
+    module = tf.Module()
+    module.table = tf.lookup.StaticHashTable(WritesWhenLoaded(path), 0)
+    module.serve = tf.function(module.table.lookup, input_signature=[tf.TensorSpec([None], tf.string)])
+    tf.saved_model.save(module, saved_model, signatures=module.serve)
+    path.unlink()
+    tf.saved_model.load(saved_model)
+    path.unlink()  # it was written
 
 
 def test_an_empty_place_for_champions_is_a_first_run(dataset, tmp_path, measured):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
+from shardline.components.validate.classes import ClassOutcomes
 from shardline.components.validate.evaluation import Evaluation
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.numbers import NumberOutcomes
@@ -45,6 +46,14 @@ def tags(right: float) -> SeveralOutcomes:
     noise = np.random.default_rng(2).uniform(0.01, 0.49, true.shape)
     said = np.where(np.where(flip, 1 - true, true) == 1, 1 - noise, noise).astype(np.float32)
     return SeveralOutcomes(TAGS, true, said, {})
+
+
+def classes(right: float) -> ClassOutcomes:
+    random = np.random.default_rng(0)
+    labels, said = random.integers(6, size=N), random.random((N, 6))
+    said[np.arange(N), np.where(random.random(N) < right, labels, (labels + 1) % 6)] += 3
+    shares = (said / said.sum(axis=1, keepdims=True)).astype(np.float32)
+    return ClassOutcomes(tuple("abcdef"), labels, said.argmax(axis=1), shares, {})
 
 
 def evaluated(outcomes: NumberOutcomes | SeveralOutcomes, trained: Tally | None = None) -> Evaluation:
@@ -97,6 +106,33 @@ def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
     assert outcomes.leads(numbers(15, label)).keys() >= found.keys()
     for name, (lower, upper) in outcomes.intervals().items():
         assert lower < found.get(name.partition("[")[0], (lower + upper) / 2) < upper or "[" in name
+
+
+@pytest.mark.parametrize("kind", ["numbers", "tags", "classes"])
+def test_copies_of_examples_make_nothing_surer(kind: str) -> None:
+    """Eight copies of each example: the same values and intervals, which had been narrower by 2.8."""
+    one: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind](0.9)
+    eightfold = np.tile(np.arange(N), 8)
+    copied = replace(select(one, eightfold), copies=eightfold)
+    alone, found, uncounted = (each.summarize(10) for each in (one, copied, replace(copied, copies=None)))
+    assert found["metrics"] == pytest.approx(alone["metrics"])
+
+    def widths(intervals: dict[str, Any]) -> dict[str, float]:
+        return {name: upper - lower for name, (lower, upper) in intervals.items()}
+
+    assert widths(found["intervals"]) == pytest.approx(widths(alone["intervals"]), rel=0.2)
+    assert widths(uncounted["intervals"]) != pytest.approx(widths(alone["intervals"]), rel=0.2)
+    leads = [them.baseline(None).leads for them in (one, copied)]
+    first, second = (widths({name: lead.interval for name, lead in each.items()}) for each in leads)
+    assert first == pytest.approx(second, rel=0.2)
+
+
+def select(one: Any, places: Any) -> Any:
+    """Returns outcomes of examples at some places, which may occur more than once."""
+    if isinstance(one, ClassOutcomes):
+        rows = (one.labels, one.predicted, one.probabilities)
+        return ClassOutcomes(one.class_names, *(part[places] for part in rows), {})
+    return replace(one, true=one.true[places], said=one.said[places])
 
 
 def test_of_a_truth_of_zero_there_is_no_share() -> None:
