@@ -33,10 +33,8 @@ def check_operations(concrete: Any) -> None:
     those that read or write files.
     """
     graph = concrete.graph.as_graph_def()
-    functions = {function.signature.name for function in graph.library.function}
-    _check(
-        [*graph.node, *(node for function in graph.library.function for node in function.node_def)], functions
-    )
+    bodies = {one.signature.name: one.node_def for one in graph.library.function}
+    _check([*graph.node, *(node for body in bodies.values() for node in body)], bodies)
 
 
 def check_saved_model(path: Path) -> None:
@@ -45,11 +43,11 @@ def check_saved_model(path: Path) -> None:
     Raises ModelError as `check_operations`, OSError or ValueError when there is none that can be read.
     """
     for meta in tf.__internal__.saved_model.parse_saved_model(str(path)).meta_graphs:
-        functions = {one.signature.name: one.node_def for one in meta.graph_def.library.function}
-        _check(_reachable(meta, functions), functions)
+        bodies = {one.signature.name: one.node_def for one in meta.graph_def.library.function}
+        _check(_reachable(meta, bodies), bodies)
 
 
-def _reachable(meta: Any, functions: dict[str, Any]) -> Iterator[Any]:
+def _reachable(meta: Any, bodies: dict[str, Any]) -> Iterator[Any]:
     """Yields the nodes that may run: all but those that only save the variables, or restore them.
 
     A loader reads the variables itself, of a SavedModel with objects; earlier ones run their graph.
@@ -57,31 +55,32 @@ def _reachable(meta: Any, functions: dict[str, Any]) -> Iterator[Any]:
     objects, saver = meta.object_graph_def, meta.saver_def
     own = (saver.save_tensor_name, saver.restore_op_name) if meta.HasField("object_graph_def") else ()
     skipped = {name.partition(":")[0] for name in own}
-    bodies = functions | {"": [node for node in meta.graph_def.node if node.name not in skipped]}
+    left = bodies | {"": [node for node in meta.graph_def.node if node.name not in skipped]}
     waiting = ["", *objects.concrete_functions]
     for node in objects.nodes:
         waiting += [*node.function.concrete_functions, node.bare_concrete_function.concrete_function_name]
     while waiting:
-        for node in bodies.pop(waiting.pop(), ()):
+        for node in left.pop(waiting.pop(), ()):
             yield node
-            waiting += [node.op, *(name for value in node.attr.values() for name in _functions_of(value))]
-
-
-def _functions_of(value: Any) -> list[str]:
-    return [value.func.name, *(function.name for function in value.list.func)]
+            called = (one for value in node.attr.values() for one in (value.func, *value.list.func))
+            waiting += [node.op, *(one.name for one in called)]
 
 
 def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
-    of_files, used = set(), set()
+    used = set()
     for node in nodes:
-        used.add(node.op)
-        if node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file:"):
-            of_files.add(node.op)
+        to_file = node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file:")
+        used.add("PrintV2 to a File" if to_file else node.op)
     used -= set(functions)
     if calls := sorted(used.intersection(_CALLS_OF_PYTHON)):
         raise ModelError(
             f"the model calls Python while it predicts ({', '.join(calls)}), which a server cannot run; "
             "replace tf.py_function and tf.numpy_function by operations of TensorFlow or Keras"
+        )
+    if of_files := sorted(one for one in used if _OF_FILES.search(one) and not one.startswith(_OF_ASSETS)):
+        raise ModelError(
+            f"the model reads or writes files while it predicts ({', '.join(of_files)}), and none that does "
+            "is loaded; give it what it needs as weights or inputs"
         )
     if foreign := sorted(
         name for name in used if not name.startswith(_INNER) and not hasattr(tf.raw_ops, name)
@@ -89,10 +88,4 @@ def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
         raise ModelError(
             f"the model needs operations that are not TensorFlow's own ({', '.join(foreign)}), which a "
             "server does not have; do without them"
-        )
-    of_files |= {one for one in used if _OF_FILES.search(one) and not one.startswith(_OF_ASSETS)}
-    if of_files:
-        raise ModelError(
-            f"the model reads or writes files while it predicts ({', '.join(sorted(of_files))}), and none "
-            "that does is loaded; give it what it needs as weights or inputs"
         )
