@@ -307,9 +307,12 @@ def _identities(batch: Batch, manifest: Manifest) -> Iterator[bytes]:
         inputs = [batch.columns[name] for name in names]
     else:  # a column of vectors is not read: no two records are the same
         inputs = [batch.records.numpy()]
-    for row in zip(*inputs, *batch.labels.values(), strict=True):
-        values = (value if isinstance(value, bytes) else value.tobytes() for value in row)
-        yield xxhash.xxh3_128_digest(b"\0".join(values))
+    columns = [*inputs, *batch.labels.values()]
+    texts = [one.tolist() for one in columns if one.dtype.kind in "OU"]
+    numbers = [one.reshape(len(one), -1).view(np.uint8) for one in columns if one.dtype.kind not in "OU"]
+    for row, *words in zip(np.concatenate(numbers, axis=1), *texts, strict=True):
+        parts = (word if isinstance(word, bytes) else word.encode() for word in words)
+        yield xxhash.xxh3_128_digest(b"\0".join([row.tobytes(), *parts]))
 
 
 def _predict(model: ServedModel, batch: Batch) -> Predictions:
