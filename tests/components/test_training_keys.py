@@ -246,7 +246,7 @@ def test_what_a_training_started_from_counts_as_its_training(tmp_path):
     assert data is not None
     assert data.records == len(trained)
     own = TrainingKeys.of(second.directory, second.manifest, start=str(start))
-    leaked = sum(key in set(keys_of(first, "train")) for key in keys_of(second, "test"))
+    leaked = len({*keys_of(first, "train")} & {*keys_of(second, "test")})
     assert own.describe_leak(second).startswith(
         f"Trained on {leaked} of the {second.split.records} test examples"
     )
