@@ -163,9 +163,10 @@ def read_export(champion: str | os.PathLike[str], version: Version) -> Export:
 
 
 def require_shelf(uri: str | os.PathLike[str]) -> None:
-    """Refuses a local directory that is not there: a disk that is not mounted would look like an empty shelf.
+    """Refuses a local directory that is not there, and any that holds something other than champions.
 
-    A prefix in a bucket is there as soon as the bucket is. Raises SettingsError.
+    A disk that is not mounted, and the directory of one model, would look like a shelf without a champion. A
+    prefix in a bucket is there as soon as the bucket is. Raises SettingsError.
     """
     shelf = open_shelf(uri)
     if isinstance(shelf, Disk) and not shelf.mounted and not shelf.path.is_dir():
@@ -173,6 +174,7 @@ def require_shelf(uri: str | os.PathLike[str]) -> None:
             f"there is no directory {shelf.path} for champions: mount the disk that it is on, or begin anew "
             f"with mkdir -p {shelf.path}"
         )
+    contents.require_champions(shelf)
 
 
 def check_champion(uri: str) -> None:
@@ -220,6 +222,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
     if not verdict.blessed:
         raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
     shelf = open_shelf(champion)
+    contents.require_champions(shelf)
     stocked = contents.stock(shelf, exported, verdict, quality=quality, run=run)
     while True:
         head = contents.read_head(shelf)  # before the record, which whoever replaces a champion completes

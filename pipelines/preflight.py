@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shardline.components.champions import require_shelf
 from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, check_form, open_source
@@ -134,7 +136,9 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     values = {**parameters, "processes": parameters["preprocess_processes"]}
     data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
-    read(GateSettings, own_fields(GateSettings, values), "gate")
+    gate = read(GateSettings, own_fields(GateSettings, values), "gate")
+    if here and os.path.isdir(gate.champion_uri):
+        require_shelf(gate.champion_uri)
     function = import_string(training.model)
     if here:
         plugins.look(function, "model")

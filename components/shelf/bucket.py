@@ -88,6 +88,12 @@ class Bucket(Place):
         _, directories = self._list(f"{directory}/", delimiter="/")
         return sorted(PurePosixPath(item).name for item in directories)
 
+    def entries(self) -> list[str]:
+        """Returns the names of objects and directories below the prefix itself, of one request."""
+        found, directories = self._list("", delimiter="/", max_results=1000)
+        below = {*(blob.name for blob in found), *directories} - {self._key("")}  # of an empty directory
+        return sorted(PurePosixPath(item).name for item in below)
+
     def put(self, source: Path, directory: str) -> None:
         """Uploads the files of a local directory."""
         for path in files_below(source):

@@ -11,7 +11,16 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from shardline.components.model_store import EVALUATION_FILE, Export, Measured, Verdict, read_part
+from shardline.components.model_store import (
+    EVALUATION_FILE,
+    EXPORT_FILE,
+    MODEL_FILE,
+    SAVED_MODEL,
+    Export,
+    Measured,
+    Verdict,
+    read_part,
+)
 from shardline.components.shelf.place import Place, as_text, files_below
 from shardline.components.shelf.version import (
     CHAMPION_FILE,
@@ -23,12 +32,16 @@ from shardline.components.shelf.version import (
     is_name,
 )
 from shardline.components.text import quality as describe_quality
-from shardline.trainer.errors import ModelError, ShardlineError
+from shardline.components.text import short
+from shardline.trainer.errors import ModelError, SettingsError, ShardlineError
 
 ROLLED_BACK = "rolled back"
+_PROMOTE = "shardline champion promote"
 
 #: What the name of a version begins with.
 _TIME = "%Y%m%dT%H%M%S%f"
+#: What may lie beside the first champion: what was begun, the history of runs, and what a new disk has.
+_BESIDE = {VERSIONS, "commits", "runs", "datasets", "latest.json", "lost+found"}
 #: A copy that was begun so long ago is no longer at work.
 _LONGEST_COPY = timedelta(days=1)
 
@@ -42,7 +55,7 @@ def read_head(shelf: Place, *, by_hand: bool = False) -> Head:
     head = shelf.head(by_hand=by_hand)
     if by_hand:
         return head
-    record, promote = shelf.where(CHAMPION_FILE), f"shardline champion promote {shelf.where('')}"
+    record, promote = shelf.where(CHAMPION_FILE), f"{_PROMOTE} {shelf.where('')}"
     while head.version and shelf.read(f"{head.version.path}/{VERSION_FILE}") is None:
         before, head = head, shelf.head()
         if head == before:
@@ -67,6 +80,25 @@ def require_head(shelf: Place) -> tuple[Head, Version]:
     if head.version is None:
         raise ModelError(f"nothing has been published in {shelf.where('')}; give the directory of a champion")
     return head, head.version
+
+
+def require_champions(shelf: Place) -> None:
+    """Refuses a place that holds something, but no champions: the directory of one model, or of a dataset.
+
+    It would look like one without a champion yet. Raises SettingsError.
+    """
+    if shelf.names(VERSIONS):
+        return
+    found = [name for name in shelf.entries() if not name.startswith(".")]
+    others = [name for name in found if name not in _BESIDE]
+    if not others or CHAMPION_FILE in found:
+        return
+    where = shelf.where("")
+    remedy = "give the directory of champions, or a new one"
+    if {EXPORT_FILE, SAVED_MODEL, MODEL_FILE}.intersection(others):
+        remedy = f"that is one model: '{_PROMOTE} DIR {where}/' makes it the champion in DIR, the one to give"
+    there = short(", ".join(others), 80)
+    raise SettingsError(f"{where} holds no champions ({CHAMPION_FILE}, {VERSIONS}/), but {there}; {remedy}")
 
 
 def glance(shelf: Place) -> Head:

@@ -107,12 +107,11 @@ class Disk(Place):
 
     def names(self, directory: str) -> list[str]:
         """Returns the names of the directories in a directory, sorted."""
-        try:
-            return sorted(path.name for path in (self.path / directory).iterdir() if path.is_dir())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise crash.of_place(error, f"cannot list {self.path / directory}: {error.strerror}") from None
+        return sorted(path.name for path in self._listed(directory) if path.is_dir())
+
+    def entries(self) -> list[str]:
+        """Returns the names of files and directories in the directory itself."""
+        return sorted(path.name for path in self._listed(""))
 
     def put(self, source: Path, directory: str) -> None:
         """Copies the files of a directory, all on disk; a copy that fails is removed."""
@@ -162,6 +161,14 @@ class Disk(Place):
             yield
         except OSError as error:
             raise _unusable(self.path, error) from None
+
+    def _listed(self, directory: str) -> list[Path]:
+        try:
+            return list((self.path / directory).iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise crash.of_place(error, f"cannot list {self.path / directory}: {error.strerror}") from None
 
     def _highest(self) -> int:
         """Returns the highest number of a commit, for whoever cannot count from champion.json."""

@@ -59,6 +59,10 @@ class Place(ABC):
         """Returns the names of the directories in a directory, sorted."""
 
     @abstractmethod
+    def entries(self) -> list[str]:
+        """Returns the names of files and directories in the place itself, a thousand at most."""
+
+    @abstractmethod
     def put(self, source: Path, directory: str) -> None:
         """Copies the files of a local directory into a new one, whose name nobody else has."""
 

@@ -394,6 +394,62 @@ def test_nothing_is_promoted_on_a_disk_that_is_not_mounted(champion, tmp_path):
     assert not champion.exists()
 
 
+@pytest.fixture
+def put(shelf, tmp_path):
+    """Writes files beside the champions, on the disk or into the bucket."""
+
+    def write(*names):
+        for name in names:
+            if "://" not in shelf:
+                (tmp_path / "shelf" / name).parent.mkdir(parents=True, exist_ok=True)
+            open_shelf(shelf).write(name, "{}")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (
+            ("export.json", "saved_model/saved_model.pb"),
+            "but export.json, saved_model; that is one model: 'shardline ",
+        ),
+        (("manifest.json",), "but manifest.json; give the directory of champions, or a new one"),
+        (("digits/versions/1/version.json",), "but digits; give"),
+    ],
+)
+def test_what_holds_something_else_is_no_place_for_champions(shelf, put, names, words, tmp_path):
+    """It is no place without a champion yet, in which the first model would be blessed."""
+    put(*names)
+
+    for refused in (
+        lambda: champions.require_shelf(shelf),
+        lambda: champions.check_champion(shelf),
+        lambda: champions.publish(write_export(tmp_path / "model"), shelf, quality="0.9"),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            refused()
+        assert "holds no champions (champion.json, versions/), " + words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("versions/20260101T000000-1-2/model.keras",),
+        ("runs/run-1.json", "latest.json", "datasets/1.json"),
+        (".gitkeep", "lost+found/x"),
+    ],
+)
+def test_a_place_for_champions_may_hold_what_a_run_or_the_disk_has_put_there(shelf, put, names, tmp_path):
+    put(*names)
+
+    champions.check_champion(shelf)
+    publish_next(write_export(tmp_path / "model"), shelf, accuracy=0.9)
+    put("README.md")
+
+    champions.check_champion(shelf)
+
+
 def test_a_directory_whose_name_is_not_utf_8_is_promoted(champion, tmp_path):
     exported = write_export(tmp_path / os.fsdecode(b"\xff"))
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))

@@ -450,7 +450,9 @@ def test_a_file_system_without_hard_links_is_refused_before_anything_is_trained(
 
     exported = write_export(tmp_path / "model")
     monkeypatch.setattr(os, "link", refuse)
-    for use in (lambda: champions.check_champion(str(tmp_path)), lambda: publish_next(exported, tmp_path)):
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    for use in (lambda: champions.check_champion(str(shelf)), lambda: publish_next(exported, shelf)):
         with pytest.raises(SettingsError, match=r"without hard links, .* or a bucket by its name, gs://"):
             use()
 

@@ -154,6 +154,15 @@ def test_accelerators_that_the_image_knows_nothing_of() -> None:
         assert (code in {finding.code for finding in check(checked)}) == found
 
 
+def test_a_run_here_is_refused_a_directory_of_something_else_for_its_champion(tmp_path: Path) -> None:
+    given = {"source": "digits", "champion_uri": str(tmp_path)}
+    check_run(SENT, given, here=True)
+    (tmp_path / "export.json").touch()
+
+    with pytest.raises(ShardlineError, match=r"holds no champions .* but export\.json; that is one model"):
+        check_run(SENT, given, here=True)
+
+
 def test_an_error_is_one_line_that_says_what_to_do() -> None:
     with pytest.raises(
         ShardlineError, match=r"champion_uri is not given: .* or champion_uri= to publish nothing$"
