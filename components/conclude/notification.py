@@ -99,21 +99,24 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def send(url: str, message: Mapping[str, Any]) -> None:
-    """Posts a message.
+    """Posts a message, again for a minute where the webhook is busy or not reached.
 
-    Where the webhook does not take it, PlatformError says so without the URL, of which the errors of requests
-    are full.
+    Where it does not take it, PlatformError says so without the URL, which the errors of requests name.
     """
     import requests
 
-    try:
+    from shardline.components.vertex.client import again
+
+    def post() -> None:
         response = requests.post(url, json=message, timeout=_TIMEOUT_S, allow_redirects=False)
+        if not response.ok or response.is_redirect:
+            raise requests.HTTPError(response=response)
+
+    try:
+        return again("call the webhook")(post)()
     except requests.RequestException as error:
-        reason = type(error).__name__
-    else:
-        if response.ok and not response.is_redirect:
-            return
-        reason = f"status {response.status_code}"
+        answer = error.response
+        reason = type(error).__name__ if answer is None else f"status {answer.status_code}"
     raise PlatformError(f"the webhook did not take the message ({reason})") from None
 
 

@@ -33,9 +33,15 @@ _AGAIN = {
     errno.EPIPE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EREMOTEIO,
 }  # fmt: skip
 # 401: a token that has just expired. Of a photo none of these says that it is bad.
-_PASSING, _SERVER_ERROR = (401, 408, 429), 500
-# Errors of connections, and of whoever renews a token.
+_NO_TOKEN, _SERVER_ERROR = 401, 500
+_PASSING = (_NO_TOKEN, 408, 429)
+# Errors of connections, by the module of their class, and those of them that will not pass: a certificate.
 _CLIENTS = ("aiohttp", "requests", "google")
+_LOST = {
+    *("ClientConnectionError", "ClientPayloadError"),
+    *("ConnectionError", "Timeout", "ChunkedEncodingError", "TransportError"),
+}
+_UNTRUSTED = {"SSLError", "ClientSSLError", "CertificateError"}
 
 
 class Tally:
@@ -92,24 +98,29 @@ class TruncatedError(OSError):
 
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same request may succeed a moment later."""
-    status = getattr(error, "status", None) or getattr(error, "code", None)
+    response = getattr(error, "response", None)
+    status = getattr(error, "status", None) or getattr(error, "code", getattr(response, "status_code", None))
     if isinstance(status, int):
-        return status in _PASSING or status >= _SERVER_ERROR
+        passing = status in _PASSING or status >= _SERVER_ERROR
+        return passing and not (status == _NO_TOKEN and "Anonymous caller" in str(error))
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _AGAIN
-    return isinstance(error, TimeoutError | ConnectionError) or type(error).__module__.startswith(_CLIENTS)
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith(_CLIENTS)}
+    if kinds & _LOST:
+        return not kinds & _UNTRUSTED
+    # What renews a token raises an error of its own from that of the connection.
+    return bool(kinds and error.__cause__ and is_transient(error.__cause__))
 
 
 def persistently(request: Callable[[Item], Result], item: Item) -> Result:
-    """Returns what a request gives, sent again after errors that may pass, each time after a longer pause.
-
-    An error whose attribute `was_repeated` is true is what somebody else's attempts have ended with.
-    """
+    """Returns what a request gives, sent again after errors that may pass, each time after a longer pause."""
     for attempt in range(_ATTEMPTS - 1):
         try:
             return request(item)
         except Exception as error:
-            if not is_transient(error) or getattr(error, "was_repeated", False):
+            if not is_transient(error):
                 raise
         REPEATED.add(1)
         # Not all at the same moment: that is what the bucket complains about.

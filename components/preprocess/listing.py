@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.ahead import in_order
+from shardline.components.preprocess.ahead import in_order, persistently
 from shardline.components.vertex.objects import Names, Object, Page
 from shardline.trainer import files, progress
 from shardline.trainer.errors import PlatformError, SourceError
@@ -218,7 +218,7 @@ class Url:
     def __init__(self, root: str) -> None:
         file_system, inner = storage.remote(root)
         with storage.one_line(root, "the directory "):
-            found = file_system.find(inner, detail=True)
+            found = persistently(functools.partial(file_system.find, detail=True), inner)
         prefix, root = inner.rstrip("/") + "/", root.rstrip("/")
         self._files = [
             _remote_file(name, f"{root}/{name}", found[path])
@@ -304,7 +304,7 @@ def _globbed(pattern: str) -> list[str]:
 def _matching_urls(pattern: str) -> Iterator[File]:
     file_system, inner = storage.remote(pattern)
     with storage.one_line(pattern):
-        found = file_system.glob(inner, detail=True)
+        found = persistently(functools.partial(file_system.glob, detail=True), inner)
     if not found:
         raise NoFileError(f"no file matches {pattern!r}")
     for path in sorted(found):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
-import logging
 import os
 import shutil
 import stat
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from shardline.components.preprocess import copies
-from shardline.components.preprocess.ahead import REPEATED, TruncatedError, in_order, persistently
+from shardline.components.preprocess.ahead import TruncatedError, in_order, persistently
 from shardline.trainer import files
 from shardline.trainer.errors import ShardlineError, SourceError
 
@@ -230,7 +230,7 @@ def _stamp(path: str) -> tuple[int | None, int]:
         with _open_local(path) as file:
             return _stamp_of(file)
     file_system, inner = remote(path)
-    found = _asked(file_system, file_system.info, inner)
+    found = file_system.info(inner)
     return found.get("size"), int(found.get("generation") or 0)
 
 
@@ -240,33 +240,7 @@ def _stamp_of(file: BinaryIO) -> tuple[int, int]:
 
 
 def _content(file_system: Any, inner: str, **how: Any) -> bytes:
-    return cast(bytes, _asked(file_system, file_system.cat_file, inner, **how))
-
-
-def _asked(file_system: Any, request: Callable[..., Any], *given: Any, **how: Any) -> Any:
-    """Returns what a file system of fsspec answers; what gcsfs has tried for half a minute is marked."""
-    try:
-        return request(*given, **how)
-    except Exception as error:
-        if "gs" in file_system.protocol and not isinstance(error, TimeoutError):
-            error.was_repeated = True  # type: ignore[attr-defined]
-        raise
-
-
-class _Repeats(logging.Filter):
-    """Counts what gcsfs sends again, which it says in its log alone, and keeps that from being shown.
-
-    It logs what it then raises, too, with tracebacks.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Takes a line of the log."""
-        if "retrying after" in str(record.msg):
-            REPEATED.add(1)
-        return False
-
-
-_REPEATS = _Repeats()
+    return cast(bytes, file_system.cat_file(inner, **how))
 
 
 def _pinned(generation: int) -> dict[str, str]:
@@ -302,16 +276,19 @@ def reason(error: BaseException) -> str:
 
 @functools.cache
 def _gs(host: str | None) -> Any:
-    """Returns the file system of Cloud Storage for all threads; fsspec makes one for each, which signs in."""
+    """Returns the file system of Cloud Storage for all threads; fsspec makes one for each, which signs in.
+
+    It sends a request once, as `persistently` sends it again. gcsfs would, too, and log each failure with a
+    traceback.
+    """
     import fsspec
 
-    return fsspec.filesystem("gs")
+    base = fsspec.get_filesystem_class("gs")
+    return type("CloudStorage", (base,), {"_request": inspect.unwrap(base._request)})()
 
 
 def remote(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL and the path inside it."""
-    logging.getLogger("gcsfs").setLevel(logging.DEBUG)
-    logging.getLogger("gcsfs").addFilter(_REPEATS)
     try:
         import fsspec
 

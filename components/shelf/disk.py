@@ -165,7 +165,7 @@ class Disk(Place):
     def _listed(self, directory: str) -> list[Path]:
         try:
             return list((self.path / directory).iterdir())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # writing says what is wrong
             return []
         except OSError as error:
             raise crash.of_place(error, f"cannot list {self.path / directory}: {error.strerror}") from None

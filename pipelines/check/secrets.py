@@ -42,7 +42,7 @@ _PATTERNS = {
 #: also those of other things (a tokenizer's marks, a way to sign in): there a secret is what looks like one.
 _NAME = re.compile(
     r"(?i)(^|[_.-])(password|passwd|pwd|passphrase|secret|(secret|api|access|account|private)[_-]?key"
-    r"|client[_-]?secret)$"
+    r"|client[_-]?secret|(?-i:(?<=_)PASS|PGPASSWORD))$"
 )
 _WEAK_NAME = re.compile(r"(?i)(^|[_.-])(token|auth|authorization|bearer|credentials?|webhook([_-]?url)?)$")
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")

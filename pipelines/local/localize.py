@@ -25,7 +25,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardline.components.vertex.payload import list_at
+from shardline.components.vertex.payload import at, list_at
 from shardline.pipelines.local import start
 from shardline.pipelines.local.container import as_process
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
@@ -95,13 +95,13 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
     _check_names(spec)
     local: dict[str, Any] = _localize_values_in(copy.deepcopy(spec), created)
     for executor in local["deploymentSpec"]["executors"].values():
-        container = executor.get("container")
-        if container is None:
+        container = at(executor, "container")
+        if not container:
             continue
-        command = container.get("command", [])
+        command = list_at(container, "command")
         if name := stand_in(container):
             container["command"] = command = ["python3", "-u", "-m", start.STAND_INS, name, *_OPTIONS]
-        elif any(EXECUTOR in part for part in [*command, *container.get("args", [])]):
+        elif any(EXECUTOR in part for part in [*command, *list_at(container, "args")]):
             container["command"] = command = split_installation(command)[1]
         else:
             container["command"] = command = as_process(command)
@@ -116,7 +116,7 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
 
 def stand_in(container: Mapping[str, Any]) -> str:
     """Returns the name of the stand-in for the launcher that a container runs; "" for none."""
-    return next((_STAND_INS[part] for part in container.get("command", ()) if part in _STAND_INS), "")
+    return next((_STAND_INS[part] for part in list_at(container, "command") if part in _STAND_INS), "")
 
 
 def _order_by_outputs(local: dict[str, Any]) -> None:
@@ -160,8 +160,8 @@ def has_custom_jobs(spec: dict[str, Any]) -> bool:
     return any(_is_custom_job(executor) for executor in spec["deploymentSpec"]["executors"].values())
 
 
-def _is_custom_job(executor: dict[str, Any]) -> bool:
-    return _LAUNCHER in executor.get("container", {}).get("command", ())
+def _is_custom_job(executor: Any) -> bool:
+    return _LAUNCHER in list_at(executor, "container", "command")
 
 
 def localize_value(value: Any, *, created: str = _EPOCH) -> Any:

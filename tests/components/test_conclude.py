@@ -18,6 +18,7 @@ from shardline.components.conclude.notification import (
     webhook_url,
 )
 from shardline.components.run_record import RUN_VARIABLE, RunRecord
+from shardline.components.vertex import client
 from shardline.components.vertex.causes import Failure, explain
 from shardline.pipelines.settings import load
 from shardline.trainer.errors import PlatformError, SettingsError
@@ -116,12 +117,24 @@ def test_a_success_is_quiet_where_nobody_wants_to_know(run: Path, events: list[E
 def test_a_webhook_that_refuses_fails_nothing_and_stays_secret(
     run: Path, webhook: Webhook, events: list[Event]
 ) -> None:
-    webhook.status = 500
+    webhook.status = 400
 
     finish("FAILED")
 
-    assert events[-1].text == "no notification was sent: the webhook did not take the message (status 500)"
+    assert events[-1].text == "no notification was sent: the webhook did not take the message (status 400)"
     assert not any("T0PS3CRET" in event.text for event in events)
+
+
+def test_a_webhook_that_is_busy_is_called_again(run: Path, webhook: Webhook, events: list[Event]) -> None:
+    webhook.first = [503]
+
+    finish("FAILED")
+
+    assert len(webhook.messages) == 2
+    assert [event.text for event in events if event.topic == "vertex"] == [
+        "cannot call the webhook yet (503 service unavailable); trying again"
+    ]
+    assert events[-1].text == "the webhook has been called"
 
 
 def test_a_history_that_cannot_be_written_fails_nothing(
@@ -153,7 +166,8 @@ def test_a_webhook_that_sends_elsewhere_has_not_taken_the_message() -> None:
             send(webhook.url, {})
 
 
-def test_a_webhook_that_is_not_there_is_not_named() -> None:
+def test_a_webhook_that_is_not_there_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_UNREACHED_S", 0)
     with pytest.raises(PlatformError) as refused:
         send("http://127.0.0.1:9/T0PS3CRET", {})
 

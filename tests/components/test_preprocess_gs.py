@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import ahead
+from shardline.components.preprocess import ahead, storage
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -45,10 +45,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bucket(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    async def no_pause(seconds: float) -> None: ...
-
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setattr("gcsfs.retry.asyncio", SimpleNamespace(sleep=no_pause))
     monkeypatch.setattr(ahead.time, "sleep", lambda seconds: None)
     objects = Bucket(
         (f"photos/{path.relative_to(photos)}", path.read_bytes()) for path in photos.rglob("*.png")
@@ -91,6 +88,19 @@ def test_a_bucket_that_stops_to_answer_is_one_line(bucket: Bucket, tmp_path: Pat
     bucket.fate = lambda number: fault if number > 10 else ""
     with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*', however often it is tried"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
+
+
+def test_the_log_of_gcsfs_is_left_as_it_is(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """It belongs to the whole process, which may use gcsfs for something of its own."""
+    log = logging.getLogger("gcsfs")
+    before = (log.level, list(log.filters), list(log.handlers))
+    bucket.fate = lambda number: "503" if number < 4 else ""
+    photo = "photos/cat/001.png"
+
+    assert ahead.persistently(storage.read_whole, f"gs://bucket/{photo}") == bucket[photo]
+
+    assert (log.level, log.filters, log.handlers) == before
+    assert [line for line in caplog.messages if "retry" in line or "exception" in line] == []
 
 
 def test_less_than_was_listed_is_never_stored(bucket: Bucket, tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ class Webhook:
         url: Its address, which is a secret.
         messages: What it was told.
         status: What it answers.
+        first: What it answers before that, one after the other.
     """
 
     url: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
+    first: list[int] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -34,7 +36,7 @@ def serve_webhook() -> Iterator[Webhook]:
     class Handler(QuietHandler):
         def do_POST(self) -> None:
             found.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(found.status)
+            self.send_response(found.first.pop(0) if found.first else found.status)
             self.send_header("Content-Length", "0")
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()

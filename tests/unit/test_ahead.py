@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import ssl
 import threading
 
+import aiohttp
+import google.auth.exceptions
 import pytest
+import requests
+from google.api_core import exceptions
 
 from shardline.components.preprocess import ahead
 from shardline.components.preprocess.ahead import REPEATED, in_order, persistently
@@ -49,6 +54,18 @@ class AnswerError(Exception):
         self.status = status
 
 
+def refused_token() -> Exception:
+    error = google.auth.exceptions.RefreshError("no token")
+    error.__cause__ = google.auth.exceptions.TransportError("no route")
+    return error
+
+
+def answer(status: int) -> requests.Response:
+    response = requests.Response()
+    response.status_code = status
+    return response
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -57,6 +74,14 @@ class AnswerError(Exception):
         OSError(errno.EIO, "injected"),
         ConnectionResetError(),
         TimeoutError(),
+        aiohttp.ServerDisconnectedError(),
+        aiohttp.ClientPayloadError(),
+        requests.ReadTimeout(),
+        requests.ConnectionError(),
+        requests.HTTPError(response=answer(503)),
+        google.auth.exceptions.TransportError("no route"),
+        refused_token(),
+        exceptions.ServiceUnavailable("later"),
     ],
 )
 def test_what_may_pass_is_tried_again_and_counted(error: Exception) -> None:
@@ -72,7 +97,23 @@ def test_what_may_pass_is_tried_again_and_counted(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [AnswerError(404), AnswerError(403), PermissionError(errno.EACCES, "no"), ValueError()]
+    "error",
+    [
+        AnswerError(404),
+        AnswerError(403),
+        PermissionError(errno.EACCES, "no"),
+        ValueError(),
+        aiohttp.InvalidURL("http:///x"),
+        aiohttp.ClientConnectorCertificateError(None, ssl.SSLCertVerificationError("self-signed")),  # type: ignore[arg-type]
+        requests.exceptions.InvalidURL("http:///x"),
+        requests.exceptions.SSLError("self-signed"),
+        requests.HTTPError(response=answer(404)),
+        google.auth.exceptions.DefaultCredentialsError("none were found"),
+        google.auth.exceptions.RefreshError("invalid_grant"),
+        exceptions.Forbidden("no"),
+        exceptions.Unauthorized("Anonymous caller does not have storage.objects.get access"),
+    ],
+    ids=repr,
 )
 def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
     def read(item: str) -> str:

@@ -115,6 +115,7 @@ ROWS = [
     ("SL503", pipeline(tasks=task("other")), pipeline(tasks=task("step"))),
     ("SL503", pipeline(deploymentSpec={"executors": {"other": {}}}), pipeline()),
     ("SL503", pipeline(components={"comp-step": {}}), pipeline()),
+    ("SL503", pipeline(deploymentSpec={"executors": {"exec-step": {"container": None}}}), pipeline()),
     (
         "SL504",
         second(parameters={"x": "1"}, dependentTasks=["fist"]),

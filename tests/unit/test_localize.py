@@ -36,6 +36,13 @@ def _differences(old: Any, new: Any, path: Path_ = ()) -> Iterator[tuple[Path_, 
         yield path, old, new
 
 
+def test_an_executor_that_runs_nothing_stays_as_it_is(toy: dict[str, Any]) -> None:
+    spec = copy.deepcopy(toy)
+    spec["deploymentSpec"]["executors"]["exec-unused"] = {"container": None}
+
+    assert localize(spec)["deploymentSpec"]["executors"]["exec-unused"] == {"container": None}
+
+
 def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     before = copy.deepcopy(toy)
     differences = {path: (old, new) for path, old, new in _differences(toy, localize(toy))}

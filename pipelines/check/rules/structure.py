@@ -80,10 +80,13 @@ def references(task: Task) -> Found:
         Source: kubeflow/pipelines, pipeline_spec.proto: TaskOutputParameterSpec, TaskOutputArtifactSpec.
     """
     label = str(task.component.get("executorLabel") or "")
+    executors = at(task.pipeline.spec, "deploymentSpec", "executors")
     if task.component_name not in task.pipeline.components:
         yield "SL503", f"there is no component {task.component_name!r}"
-    elif label and label not in at(task.pipeline.spec, "deploymentSpec", "executors"):
+    elif label and label not in executors:
         yield "SL503", f"there is no executor {label!r}"
+    elif label and not any(at(executors, label).values()):
+        yield "SL503", f"executor {label} runs nothing: it has neither a container nor an importer"
     elif not label and not task.component.get("dag"):
         yield "SL503", f"component {task.component_name} runs nothing"
     for name in sorted(_upstream(task.spec) - set(task.siblings)):
