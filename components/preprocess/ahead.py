@@ -103,13 +103,13 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(status, int):
         passing = status in _PASSING or status >= _SERVER_ERROR
         return passing and not (status == _NO_TOKEN and "Anonymous caller" in str(error))
+    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith(_CLIENTS)}
+    if kinds & _LOST:
+        return not kinds & _UNTRUSTED
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _AGAIN
     if isinstance(error, TimeoutError | ConnectionError):
         return True
-    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith(_CLIENTS)}
-    if kinds & _LOST:
-        return not kinds & _UNTRUSTED
     # What renews a token raises an error of its own from that of the connection.
     return bool(kinds and error.__cause__ and is_transient(error.__cause__))
 

@@ -281,10 +281,9 @@ def _gs(host: str | None) -> Any:
     It sends a request once, as `persistently` sends it again. gcsfs would, too, and log each failure with a
     traceback.
     """
-    import fsspec
+    from gcsfs.core import GCSFileSystem as Base
 
-    base = fsspec.get_filesystem_class("gs")
-    return type("CloudStorage", (base,), {"_request": inspect.unwrap(base._request)})()
+    return type("CloudStorage", (Base,), {"_request": inspect.unwrap(Base._request)})()
 
 
 def remote(url: str) -> tuple[Any, str]:

@@ -76,6 +76,7 @@ def answer(status: int) -> requests.Response:
         TimeoutError(),
         aiohttp.ServerDisconnectedError(),
         aiohttp.ClientPayloadError(),
+        aiohttp.ClientOSError(-3, "Temporary failure in name resolution"),
         requests.ReadTimeout(),
         requests.ConnectionError(),
         requests.HTTPError(response=answer(503)),
