@@ -147,7 +147,8 @@ def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[t
             for place, output in enumerate(label.outputs):
                 yield output, _of_number(given, place), "float32"
     for feature in features:
-        yield feature.name, _of_feature(feature.name), feature.dtype
+        kind = feature.dtype + "".join(f"[{side}]" for side in feature.shape)
+        yield feature.name, _of_feature(feature.name), kind
 
 
 def _of_feature(name: str) -> _Take:
@@ -177,13 +178,28 @@ def _of_names(given: Callable[[Sequence[Any]], Sequence[Any]], names: Sequence[s
 def _look(field: Field, schema: Schema, kind: str) -> _Look:
     """Returns what checks the values of a column.
 
-    `kind` is the type of a feature; "name" for texts that may be numbers, as names of classes are; or "list".
+    `kind` is the type of a feature, of a vector with its length, such as float32[3]; "name" for texts that
+    may be numbers, as names of classes are; or "list".
     """
+    kind, _, width = kind.partition("[")
+    if width:
+        return _look_at_vectors(_look(field, schema, kind), int(width[:-1]))
     if kind == LIST or field.type == LIST:
         return _look_at_lists(field, kind)
     if kind in ("string", "name"):
         return _look_at_texts(field, schema, kind)
     return _look_at_numbers(field, schema, kind)
+
+
+def _look_at_vectors(look: _Look, width: int) -> _Look:
+    """Returns what checks vectors by each of their values, of which all have to be missing."""
+
+    def look_at_each(vectors: Sequence[Any]) -> Iterator[_Fault]:
+        for problem, expected, mask in look([value for vector in vectors for value in vector]):
+            wrong = np.count_nonzero(mask.reshape(-1, width), axis=1)
+            yield problem, expected, wrong == width if problem == MISSING else wrong > 0
+
+    return look_at_each
 
 
 def _look_at_lists(field: Field, kind: str) -> _Look:

@@ -11,10 +11,11 @@ that is as long as an earlier one and equal to it outside of the values.
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from shardline.trainer.data.features import Feature, Label, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
@@ -22,7 +23,7 @@ from shardline.trainer.errors import BadRecordError, SourceError
 Kind = Literal["bytes", "float", "int64"]
 Value = bytes | float | int
 #: The value of a feature, or its numbers, all of them whole or all of them floats.
-Stored = bytes | int | float | str | list[int] | list[float]
+Stored = bytes | int | float | str | list[int] | list[float] | list[str]
 _Item = TypeVar("_Item")
 
 #: Tags of the first three length-delimited fields of a message, which are all that is needed here.
@@ -42,6 +43,11 @@ _FITTING = {"int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
 _LONGEST_NUMBER = 64
 
 _LAYOUTS_KEPT = 1024
+
+_SEQUENCE = (
+    "it is a tf.train.SequenceExample, whose steps are no columns; write an Example of each step, or read it "
+    "with a source of your own, pkg.module:Source"
+)
 
 
 class Place(NamedTuple):
@@ -102,30 +108,41 @@ class FeatureEntries:
     def __init__(self, declared: Sequence[Feature], labels: Sequence[Label]) -> None:
         own = OWN_FEATURES | {label.name for label in labels}
         for feature in declared:
-            if feature.name in own or feature.dtype not in self._TYPES or feature.shape:
+            shape = feature.shape
+            is_wrong = len(shape) > 1 or not all(shape) or not feature.name.isprintable()
+            if feature.name in own or feature.dtype not in self._TYPES or is_wrong:
                 raise SourceError(
                     f"the source declares a feature {feature.name!r} of {feature.dtype} {feature.shape}; "
-                    f"expected a scalar of {', '.join(self._TYPES)}, "
-                    f"and a name other than {', '.join(sorted(own))}"
+                    f"expected {', '.join(self._TYPES)} of shape () or (n,), "
+                    f"and a printable name other than {', '.join(sorted(own))}"
                 )
-        self._types = {feature.name: (feature.dtype, self._TYPES[feature.dtype]) for feature in declared}
+        self._types = {
+            feature.name: (feature.dtype, self._TYPES[feature.dtype], feature.shape) for feature in declared
+        }
 
-    def of(self, features: Mapping[str, Scalar], name: str) -> bytes:
+    def of(self, features: Mapping[str, Scalar | Sequence[Scalar]], name: str) -> bytes:
         """Returns the entries of one example; BadRecordError if the values are not those declared."""
         if features.keys() != self._types.keys():
             raise BadRecordError(
                 name, f"has the features {sorted(features)}, the source declares {sorted(self._types)}"
             )
         values = {}
-        for feature, (dtype, types) in self._types.items():
-            value = features[feature]
-            if not isinstance(value, types) or isinstance(value, bool) or not _fits(value, dtype):
-                raise BadRecordError(name, f"feature {feature!r} is {value!r}, not {dtype}")
-            values[feature] = float(value) if dtype == "float32" else value
+        for feature, (dtype, types, shape) in self._types.items():
+            value: Any = features[feature]
+            if shape and (not isinstance(value, list) or len(value) != shape[0]):
+                raise BadRecordError(
+                    name, f"feature {feature!r} is {reprlib.repr(value)}, not a list of {shape[0]}"
+                )
+            for one in value if shape else (value,):
+                if not isinstance(one, types) or isinstance(one, bool) or not _fits(one, dtype):
+                    raise BadRecordError(name, f"feature {feature!r} is {one!r}, not {dtype}")
+            if dtype == "float32":
+                value = list(map(float, value)) if shape else float(value)
+            values[feature] = value
         return entries(values)
 
 
-def _fits(value: Scalar, dtype: str) -> bool:
+def _fits(value: Any, dtype: str) -> bool:
     """Returns whether a number has no more bits than its type, and a text no half of a character."""
     try:
         value.encode("utf-8", "surrogateescape") if isinstance(value, str) else _FITTING[dtype].pack(value)
@@ -183,6 +200,8 @@ def locate(data: bytes) -> dict[bytes, Place]:
     found: dict[bytes, Place] = {}
     try:
         for features, start, end in _fields(data, 0, len(data)):
+            if features == _TAG_2:
+                raise ValueError(_SEQUENCE)
             for entry, position, last in _fields(data, start, end) if features == _TAG_1 else ():
                 if entry == _TAG_1 and not _locate_usual_entry(data, position, last, found):
                     _locate_entry(data, position, last, found)
@@ -196,7 +215,9 @@ def values(data: bytes, place: Place) -> list[Value]:
     kind, start, end = place
     found: list[Value] = []
     try:
-        for tag, first, last in _fields(data, start, end):
+        # Most lists are one field with a short length.
+        usual = end - start > 1 and data[start] == _TAG_1 and data[start + 1] == end - start - 2 < 0x80
+        for tag, first, last in ((_TAG_1, start + 2, end),) if usual else _fields(data, start, end):
             if kind == "bytes" and tag == _TAG_1:
                 found.append(data[first:last])
             elif kind == "float" and tag in (_TAG_1, _UNPACKED_FLOAT):
@@ -328,7 +349,10 @@ def _feature(value: Stored) -> bytes:
     return _field(_TAG_3, _field(_TAG_1, varint(value & _MASK_64)))
 
 
-def _list(numbers: list[int] | list[float]) -> bytes:
+def _list(numbers: list[int] | list[float] | list[str]) -> bytes:
+    if isinstance(numbers[0], str):
+        texts = (str(one).encode("utf-8", "surrogateescape") for one in numbers)
+        return _field(_TAG_1, b"".join(_field(_TAG_1, text) for text in texts))
     if isinstance(numbers[0], float):
         return _field(_TAG_2, _field(_TAG_1, struct.pack(f"<{len(numbers)}f", *numbers)))
     return _field(_TAG_3, _field(_TAG_1, b"".join(varint(int(number) & _MASK_64) for number in numbers)))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shardline.components.preprocess import copies, handover, marks, storage, work_directory
 from shardline.components.preprocess import finish as finishing
+from shardline.components.preprocess import schema as schemas
 from shardline.components.preprocess.ahead import REPEATED, persistently
 from shardline.components.preprocess.checks import check_anomalies
 from shardline.components.preprocess.claims import Claim, Claims
@@ -23,7 +24,6 @@ from shardline.components.preprocess.deal import deal_rows
 from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
 from shardline.components.preprocess.pool import Processes
 from shardline.components.preprocess.schema import Schema
-from shardline.components.preprocess.schema import read as read_schema
 from shardline.components.preprocess.screening import check_buckets, without_bad
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source, snapshots
@@ -60,7 +60,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
         RunError: Another run is at work in `out`, or writing failed.
     """
     _check_out(settings, out, overwrite=overwrite)
-    schema = read_schema(settings.schema) if settings.schema else None
+    settings, schema = _with_schema(settings)
     with _working(out) as work, _processes(settings) as processes:
         settings = _pinned(settings, work)
         complete = _complete_before(settings, schema, work, overwrite=overwrite)
@@ -74,7 +74,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
 def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Plan:
     """Surveys the source and writes the plan, the first of three steps."""
     _check_out(settings, out, overwrite=overwrite)
-    schema = read_schema(settings.schema) if settings.schema else None
+    settings, schema = _with_schema(settings)
     with _working(out) as work, _processes(settings) as processes:
         settings = _pinned(settings, work)
         work.publishing.unlink(missing_ok=True)
@@ -180,6 +180,13 @@ def _complete_before(
     work.publishing.unlink()
     work_directory.check(work.out, overwrite=overwrite)
     return None
+
+
+def _with_schema(settings: PreprocessSettings) -> tuple[PreprocessSettings, Schema | None]:
+    path = schemas.find(settings.source, settings.schema)
+    if path != settings.schema:
+        progress.say(_TOPIC, f"the source is checked against {path}")
+    return replace(settings, schema=path), schemas.read(path) if path else None
 
 
 def _make_plan(

@@ -6,16 +6,18 @@ looks at would be taken for one that holds.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from shardline.components.preprocess import storage
+from shardline.components.preprocess import listing, schema_proto, storage
 from shardline.trainer import files
-from shardline.trainer.errors import SettingsError, printable
+from shardline.trainer.errors import SettingsError, SourceError, printable
 
 ANY, NUMBER, INTEGER, STRING, BOOLEAN, LIST = "any", "number", "integer", "string", "boolean", "list"
 
@@ -32,6 +34,9 @@ CONSTRAINTS: Mapping[str, tuple[str, ...]] = {
     LIST: ("required", "enum"),
     ANY: ("required",),
 }
+
+# The schema that TFX and TFDV write.
+_OF_FILES = "schema.pbtxt"
 
 #: Bytes of a file, at most.
 _LARGEST = 16 << 20
@@ -68,12 +73,41 @@ class Schema:
         digest: "sha256:..." of its bytes.
         fields: What is known of each column, by its name.
         missing: Texts, and numbers as texts, that stand for no value.
+        of_files: Whether it is of all features of some files, under their names there.
     """
 
     path: str
     digest: str
     fields: Mapping[str, Field]
     missing: tuple[str, ...] = ("",)
+    of_files: bool = False
+
+    def of_columns(self, taken: Mapping[str, str], there: Collection[str]) -> Schema:
+        """Returns what is known of the columns that a source has: `there`, of which `taken` renames some.
+
+        A feature that files have to have is missed where all of them were to be taken.
+        """
+        ours = {theirs: name for name, theirs in taken.items() if name != "label"}
+        named = [(ours.get(name, name), field) for name, field in self.fields.items()]
+        chosen = taken.keys() - {"label", "key"}
+        fields = {
+            name: replace(field, name=name)
+            for name, field in named
+            if name in there or (field.constraints.get("required") and not chosen)
+        }
+        return replace(self, fields=fields) if self.of_files else self
+
+
+def find(source: str, schema: str = "") -> str:
+    """Returns the path of the schema that is set, or of a schema.pbtxt beside TFRecord files; "" for none."""
+    form, _, pattern = source.partition(":")
+    if schema or form != "tfrecord":
+        return schema
+    folder = os.path.dirname(re.split(r"[*?\[{]", pattern)[0])
+    for place in (folder, os.path.dirname(folder) if "/Split-" in folder else folder):
+        with contextlib.suppress(SourceError):
+            return listing.find_files(os.path.join(place, _OF_FILES))[0]
+    return ""
 
 
 def read(path: str) -> Schema:
@@ -89,7 +123,11 @@ def read(path: str) -> Schema:
     where = f"schema {printable(path)}"
     if len(data) > _LARGEST:
         raise SettingsError(f"{where} has more than {_LARGEST >> 20} MiB; a schema is a small JSON file")
-    content = files.parse_json(data, where, SettingsError)
+    of_files = path.endswith(".pbtxt")
+    if of_files:
+        content = schema_proto.to_table_schema(data.decode("utf-8", "replace"), where)
+    else:
+        content = files.parse_json(data, where, SettingsError)
     if not isinstance(content, dict) or not isinstance(content.get("fields"), list) or not content["fields"]:
         raise SettingsError(
             f'{where} is no Table Schema: it has no list "fields" with a field for each column'
@@ -104,7 +142,7 @@ def read(path: str) -> Schema:
         if field.name in fields:
             raise SettingsError(f"{where} has two fields {field.name!r}; leave one out")
         fields[field.name] = field
-    return Schema(path, f"sha256:{hashlib.sha256(data).hexdigest()}", fields, tuple(missing))
+    return Schema(path, f"sha256:{hashlib.sha256(data).hexdigest()}", fields, tuple(missing), of_files)
 
 
 def _field(given: Any, where: str) -> Field:

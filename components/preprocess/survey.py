@@ -144,6 +144,9 @@ def survey(
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
     named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
+    if schema:
+        there = [*(one.name for one in (*features, *labels)), settings.label_column]
+        schema = schema.of_columns(settings.features, there)
     check = SchemaCheck(schema, features, labels, settings.label_column) if schema else None
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,

@@ -32,7 +32,7 @@ NO_IMAGE = -1
 _KNOWN_LENGTHS = 4096
 
 _BLOCK = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_MAGIC, _AVRO_MAGIC = b"\x1f\x8b", b"Obj\x01"
 
 # What a length claims is not taken from the memory before it is there.
 _PART = 1 << 24
@@ -86,6 +86,8 @@ def detect_compression(path: str | os.PathLike[str]) -> str:
         return ""
     if start.startswith(_GZIP_MAGIC):
         return "gzip"
+    if start.startswith(_AVRO_MAGIC):
+        raise SourceError(f"{name!r} is an Avro file; write it as Parquet, which table:PATH reads")
     raise SourceError(f"{name!r} is not a TFRecord file: it does not start with a record")
 
 

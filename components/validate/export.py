@@ -308,9 +308,9 @@ def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:
 
 
 def _plain(column: Any) -> list[Any]:
-    if column.dtype == object:  # text has one value an example
-        return [value.decode("utf-8", "replace") for value in column]
     plain = column.astype(object)
+    if column.dtype == object:
+        plain.flat[:] = [value.decode("utf-8", "replace") for value in column.flat]
     if np.issubdtype(column.dtype, np.floating):
         plain[~np.isfinite(column)] = None
     return list(plain.tolist())

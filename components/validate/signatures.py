@@ -127,13 +127,14 @@ def _image_signatures(answer: Callable[[Inputs], Answer], image: Feature) -> dic
 def _table_signatures(
     answer: Callable[[Inputs], Answer], columns: Mapping[str, Feature]
 ) -> dict[str, Function]:
-    answer = _function(answer, {name: tf.TensorSpec([None], item.dtype) for name, item in columns.items()})
+    specs = {name: tf.TensorSpec([None, *item.shape], item.dtype) for name, item in columns.items()}
+    answer = _function(answer, specs)
     names = argument_names(columns)
-    parse = {name: tf.io.FixedLenFeature([], item.dtype) for name, item in columns.items()}
+    parse = {name: tf.io.FixedLenFeature(item.shape, item.dtype) for name, item in columns.items()}
     return {
         DEFAULT: _function(
             lambda given: answer({column: given[name] for column, name in names.items()}),
-            {names[name]: tf.TensorSpec([None], item.dtype, names[name]) for name, item in columns.items()},
+            {names[name]: tf.TensorSpec(spec.shape, spec.dtype, names[name]) for name, spec in specs.items()},
         ),
         EXAMPLE: _function(
             lambda examples: answer(tf.io.parse_example(examples, parse)),

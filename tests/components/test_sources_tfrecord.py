@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess import rows
+from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
 from shardline.components.preprocess.tfrecord import mask, read_records
+from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import SourceError
 from tests.helpers.data import payload, real_data
@@ -34,6 +37,8 @@ def message(features: Mapping[str, Any]) -> bytes:
     for name, value in features.items():
         values = value if isinstance(value, list) else [value]
         feature = example.features.feature[name]
+        if value in (None, []):
+            continue
         kind = {bytes: feature.bytes_list, float: feature.float_list, int: feature.int64_list}[
             type(values[0])
         ]
@@ -142,7 +147,7 @@ def test_features_have_other_names_and_there_are_more(tmp_path: Path) -> None:
         {"image/encoded": bytes([i]), "image/class/label": i, "id": f"ä{i}".encode(), "w": 0.5 * i, "n": -i}
         for i in range(3)
     ]
-    write(tmp_path / "x", [row | {"text": b"t\xff", "shape": [1, 2, 3]} for row in rows])
+    write(tmp_path / "x", [row | {"text": "tä".encode(), "shape": [1, 2, 3]} for row in rows])
     source = opened(
         tmp_path / "x",
         image="image/encoded",
@@ -154,7 +159,7 @@ def test_features_have_other_names_and_there_are_more(tmp_path: Path) -> None:
     )
     examples = read(source)
     assert [(example.key, example.label) for example in examples] == [("ä0", 0), ("ä1", 1), ("ä2", 2)]
-    assert examples[2].features == {"weight": 1.0, "number": -2, "text": "t\udcff"}
+    assert examples[2].features == {"weight": 1.0, "number": -2, "text": "tä"}
     assert source.features == (  # type: ignore[attr-defined]
         Feature("number", "int64"),
         Feature("text", "string"),
@@ -249,8 +254,11 @@ def test_a_file_that_is_cut_off_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ({}, "x': the first record: has no feature 'image'; it has 'label' .*, 'picture' .bytes, 1.,"),
-        ({"image": "label"}, "the first record: feature 'label' is int64, not bytes"),
+        (
+            {"image": "photo"},
+            "the first record: has no feature 'photo'; it has 'label' .*, 'picture' .bytes,",
+        ),
+        ({"image": "label"}, "column 'label' .* is what is to be predicted, and cannot be image as well"),
         ({"image": "picture", "label": "weight"}, "label 0.5 is neither a class index nor a class name"),
         ({"image": "picture", "size": "sizes"}, "feature 'sizes' has 2 values, one is needed"),
     ],
@@ -272,6 +280,184 @@ def test_patterns_that_match_nothing_of_use(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("path,label\n1.jpg,cat\n")
     with pytest.raises(SourceError, match="text' is not a TFRecord file"):
         opened(tmp_path / "*")
+
+
+def test_examples_without_images_are_rows_as_tensorflow_reads_them(tmp_path: Path) -> None:
+    """As TFX writes them: an empty feature has no list, or is not there; vectors have one length."""
+    rows: list[dict[str, Any]] = [
+        {
+            "tips": 0.1 * i,
+            "company": None if i % 3 == 0 else f"taxi ä{i % 4}".encode(),
+            "miles": 1.5 * i,
+            "seconds": 2**40 + i,
+            "place": [0.5, float(i)],
+            "codes": [i, -i, 7],
+            "words": [b"a", str(i).encode()],
+        }
+        for i in range(40)
+    ]
+    del rows[5]["miles"], rows[6]["place"], rows[7]["words"]
+    write(tmp_path / "a-0.gz", rows[:15], "GZIP")
+    write(tmp_path / "a-1.gz", rows[15:], "GZIP")
+    source = open_source(PreprocessSettings(source=f"tfrecord:{tmp_path}/a-*", label="regression:tips"))
+    found = {feature.name: feature for feature in source.features}  # type: ignore[attr-defined]
+    assert found == {
+        "company": Feature("company", "string"),
+        "miles": Feature("miles", "float32"),
+        "seconds": Feature("seconds", "int64"),
+        "place": Feature("place", "float32", (2,)),
+        "codes": Feature("codes", "int64", (3,)),
+        "words": Feature("words", "string", (2,)),
+    }
+    examples = read(source)
+    assert len({example.key for example in examples}) == 40
+    missing = {"string": "", "float32": float("nan"), "int64": 0}
+    spec = {
+        name: tf.io.FixedLenFeature(one.shape, one.dtype, np.full(one.shape, missing[one.dtype]).tolist())
+        for name, one in found.items()
+    }
+    parsed = tf.io.parse_example([message(row) for row in rows], spec)
+    for name, one in found.items():
+        ours = tf.constant([example.features[name] for example in examples], one.dtype)
+        np.testing.assert_array_equal(ours, parsed[name], name)
+    np.testing.assert_array_equal([one.label for one in examples], np.float32([row["tips"] for row in rows]))
+
+
+def test_vectors_become_a_dataset_that_tensorflow_reads(tmp_path: Path) -> None:
+    rows = [
+        {"label": i % 2, "v": [0.5 * i, -1.0], "t": [b"x", b"y%d" % i], "id": b"k%d" % i} for i in range(9)
+    ]
+    source = f"tfrecord:{write(tmp_path / 'x', rows)}"
+    manifest = run(source, tmp_path / "out", split={"train": 1.0}, features={"key": "id"})
+    assert dict(manifest.info().inputs) == {
+        "v": Feature("v", "float32", (2,)),
+        "t": Feature("t", "string", (2,)),
+    }
+    shards = [str(tmp_path / "out" / shard.file) for shard in manifest.splits["train"].shards]
+    stored = [*tf.data.TFRecordDataset(shards)]
+    x, y = parse_batch(tf.stack(stored), manifest.inputs, manifest.labels)
+    found = zip(x["v"].numpy().tolist(), x["t"].numpy().tolist(), y.numpy(), strict=True)
+    assert sorted(found) == [(row["v"], row["t"], row["label"]) for row in rows]
+    assert verify(tmp_path / "out", processes=1).damages == ()
+
+
+@pytest.mark.parametrize(
+    ("folders", "splits"),
+    [
+        (("train", "eval"), {"train": "train", "eval": "test"}),
+        (("train", "eval", "test"), {"train": "train", "eval": "validation", "test": "test"}),
+        (("train", "val"), {"train": "train", "val": "validation"}),
+        (("eval",), {"eval": None}),
+    ],
+)
+@pytest.mark.parametrize("image", [True, False])
+def test_folders_of_tfx_are_splits(
+    tmp_path: Path, folders: Sequence[str], splits: Mapping[str, str | None], image: bool
+) -> None:
+    for folder in folders:
+        (tmp_path / f"Split-{folder}").mkdir()
+        rows = records(4, origin=folder.encode())
+        kept = rows if image else [row | {"image": None} for row in rows]
+        write(tmp_path / f"Split-{folder}" / "data-0.gz", kept, "GZIP")
+    examples = read(opened(tmp_path / "Split-*" / "*", origin="origin"))
+    assert {example.features["origin"]: example.split for example in examples} == splits
+    assert len(examples) == 4 * len(folders)
+
+
+def test_a_folder_of_no_known_split_is_refused(tmp_path: Path) -> None:
+    for folder in ("train", "old"):
+        (tmp_path / f"Split-{folder}").mkdir()
+        write(tmp_path / f"Split-{folder}" / "data", records())
+    with pytest.raises(SourceError, match="Split-old/data' is in none of the folders Split-train, "):
+        opened(tmp_path / "Split-*" / "*")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.5, 0.5), (-1, 1)])
+def test_lists_of_numbers_are_images_where_told(tmp_path: Path, low: float, high: float) -> None:
+    drawn = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1), np.uint8)
+    drawn[0].flat[:2] = 0, 255
+    given = (drawn / 255 * (high - low) + low).reshape(6, -1).tolist()
+    path = write(tmp_path / "x", [{"floats": one, "class": i % 2} for i, one in enumerate(given)])
+    examples = read(opened(path, image="floats", label="class"))
+    assert [one.label for one in examples] == [0, 1] * 3
+    np.testing.assert_array_equal([one.image for one in examples], drawn)
+
+
+def test_the_size_of_an_image_can_be_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", [{"pixels": list(range(i, 24 + i)), "label": i} for i in range(3)])
+    image = read(opened(path, image="pixels[2x4x3]"))[1].image
+    np.testing.assert_array_equal(image, np.arange(1, 25).reshape(2, 4, 3))
+    with pytest.raises(SourceError, match=r"'pixels' has 24 to 24 numbers, not 4 x 4 x 1; say .*32x32x3"):
+        opened(path, image="pixels")
+
+
+def test_images_with_a_label_of_another_kind_are_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", [row | {"age": 0.5 * i, "n": [1] * i} for i, row in enumerate(records())])
+    label = "class:label;regression:age"
+    examples = read(open_source(PreprocessSettings(source=f"tfrecord:{path}", label=label)))
+    assert [payload(one.image) for one in examples] == [f"image {i}".encode() for i in range(6)]
+    assert examples[3].label == {"label": 0, "age": 1.5}
+    assert not any(one.features for one in examples)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"x": [1.0]}, {"x": [1.0, 2.0]}], "column 'x' .* is lists of 1 to 2 values .pad them"),
+        ([{"x": [1, 2]}, {"x": None}], "column 'x' .* is lists of whole numbers that some examples lack"),
+        ([{"x": 1}, {"x": 1.0}], "feature 'x' is float in .*x record 1, and int64 in .*x record 0"),
+        ([{"x": b"\xff\xd8\xff\xe0"}] * 2, "column 'x' .* is encoded images .take one with image=NAME"),
+    ],
+)
+def test_features_that_are_no_columns_are_named(
+    tmp_path: Path, rows: list[dict[str, Any]], message: str
+) -> None:
+    path = write(
+        tmp_path / "x", [row | {"label": label} for row, label in zip(rows, (b"a", b"b"), strict=True)]
+    )
+    with pytest.raises(SourceError, match=message):
+        opened(path)
+
+
+def test_lists_of_names_are_labels(tmp_path: Path) -> None:
+    tags = [[b"a", b"b"], [b"b"], [b"-"], [b"a", b"c", b"b"]]
+    path = write(tmp_path / "x", [{"tags": one, "x": i} for i, one in enumerate(tags)])
+    source = open_source(PreprocessSettings(source=f"tfrecord:{path}", label="multilabel:tags"))
+    assert source.labels[0].outputs == ("-", "a", "b", "c")
+    assert [one.label for one in read(source)] == [["a", "b"], ["b"], ["-"], ["a", "c", "b"]]
+
+
+def test_a_bad_record_among_rows_is_named(tmp_path: Path) -> None:
+    rows = [{"label": b"ab"[i % 2 : i % 2 + 1], "text": b"t %d" % i} for i in range(5)]
+    rows[1]["text"] = b"t\xff"
+    path = write(tmp_path / "x", rows)
+    path.write_bytes(path.read_bytes().replace(b"t 3", b"t 4"))
+    assert bad(opened(path)) == [
+        BadExample(f"{path} record 1", "feature 'text' is b't\\xff', no printable text in UTF-8"),
+        BadExample(f"{path} record 3", "the data do not match their checksum"),
+    ]
+
+
+@pytest.mark.parametrize("key", [b"a\nb", b"a\0b", b"\xff"])
+@pytest.mark.parametrize("image", [True, False])
+def test_a_key_that_is_no_printable_text_is_a_bad_record(tmp_path: Path, key: bytes, image: bool) -> None:
+    rows = [row | {"id": b"%d" % i} for i, row in enumerate(records())]
+    rows[2]["id"] = key
+    path = write(tmp_path / "x", rows if image else [row | {"image": None} for row in rows])
+    assert [one.name for one in bad(opened(path, key="id"))] == [f"{path} record 2"]
+
+
+def test_other_files_are_named_with_a_way_out(tmp_path: Path) -> None:
+    steps = tf.train.SequenceExample()
+    steps.context.feature["label"].int64_list.value.append(1)
+    steps.feature_lists.feature_list["words"].feature.add().bytes_list.value.append(b"a")
+    with tf.io.TFRecordWriter(str(tmp_path / "x")) as writer:
+        writer.write(steps.SerializeToString())
+    with pytest.raises(SourceError, match=r"SequenceExample, .*; write an Example of each step, or read it "):
+        opened(tmp_path / "x")
+    (tmp_path / "y").write_bytes(b"Obj\x01\x04\x14avro.codec")
+    with pytest.raises(SourceError, match="y' is an Avro file; write it as Parquet"):
+        opened(tmp_path / "y")
 
 
 def test_names_with_brackets_are_names(tmp_path: Path) -> None:

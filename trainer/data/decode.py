@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.data.features import Feature, Label
@@ -147,12 +148,13 @@ def parse_batch(
 ) -> tuple[Inputs, Targets]:
     """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and targets.
 
-    Inputs are uint8 (batch, height, width, channels), or for a table a dict of columns (batch,). A target is
+    Inputs are uint8 (batch, height, width, channels), or for a table a dict of columns, (batch,) or of
+    vectors (batch, n). A target is
     a class, int64 (batch,), 0 or 1 for each of several, int64 (batch, outputs), or a number, float32
     (batch,), of several (batch, outputs).
     """
     stored = {
-        name: tf.io.FixedLenFeature([], "string" if name == "image" else feature.dtype)
+        name: tf.io.FixedLenFeature(*(((), "string") if name == "image" else (feature.shape, feature.dtype)))
         for name, feature in inputs.items()
     }
     stored |= {one.name: tf.io.FixedLenFeature(one.feature.shape, one.feature.dtype) for one in labels}
@@ -160,6 +162,20 @@ def parse_batch(
     targets = {label.name: parsed.pop(label.name) for label in labels}
     x = decode_batch(parsed["image"], inputs["image"]) if "image" in inputs else parsed
     return x, targets if len(labels) > 1 else targets[labels[0].name]
+
+
+def made_up(
+    columns: Mapping[str, Feature], texts: Sequence[str], numbers: Sequence[int]
+) -> dict[str, tf.Tensor]:
+    """Returns made-up rows of a table's columns; in a vector all values are the same."""
+    values = {name: texts if column.dtype == "string" else numbers for name, column in columns.items()}
+    return {
+        name: tf.constant(
+            np.array([np.full([side or 1 for side in column.shape], one) for one in values[name]]),
+            column.dtype,
+        )
+        for name, column in columns.items()
+    }
 
 
 def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:

@@ -265,10 +265,10 @@ class Manifest:
         if "image" in inputs and len(shape) != 3:
             raise DatasetError("the images differ in size and cannot be batched; preprocess with image_size")
         for name, feature in inputs.items():
-            if name != "image" and feature.shape:
+            if name != "image" and None in feature.shape:
                 raise DatasetError(
                     f"column {name!r} has values of shape {feature.shape}, and a model takes one value of "
-                    "each column: store a column for each value"
+                    "each column, or a vector of one length"
                 )
         return DatasetInfo(
             input_shape=shape,

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import plugins
-from shardline.trainer.data.decode import Inputs
+from shardline.trainer.data.decode import Inputs, made_up
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, SettingsError
@@ -199,12 +199,7 @@ def _rows(dataset: DatasetInfo) -> Inputs:
     drawn = np.random.default_rng(0)
     if not dataset.is_table:
         return tf.constant(drawn.integers(0, 256, (3, *dataset.input_shape), np.uint8))
-    return {
-        name: tf.constant(["1", "2", "3"])
-        if column.dtype == "string"
-        else tf.constant(np.array([1, 2, 4]), column.dtype)
-        for name, column in dataset.inputs.items()
-    }
+    return made_up(dataset.inputs, ("1", "2", "3"), (1, 2, 4))
 
 
 def _held(function: Any) -> Iterator[Any]:

@@ -57,7 +57,7 @@ Augmentation = Callable[[Any, Targets, tf.Tensor], tuple[Any, Targets]]
 def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
     """Returns the augmentation that `pkg.module:function` names, tried by tracing it on an example."""
     function = _load(reference, "augmentation")
-    columns = {name: tf.TensorSpec((), feature.dtype) for name, feature in dataset.inputs.items()}
+    columns = {name: tf.TensorSpec(feature.shape, feature.dtype) for name, feature in dataset.inputs.items()}
     x = columns if dataset.is_table else tf.TensorSpec(dataset.input_shape, tf.uint8)
     y = {name: tf.TensorSpec(one.feature.shape, one.feature.dtype) for name, one in dataset.labels.items()}
     wanted = (x, y if len(y) > 1 else next(iter(y.values())))

@@ -41,22 +41,25 @@ _LAYERS = {
 class Column(keras.layers.InputLayer):  # type: ignore[misc]  # keras has no types
     """Input of a column whose name no layer of Keras may have, such as "od280/od315", or has already."""
 
-    def __init__(self, column: str, dtype: str, name: str | None = None, **_: Any):
-        tensor = keras.KerasTensor((None,), dtype, name=column)
+    def __init__(
+        self, column: str, dtype: str, name: str | None = None, shape: Sequence[int | None] = (), **_: Any
+    ):
+        tensor = keras.KerasTensor((None, *shape), dtype, name=column)
         super().__init__(input_tensor=tensor, name=name)
         self.column = column
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
-        return {"column": self.column, "dtype": self.dtype, "name": self.name}
+        shape = self.batch_shape[1:]
+        return {"column": self.column, "dtype": self.dtype, "name": self.name, "shape": shape}
 
 
 def make_input(name: str, column: Feature) -> keras.KerasTensor:
-    """Returns the input of a column, (batch,), under the column's own name, whatever it is."""
+    """Returns the input of a column, (batch,) or (batch, n), under the column's own name, whatever it is."""
     taken = re.sub(r"_\d+$", "", name)
     if "/" in name or taken in _LAYERS or hasattr(keras.ops, taken):
-        return Column(name, column.dtype).output
-    return keras.Input((), name=name, dtype=column.dtype)
+        return Column(name, column.dtype, shape=column.shape).output
+    return keras.Input(column.shape, name=name, dtype=column.dtype)
 
 
 def build_model(
@@ -104,7 +107,7 @@ def build_model(
 
 def _tell_of_unlike_values(name: str, examples: npt.NDArray[Any]) -> None:
     """Says that nothing can be learnt from the values of a text column that hardly ever come again."""
-    different = len(set(examples.tolist()))
+    different = len(set(examples.ravel().tolist()))
     if len(examples) >= _ENOUGH and different > len(examples) / 2:
         progress.say(
             "train",
@@ -114,9 +117,9 @@ def _tell_of_unlike_values(name: str, examples: npt.NDArray[Any]) -> None:
 
 
 def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:
-    """Returns numbers for the values of a text column, (batch, embedding)."""
+    """Returns numbers for the values of a text column, (batch, embedding), of vectors of n side by side."""
     # One bucket is for what the training split does not have, and stands for Keras' own name of that, too.
-    values = sorted(set(examples.tolist()) - {_UNKNOWN.encode()})
+    values = sorted(set(examples.ravel().tolist()) - {_UNKNOWN.encode()})
     try:
         names = [value.decode() for value in values]
     except UnicodeDecodeError:  # stored by another program
@@ -126,14 +129,19 @@ def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, 
         if 0 < len(names) < buckets
         else keras.layers.Hashing(buckets)
     )
-    return keras.layers.Embedding(buckets, embedding)(lookup(column))
+    embedded = keras.layers.Embedding(buckets, embedding)(lookup(column))
+    return keras.layers.Flatten()(embedded) if len(column.shape) > 1 else embedded
 
 
 def _normalize(columns: Mapping[str, keras.KerasTensor], examples: Mapping[str, npt.NDArray[Any]]) -> Any:
     """Returns all numbers side by side, each with mean 0 and deviation 1, and then which are missing."""
-    stacked = keras.ops.stack([keras.ops.cast(column, "float32") for column in columns.values()], axis=-1)
+    numbers = {name: keras.ops.cast(column, "float32") for name, column in columns.items()}
+    stacked = keras.ops.concatenate(
+        [one if len(one.shape) > 1 else keras.ops.expand_dims(one, -1) for one in numbers.values()], axis=-1
+    )
     # In 64 bits: in 32 the squares of a column such as a year say nothing of its deviation.
-    known = np.stack([examples[name].astype(np.float64) for name in columns], axis=-1)
+    rows = [examples[name].astype(np.float64) for name in columns]
+    known = np.concatenate([one.reshape(len(one), -1) for one in rows], axis=-1)
     absent = ~np.isfinite(known)
     known[absent] = np.nan
     means = [np.nanmean(column) if np.isfinite(column).any() else 0.0 for column in known.T]

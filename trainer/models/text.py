@@ -41,7 +41,7 @@ def build_model(
         dropout: Share of the hidden layer that is left out at random in training, in 0..1.
     """
     column = column or _only_text(dataset)
-    if dataset.is_table and getattr(dataset.inputs.get(column), "dtype", "") != "string":
+    if dataset.is_table and column not in _names(dataset):
         raise ModelError(f"text: the dataset has no text in column {column!r}; {_texts(dataset)}")
     if others := [name for name in dataset.inputs if name != column]:
         progress.say("train", f"model text reads column {column!r} alone, not {', '.join(others)}")
@@ -69,15 +69,20 @@ def _only_text(dataset: DatasetInfo) -> str:
         raise ModelError(
             "text takes a column of text, and the dataset has images; use mnist_cnn, resnet50 or keras:NAME"
         )
-    names = [name for name, column in dataset.inputs.items() if column.dtype == "string"]
+    names = _names(dataset)
     if len(names) != 1:
         raise ModelError(f"text takes one column of text; {_texts(dataset)}")
     return names[0]
 
 
+def _names(dataset: DatasetInfo) -> list[str]:
+    """Returns the columns of one text each."""
+    return [name for name, column in dataset.inputs.items() if (column.dtype, column.shape) == ("string", ())]
+
+
 def _texts(dataset: DatasetInfo) -> str:
     """Returns which columns have text, and what to do."""
-    names = [name for name, column in dataset.inputs.items() if column.dtype == "string"]
+    names = _names(dataset)
     if not names:
         return "no column has text: use mlp"
     return f"{', '.join(names)} have text: name one with hparam column"

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -68,14 +68,14 @@ class Example(NamedTuple):
             0..255. None where the source has no images (a table). Paths and spans are read only when they
             are written: prefer them.
         split: "train", "validation" or "test" where the source has splits of its own, else None.
-        features: Further values by name, as the source's `features` declare them.
+        features: Further values by name, as the source's `features` declare them: of a shape (n,) a list.
     """
 
     key: str
     label: Any
     image: bytes | Path | Span | npt.NDArray[np.uint8] | None = None
     split: str | None = None
-    features: Mapping[str, Scalar] = MappingProxyType({})
+    features: Mapping[str, Scalar | Sequence[Scalar]] = MappingProxyType({})
 
 
 class BadExample(NamedTuple):
@@ -167,9 +167,9 @@ def open_source(settings: PreprocessSettings) -> Source:
 
         return Texts(rest, settings.labels, settings.label)
     if form == "tfrecord":
-        from shardline.components.preprocess.sources.tfrecord import TfRecords
+        from shardline.components.preprocess.sources.tfrecord import open_tfrecords
 
-        return TfRecords(rest, settings.features)
+        return open_tfrecords(rest, settings.features, settings.label, _by_time(settings))
     if form == "table":
         from shardline.components.preprocess.sources.table import Table
 
@@ -192,20 +192,20 @@ def _check_used(settings: PreprocessSettings, form: str) -> None:
             "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
             f"{settings.source!r}; leave it out"
         )
-    if settings.label and form not in ("table", "bigquery") and not settings.labels:
+    if settings.label and form not in ("table", "bigquery", "tfrecord") and not settings.labels:
         instead = (
             "whose labels are in no table: name one with labels"
             if form in ("images", "text")
             else "which says itself what is to be predicted: leave it out"
         )
         raise SettingsError(
-            "label is for table:PATH, bigquery:TABLE, and images:DIR or text:DIR with labels; the source is "
-            f"{settings.source!r}, {instead}"
+            "label is for table:PATH, bigquery:TABLE, tfrecord:GLOB, and images:DIR or text:DIR with labels; "
+            f"the source is {settings.source!r}, {instead}"
         )
-    if settings.split_by_time and form not in ("table", "bigquery"):
+    if settings.split_by_time and form not in ("table", "bigquery", "tfrecord"):
         raise SettingsError(
-            f"split_by_time is for table:PATH and bigquery:TABLE, the source is {settings.source!r}; leave "
-            "it out"
+            "split_by_time is for table:PATH, bigquery:TABLE and tfrecord:GLOB, the source is "
+            f"{settings.source!r}; leave it out"
         )
 
 

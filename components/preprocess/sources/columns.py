@@ -291,7 +291,7 @@ class TypedColumns(Protocol):
 
     Attributes:
         types: "int64", "float32", "string", "strings", "bytes", or the place's own word for any other type,
-            by column.
+            by column; with a length behind it, such as float32[3], for lists that all have it.
         gaps: Columns in which some rows are known to have no value.
         guessed: Whether only the values say the types, as in CSV.
     """

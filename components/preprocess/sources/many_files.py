@@ -16,6 +16,9 @@ from shardline.trainer.errors import SourceError, printable
 #: Names the rows in place of a column: the file, and the row's number in it from 1 on.
 ROW = "\0row"
 
+#: In place of a column too, where columns say so: the split that a row is in, and why it cannot be used.
+SPLIT, FAULT = "\0split", "\0fault"
+
 _PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
 # Of a path such as year=2026/month=11/part-0.parquet.
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
@@ -46,7 +49,10 @@ class ManyFiles:
         types: As `Columns.types`, the narrowest that fits all files; of a partition int64, else string.
         gaps: Columns in which some rows have no value.
         guessed: Whether only the values say the types, in some of the files.
+        about: What `batches` says of rows beside the columns.
     """
+
+    about = (ROW,)
 
     def __init__(self, root: str, paths: Sequence[str]) -> None:
         self._root, self._paths = root, paths

@@ -15,7 +15,7 @@ from shardline.components.preprocess.slips import Slips
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
 from shardline.components.preprocess.sources.columns import TypedColumns
 from shardline.components.preprocess.sources.images import is_outside
-from shardline.components.preprocess.sources.many_files import ROW, ManyFiles, open_table
+from shardline.components.preprocess.sources.many_files import FAULT, ROW, SPLIT, open_table
 from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, feature_of, moment
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Feature, Label
 from shardline.trainer.errors import SourceError, printable
@@ -80,7 +80,7 @@ class Rows:
             )
         self.features = (
             *(
-                Feature(ours, self._type(theirs))
+                _feature(ours, self._type(theirs))
                 for ours, theirs in self._names.items()
                 if ours not in _ROLES
             ),
@@ -101,18 +101,19 @@ class Rows:
         if self._by_time:
             splits = TimeSplits(self._by_time, self._moment, self._values(self._by_time.column))
             theirs.append(self._by_time.column)
-        if isinstance(self._columns, ManyFiles):
-            theirs.append(ROW)
+        about = getattr(self._columns, "about", ())
+        theirs += about
         checks = self._checks()
         texts = [ours for ours, theirs in self._names.items() if types[theirs] == "string"]
         slips = Slips(one for one in texts if one not in _ROLES and self._columns.guessed)
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
-            name = row[-1] if theirs[-1] == ROW else f"row {number}"
+            told = dict(zip(about, row[len(theirs) - len(about) :], strict=True))
+            name = told.get(ROW) or f"row {number}"
             values = dict(zip(ours, row[first:last], strict=True))
             slips.look(number, values)
-            fault = next(filter(None, map(_fault, row, checks)), "")
+            fault = told.get(FAULT) or next(filter(None, map(_fault, row, checks)), "")
             if not fault and "image" in values:
                 fault = self._image_fault(values["image"])
             at = moment(row[last], self._moment) if splits else None
@@ -123,7 +124,7 @@ class Rows:
             if fault:
                 yield BadExample(f"{self._name} {self._row_name(name, values)}", fault)
                 continue
-            split, placed = None, dict[str, int]()
+            split, placed = told.get(SPLIT), dict[str, int]()
             if splits and at is not None:
                 split, placed = splits.split(at), {self._moment: at}
                 if split is None:
@@ -185,7 +186,7 @@ class Rows:
     def _missing(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what stands for the features without a value: NaN, or an empty text."""
         absent = [ours for ours, value in values.items() if value is None]
-        return {ours: math.nan if self._type(self._names[ours]) == "float32" else "" for ours in absent}
+        return {ours: _empty(_feature(ours, self._type(self._names[ours]))) for ours in absent}
 
     def _values(self, column: str) -> Iterator[Any]:
         return chain.from_iterable(batch[column] for batch in self._columns.batches([column]))
@@ -212,7 +213,7 @@ class Rows:
                     f"{' or '.join(allowed)} is needed"
                 )
         for ours, theirs in self._names.items():
-            if ours not in _ROLES and types[theirs] not in _SCALARS:
+            if ours not in _ROLES and _feature("", types[theirs]).dtype not in _SCALARS:
                 raise SourceError(
                     f"column {theirs!r} of {self._name!r} is {types[theirs]}; only whole numbers, floats, "
                     "booleans and text can be used: convert it, or name the columns to use with features"
@@ -299,6 +300,17 @@ class Table(Rows):
         return Span(os.path.join(self._root, os.path.normpath(value)), 0, WHOLE_FILE)
 
 
+def _empty(feature: Feature) -> Any:
+    one = math.nan if feature.dtype == "float32" else ""
+    return [one] * (feature.shape[0] or 0) if feature.shape else one
+
+
+def _feature(name: str, kind: str) -> Feature:
+    """Returns the feature of a type, which may be that of a vector, such as float32[3]."""
+    dtype, _, width = kind.partition("[")
+    return Feature(name, dtype, (int(width[:-1]),) if width else ())
+
+
 def _fault(value: Any, check: tuple[str, str, str]) -> str:
     """Returns what is wrong with one value of a row; "" if nothing is."""
     ours, theirs, kind = check
@@ -306,6 +318,8 @@ def _fault(value: Any, check: tuple[str, str, str]) -> str:
         return ""
     if value is None or (value in ("", b"") and ours in _OWN and kind != "strings"):
         return f"has no value in column {theirs!r}"
+    if ours == "key" and not str(value).isprintable():
+        return f"has a key that is no printable text in column {theirs!r}"
     if kind == "float32" and ours == LABEL and not math.isfinite(value):
         return f"has {value} in column {theirs!r}, which is to be predicted, not a finite number"
     if kind == "float32" and not math.isnan(value) and not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:

@@ -1,30 +1,90 @@
-"""Files of tf.train.Example that another program has written: TFDS, tf.io.TFRecordWriter, Beam."""
+"""Files of tf.train.Example that another program has written: TFDS, TFX, tf.io.TFRecordWriter, Beam."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import xxhash
 
 from shardline.components.preprocess import copies, storage
-from shardline.components.preprocess.example import Layouts, Value, only_value, parse
+from shardline.components.preprocess.example import Layouts, Value, locate, only_value, parse
 from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.listing import find_files
-from shardline.components.preprocess.sources import BadExample, Example, Span
+from shardline.components.preprocess.sources import BadExample, Example, Source, Span
+from shardline.components.preprocess.sources.examples import ExampleRows, File, to_text
+from shardline.components.preprocess.sources.moments import ByTime
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.trainer.data.features import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
+from shardline.trainer.progress import say
 
 _ROLES = ("image", "label", "key")
 _DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
 _TEXT = ("utf-8", "surrogateescape")
 _SHOWN_FEATURES = 12
 
+# Folders of TFX, by the names of its splits. Its Evaluator judges by "eval", as a gate by the test split.
+_FOLDER = re.compile(r"Split-(.+)")
+_SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+
+
+def open_tfrecords(
+    pattern: str, features: Mapping[str, str], label: str = "", by_time: ByTime | None = None
+) -> Source:
+    """Returns the examples of TFRecord files, plain or gzip (told by their first bytes).
+
+    Those with an encoded image and one class each are read record by record, all others as a table.
+
+    Raises:
+        SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
+    """
+    paths = find_files(pattern)
+    copies.expect(filter(storage.is_far, paths), storage.fetch)
+    splits = _splits_of(paths)
+    files = [File(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)]
+    path, first = next(_sound_records(files), ("", None))
+    try:
+        places = locate(first.data) if first else {}
+    except ValueError as fault:
+        raise SourceError(f"{path!r}: the first record: {fault}") from None
+    image = places.get(features.get("image", "image").encode())
+    is_table = label or by_time or (image and image.kind != "bytes") or features.get("image", "")[-1:] == "]"
+    if places and (is_table or not (image or "image" in features)):
+        return ExampleRows(pattern, files, features, label, by_time)
+    return TfRecords(files, features)
+
+
+def _splits_of(paths: Sequence[str]) -> list[str | None]:
+    """Returns the split of each file, if they lie in folders Split-NAME, and one is of training."""
+    found = [_FOLDER.fullmatch(os.path.basename(os.path.dirname(path))) for path in paths]
+    names = [match[1] if match else None for match in found]
+    if "train" not in names:
+        return [None] * len(paths)
+    known = {**_SPLITS, "eval": "validation" if "test" in names else "test"}
+    if other := next((path for path, name in zip(paths, names, strict=True) if name not in known), None):
+        raise SourceError(
+            f"{other!r} is in none of the folders Split-{', Split-'.join(known)}; name those to read in the "
+            "pattern"
+        )
+    if "eval" in names:
+        say("preprocess", f"Split-eval is the {known['eval']} split")
+    return [known[name] for name in names if name]
+
+
+def _sound_records(files: Sequence[File]) -> Iterator[tuple[str, Record]]:
+    """Yields the records that are not damaged, with their files."""
+    for path, compression, _ in files:
+        for record in read_records(path, compression=compression):
+            if isinstance(record, Record):
+                yield path, record
+
 
 class TfRecords:
-    """Examples of TFRecord files, plain or gzip (told by their first bytes), in the order of their names.
+    """Examples of TFRecord files, each with an encoded image, in the order of their names.
 
     Labels are int64 class indices (the classes are then named "0", "1", ...) or bytes class names (sorted).
     The key is a hash of the whole record unless a feature of the files is it: it stays the same wherever the
@@ -32,13 +92,11 @@ class TfRecords:
     features by ours: image, label, key, and any others of one value each.
 
     Raises:
-        SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
+        SourceError: The first record has not these features.
     """
 
-    def __init__(self, pattern: str, features: Mapping[str, str]) -> None:
-        paths = find_files(pattern)
-        copies.expect(filter(storage.is_far, paths), storage.fetch)
-        self._files = [(path, detect_compression(path)) for path in paths]
+    def __init__(self, files: Sequence[File], features: Mapping[str, str]) -> None:
+        self._files = files
         names = {"image": "image", "label": "label"} | dict(features)
         self._image = names.pop("image").encode()
         self._names = {ours: theirs.encode() for ours, theirs in names.items()}
@@ -64,7 +122,7 @@ class TfRecords:
         if self._types["label"] is bytes:
             index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
         highest, read, has_key = 0, self._reader(), "key" in self._names
-        for path, compression in self._files:
+        for path, compression, split in self._files:
             for record in read_records(path, compression=compression):
                 if isinstance(record, BadRecordError):
                     yield BadExample(record.name, record.reason)
@@ -72,6 +130,8 @@ class TfRecords:
                 offset, data, number = record
                 try:
                     start, length, values = read(data)
+                    key = to_text(values["key"], "key") if has_key else xxhash.xxh3_128_hexdigest(data)
+                    others = self._others(values) if self.features else _NO_FEATURES
                 except ValueError as fault:
                     yield BadExample(f"{path} record {number}", str(fault))
                     continue
@@ -79,11 +139,11 @@ class TfRecords:
                 if label > highest:
                     highest = label
                 yield Example(
-                    _text(values["key"]) if has_key else xxhash.xxh3_128_hexdigest(data),
+                    key,
                     label,
                     data[start : start + length] if compression else Span(path, offset + start, length),
-                    None,
-                    self._others(values) if self.features else _NO_FEATURES,
+                    split,
+                    others,
                 )
         if self._class_names is None:
             self._class_names = _numbers(highest)
@@ -116,17 +176,12 @@ class TfRecords:
 
     def _others(self, values: Mapping[str, Value]) -> dict[str, Scalar]:
         found = {feature.name: values[feature.name] for feature in self.features}
-        return {name: _text(value) if isinstance(value, bytes) else value for name, value in found.items()}
-
-    def _records(self) -> Iterator[tuple[str, Record]]:
-        """Yields the sound records with their files; `__iter__` names the others."""
-        for path, compression in self._files:
-            for record in read_records(path, compression=compression):
-                if isinstance(record, Record):
-                    yield path, record
+        return {
+            name: to_text(value, name) if isinstance(value, bytes) else value for name, value in found.items()
+        }
 
     def _first_types(self) -> dict[str, type]:
-        for path, record in self._records():
+        for path, record in _sound_records(self._files):
             try:
                 return {ours: type(value) for ours, value in self._reader()(record.data)[2].items()}
             except ValueError as fault:
@@ -134,12 +189,12 @@ class TfRecords:
                     f"{path!r}: the first record: {fault}; it has {_listing(record.data)}; say which is "
                     "which with features, such as image=image/encoded,label=image/class/label"
                 ) from None
-        raise SourceError(f"there is no record in {self._files[0][0]!r} (of {len(self._files)} files)")
+        raise SourceError(f"there is no record in {self._files[0].path!r} (of {len(self._files)} files)")
 
     def _find_class_names(self) -> Sequence[str]:
         found: set[Value] = set()
         read = self._reader()
-        for _, record in self._records():
+        for _, record in _sound_records(self._files):
             with contextlib.suppress(ValueError):
                 found.add(read(record.data)[2]["label"])
         if self._types["label"] is int:

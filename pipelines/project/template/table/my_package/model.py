@@ -15,13 +15,13 @@ def build_model(dataset: DatasetInfo, learning_rate: float = 3e-3, units: int = 
         units: Units of the hidden layer; a run's parameter hparams sets such arguments.
     """
     columns = {
-        name: keras.Input((), name=name, dtype=column.dtype) for name, column in dataset.inputs.items()
+        name: keras.Input(column.shape, name=name, dtype=column.dtype) for name, column in dataset.inputs.items()
     }
     numbers, words = [], []
     for name, column in columns.items():
-        values = keras.ops.expand_dims(column, -1)
+        values = column if column.shape[1:] else keras.ops.expand_dims(column, -1)
         if column.dtype == "string":
-            words.append(keras.layers.Hashing(32, output_mode="one_hot", name=f"{name}_hash")(values))
+            words.append(keras.layers.Hashing(32, output_mode="multi_hot", name=f"{name}_hash")(values))
         else:
             numbers.append(keras.ops.cast(values, "float32"))
     normalize = keras.layers.BatchNormalization(momentum=0.9, synchronized=True)
