@@ -46,7 +46,7 @@ class PreprocessSettings:
             that `label` names; empty for a folder per class.
         features: For tfrecord, table and bigquery, names of the source's features by ours:
             {"image": "image/encoded"}.
-        label: For table, bigquery and `labels`, what is to be predicted: KIND:COLUMN[,COLUMN], of kinds
+        label: For table, bigquery, tfrecord and `labels`, what is predicted: KIND:COLUMN[,COLUMN], of kinds
             class, multilabel and regression, ; between several, and [UNIT] behind a number's column:
             "regression:fare [USD]", "class:kind;regression:rating". A COLUMN alone has the kind that its
             values show; empty for a column label, or the one that features name.
@@ -61,8 +61,8 @@ class PreprocessSettings:
         key: path, or content to keep exact duplicates in one split.
         group: Feature, such as a patient, of which all examples of one value are in one split; empty for
             none.
-        split_by_time: For table and bigquery, a column of times: training comes before validation, that
-            before test; empty for none.
+        split_by_time: For table, bigquery and tfrecord, a column of times: training comes before validation,
+            that before test; empty for none.
         split_gap: How long before validation and before test rows are left out, such as 7d, 36h or 90m, or
             a number where the column holds numbers.
         split_salt: Number from which the split follows, beside the keys, from 0; another is another split.
@@ -74,8 +74,8 @@ class PreprocessSettings:
         processes: How many processes write; 0 for one per core. It has no effect on the bytes.
         on_bad_record: fail, or skip to leave bad examples out.
         max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
-        schema: A file in the form of a Frictionless Table Schema, against which columns and labels are
-            checked; empty for none.
+        schema: A file in the form of a Frictionless Table Schema, or a schema.pbtxt of TensorFlow Metadata,
+            against which columns and labels are checked; empty for none, or of tfrecord one beside it.
         on_anomaly: fail, or warn to go on with a source that does not fit the schema.
         max_pixels: An image with more pixels is refused (decompression bombs).
         check_images: How far an image that is stored as it came is checked: header; structure, the whole of

@@ -78,7 +78,11 @@ def _setting(
 @_setting("processes", "Processes that write; the bytes do not depend on it.")
 @_setting("on_bad_record", "Stop at an unusable example, or leave it out.", preprocessing.BAD_RECORD_POLICIES)
 @_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
-@_setting("schema", "A Table Schema (JSON) against which columns and labels are checked.", metavar="FILE")
+@_setting(
+    "schema",
+    "A Table Schema (JSON), or a schema.pbtxt of TFX, against which columns and labels are checked.",
+    metavar="FILE",
+)
 @_setting(
     "on_anomaly", "Stop at a source that does not fit --schema, or warn.", preprocessing.ANOMALY_POLICIES
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,9 +21,12 @@ from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
 from shardline.components.preprocess.tfrecord import mask, read_records
+from shardline.components.validate.signatures import DEFAULT, EXAMPLE, make_requests, make_signatures
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.features import Feature
+from shardline.trainer.data.view import describe
 from shardline.trainer.errors import SourceError
+from shardline.trainer.models.build import build, create_variables
 from tests.helpers.data import payload, real_data
 from tests.helpers.preprocessing import read_all, run, write_images
 
@@ -339,6 +343,16 @@ def test_vectors_become_a_dataset_that_tensorflow_reads(tmp_path: Path) -> None:
     found = zip(x["v"].numpy().tolist(), x["t"].numpy().tolist(), y.numpy(), strict=True)
     assert sorted(found) == [(row["v"], row["t"], row["label"]) for row in rows]
     assert verify(tmp_path / "out", processes=1).damages == ()
+
+    model = build("mlp", describe(tmp_path / "out", manifest), {"units": 4})
+    create_variables(model, (x, y))
+    model.save(tmp_path / "model.keras")
+    model = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)
+    signatures = make_signatures(model, manifest, {"label": "probabilities"})
+    requests = make_requests(manifest, tf.stack(stored), x)
+    served, parsed = (signatures[name](**requests[name]) for name in (DEFAULT, EXAMPLE))
+    for name in served:
+        np.testing.assert_array_equal(served[name], parsed[name])
 
 
 @pytest.mark.parametrize(

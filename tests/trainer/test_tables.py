@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature, Spread, Tally
@@ -118,7 +119,11 @@ def test_mlp_takes_any_kind_of_columns_alone(table, kept):
 def described(**columns):
     """Returns the description of a table of given training examples, with a number as its label."""
     features = {
-        name: Feature(name, {"f": "float32", "i": "int64"}.get(np.asarray(values).dtype.kind, "string"))
+        name: Feature(
+            name,
+            {"f": "float32", "i": "int64"}.get(np.asarray(values).dtype.kind, "string"),
+            np.asarray(values).shape[1:],
+        )
         for name, values in columns.items()
     }
     return DatasetInfo(
@@ -130,6 +135,22 @@ def described(**columns):
         train={"label": Tally(spreads=(Spread(10.0, 30.0, 20.0, 5.0),))},
         reader=lambda names, limit: {name: np.asarray(values) for name, values in columns.items()},
     )
+
+
+def test_mlp_normalizes_vectors_by_place_and_embeds_each_text():
+    vectors = np.array([[1.0, 10.0], [3.0, 30.0], [np.nan, 20.0], [2.0, 20.0]])
+    texts = np.array([[b"a", b"x"], [b"b", b"x"], [b"a", b"y"], [b"a", b"x"]])
+    columns = {"v": vectors, "od/x": vectors[:, 1], "t": texts}
+    model = build("mlp", described(**columns), {"units": 4, "embedding": 3})
+    inputs = {name: tf.constant(values, model.input[name].dtype) for name, values in columns.items()}
+
+    numbers = features_of(model)(inputs).numpy()
+
+    assert numbers.shape == (4, 2 * 3 + 2 + 1 + 1)
+    np.testing.assert_array_equal(numbers[:, 7], numbers[:, 8])
+    np.testing.assert_array_equal(numbers[:, 9], [0, 0, 1, 0])
+    assert numbers[2, 6] == 0
+    np.testing.assert_array_equal(numbers[0, :3], numbers[2, :3])
 
 
 def features_of(model):
