@@ -109,11 +109,13 @@ class Rows:
         batches = self._columns.batches(theirs)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
-            told = dict(zip(about, row[len(theirs) - len(about) :], strict=True))
+            told = dict(zip(about, row[-len(about) :], strict=True)) if about else {}
             name = told.get(ROW) or f"row {number}"
             values = dict(zip(ours, row[first:last], strict=True))
             slips.look(number, values)
             fault = told.get(FAULT) or next(filter(None, map(_fault, row, checks)), "")
+            if not fault and not str(values.get("key", "")).isprintable():
+                fault = f"has a key that is no printable text in column {self._names['key']!r}"
             if not fault and "image" in values:
                 fault = self._image_fault(values["image"])
             at = moment(row[last], self._moment) if splits else None
@@ -318,8 +320,6 @@ def _fault(value: Any, check: tuple[str, str, str]) -> str:
         return ""
     if value is None or (value in ("", b"") and ours in _OWN and kind != "strings"):
         return f"has no value in column {theirs!r}"
-    if ours == "key" and not str(value).isprintable():
-        return f"has a key that is no printable text in column {theirs!r}"
     if kind == "float32" and ours == LABEL and not math.isfinite(value):
         return f"has {value} in column {theirs!r}, which is to be predicted, not a finite number"
     if kind == "float32" and not math.isnan(value) and not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:
