@@ -42,7 +42,7 @@ def open_tfrecords(
     Raises:
         SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
     """
-    paths = find_files(pattern)
+    paths = [path for path in find_files(pattern) if os.path.basename(path) != "schema.pbtxt"]
     copies.expect(filter(storage.is_far, paths), storage.fetch)
     splits = _splits_of(paths)
     files = [File(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)]
