@@ -21,7 +21,13 @@ from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
 from shardline.components.preprocess.tfrecord import mask, read_records
-from shardline.components.validate.signatures import DEFAULT, EXAMPLE, make_requests, make_signatures
+from shardline.components.validate.signatures import (
+    DEFAULT,
+    EXAMPLE,
+    EXAMPLES,
+    make_requests,
+    make_signatures,
+)
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.view import describe
@@ -350,7 +356,8 @@ def test_vectors_become_a_dataset_that_tensorflow_reads(tmp_path: Path) -> None:
     model = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)
     signatures = make_signatures(model, manifest, {"label": "probabilities"})
     requests = make_requests(manifest, tf.stack(stored), x)
-    served, parsed = (signatures[name](**requests[name]) for name in (DEFAULT, EXAMPLE))
+    served = signatures[DEFAULT](requests[DEFAULT])
+    parsed = signatures[EXAMPLE](requests[EXAMPLE][EXAMPLES])
     for name in served:
         np.testing.assert_array_equal(served[name], parsed[name])
 
