@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import logging
 import os
 import re
@@ -122,6 +123,33 @@ def check_peer(task: str, timeout_ms: int) -> None:
     context.context().check_collective_ops_peer_health(task, timeout_ms)
 
 
+def has_several_workers(strategy: Any) -> bool:
+    """Whether a strategy has several processes that step together, of which TensorFlow has a private number."""
+    import tensorflow as tf
+
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return several and strategy.extended._num_workers > 1
+
+
+def own_replica(strategy: tf.distribute.Strategy) -> tf.distribute.ReplicaContext:
+    """Returns the context of this process's first replica: in it variables are its own, and no others met."""
+    import tensorflow as tf
+
+    return tf.distribute.ReplicaContext(strategy, strategy.extended._get_replica_id_in_sync_group(0))
+
+
+def read_as_numbers() -> None:
+    """Lets float(), int() and NumPy read variables of several replicas, as they do one of a single device.
+
+    tensorflow/python/distribute/values.py, `DistributedVariable`, has no such methods.
+    """
+    from tensorflow.python.distribute import values
+
+    for name, read in (("__float__", float), ("__int__", int), ("__array__", np.asarray)):
+        method = functools.partialmethod(lambda self, *dtype, read: read(self.numpy(), *dtype), read=read)
+        setattr(values.DistributedVariable, name, method)
+
+
 @contextlib.contextmanager
 def reading_own_means(
     strategy: tf.distribute.Strategy, refuse: Callable[[], Exception] | None = None
@@ -136,7 +164,7 @@ def reading_own_means(
     import tensorflow as tf
 
     extended = strategy.extended
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or extended._num_workers == 1:
+    if not has_several_workers(strategy):
         yield
         return
     reduce_to = extended._reduce_to

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import shardline
+from shardline.trainer.errors import RestartError
 from tests.helpers.losses import train_all
 
 TASK: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
@@ -217,6 +218,8 @@ def main() -> None:
     try:
         found = CASES[case](Path(out), **given)
     except shardline.ShardlineError as error:
+        if isinstance(error, RestartError):
+            raise  # which ends a program that catches nothing as it should
         print(f"{type(error).__name__}: {error}", flush=True)
         sys.last_value = error
         raise SystemExit(error.exit_code) from None

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 import types
 import warnings
 from collections.abc import Mapping, Sequence
@@ -199,8 +198,12 @@ def _exit_code(command: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.last_value = error
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except SystemExit as asked:
+            return int(asked.code or 0)
         return 1
     return 0
 

@@ -99,6 +99,9 @@ def test_processes_that_are_told_to_stop_save_and_go_on(
 ) -> None:
     codes, outputs = finish(start(tmp_path, "killed", kill=NAMES[1], sign="SIGTERM"))
     assert codes == [EXIT_RESTART, EXIT_RESTART], outputs
+    for output in outputs:
+        assert "Traceback" not in output
+        assert output.count("train: error: asked to stop (SIGTERM): a checkpoint was saved at step") == 1
     # Statistics that each replica keeps are averaged at a checkpoint: their last bit may differ here.
     assert_close(run(tmp_path, "killed"), undisturbed, tolerance=1e-7)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_RESTART, RestartError
@@ -105,9 +108,20 @@ class Termination:
         """Lets SIGTERM do again what it did before."""
         if self._main:
             signal.signal(signal.SIGTERM, self._before)
+        if isinstance(error[1], RestartError):  # of this process, or of another that was asked
+            sys.excepthook = functools.partial(_end_uncaught, sys.excepthook)
 
     def _handle(self, number: int, frame: object) -> None:
         self.requested = True
+
+
+def _end_uncaught(before: Callable[..., object], kind: type[BaseException], error: Any, trace: Any) -> None:
+    """Ends a program that does not catch its RestartError with a line and `EXIT_RESTART`, no traceback."""
+    if not isinstance(error, RestartError):
+        before(kind, error, trace)
+        return
+    progress.fail("train", error)
+    raise SystemExit(error.exit_code)
 
 
 def _end(text: str) -> None:

@@ -8,8 +8,9 @@ import tensorflow as tf
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import all_layers
+from shardline.trainer.one_process import let_keras_compute
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.tensorflow_internals import ended_after, wait_for_silent_peers
+from shardline.trainer.tensorflow_internals import ended_after, read_as_numbers, wait_for_silent_peers
 
 _ONE_PROCESS = ("one_device", "mirrored", "central_storage", "tpu")
 _SEVERAL_CPUS = ("mirrored", "central_storage")
@@ -111,7 +112,9 @@ def _automatic(settings: TrainSettings, cluster: Cluster) -> str:
 def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
     """Creates the strategy; a multi-worker one connects to its peers here, which must have been met."""
     name = choose(settings, cluster)
+    read_as_numbers()
     if name == "multi_worker_mirrored":
+        let_keras_compute()
         way = implementation(settings.communication)
         options = tf.distribute.experimental.CommunicationOptions(implementation=way)
         if cluster.tasks:
