@@ -177,8 +177,8 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
             raise
         raise SettingsError(
             "TensorFlow was used before this process has joined the others; call shardline.strategy() before "
-            "the first tensor or dataset is made, start the program with 'shardline launch', or give the "
-            "data as a function"
+            "the first tensor or dataset is made, start the program with 'shardline launch --strategy', or "
+            "give the data as a function"
         ) from None
     _process = Process(chosen, cluster, peers, strategy, name)
     if cluster.tasks:

@@ -35,7 +35,7 @@ from shardline.pipelines.cli.options import EVERY_RUN, MOST_REPLICAS, PATH, netw
 @click.option(
     "--strategy/--no-strategy",
     default=None,
-    help="Make shardline.strategy() before the program begins.  [default: where its file imports shardline]",
+    help="Make shardline.strategy() before the program begins.  [default: where it imports shardline]",
 )
 def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | None, **options: Any) -> None:
     """Run PROGRAM with ARGS, any Python program, as each of N replicas here, with a TF_CONFIG for each.

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def launch(
         network: "auto", "isolated" or "host", as of `shardline train`; what SHARDLINE_NETWORK says unless
             given.
         strategy: Whether each replica makes `shardline.strategy()` before the program begins; unless
-            given, where the program's file imports shardline.
+            given, where the program, or a module beside it that it imports, imports shardline.
 
     Raises:
         SettingsError: When there is no such program, or a number is out of range.
@@ -72,7 +72,7 @@ def launch(
     if restarts < 0 or (timeout is not None and not timeout > 0):
         raise SettingsError(f"restarts are 0 or more and timeout above 0, not {restarts} and {timeout}")
     if strategy is None:
-        strategy = _imports_shardline(source)
+        strategy = _imports_shardline(source, Path.cwd() if module else source.parent, set())
     job = CustomJob.with_roles(
         [
             sys.executable,
@@ -111,16 +111,37 @@ def _find_module(name: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin else None
 
 
-def _imports_shardline(source: Path) -> bool:
-    """Whether a file imports Shardline, anywhere in it; one that is no Python will say so itself."""
+def _imports_shardline(source: Path, root: Path, seen: set[Path]) -> bool:
+    """Whether a file, or a module below `root` that it imports, imports Shardline, anywhere in it.
+
+    One that is no Python will say so itself.
+    """
+    seen.add(source)
     try:
         tree = ast.parse(source.read_bytes())
     except (SyntaxError, ValueError):
         return False
-    names = []
+    for base, name in _imports(tree, source):
+        if name.partition(".")[0] == "shardline" and base is None:
+            return True
+        place = (base or root) / name.replace(".", "/")
+        for file in {place.with_suffix(".py"), place / "__init__.py"} - seen:
+            if file.is_file() and _imports_shardline(file, root, seen):
+                return True
+    return False
+
+
+def _imports(tree: ast.AST, source: Path) -> Iterator[tuple[Path | None, str]]:
+    """Yields each module that a file may import, with its packages, and where a relative one is."""
+    base: Path | None
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names.append(node.module or "")
-    return any(name.partition(".")[0] == "shardline" for name in names)
+            base, names = None, [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = source.parents[node.level - 1] if node.level else None
+            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            yield from ((base, ".".join(parts[: end + 1])) for end in range(len(parts)))

@@ -290,6 +290,10 @@ def test_a_program_of_shardlines_that_is_told_to_stop_asks_to_be_started_again(h
         ("from . import shardline", None, False),
         ("import shardlines", None, False),
         ("def", None, False),
+        ("from helper.training import train", None, True),
+        ("import os, helper.training", None, True),
+        ("def train():\n    from helper import training", None, True),
+        ("from helper import other", None, False),
     ],
 )
 def test_whose_strategy_is_made_first(
@@ -298,6 +302,11 @@ def test_whose_strategy_is_made_first(
     jobs: list[CustomJob] = []
     monkeypatch.setattr("shardline.pipelines.local.launch.run_job", lambda job, *_, **__: jobs.append(job))
     Path("program.py").write_text(text)
+    Path("helper").mkdir()
+    Path("helper/__init__.py").touch()
+    Path("helper/other.py").write_text("from .other import nothing")
+    Path("helper/training.py").write_text("from . import later")
+    Path("helper/later.py").write_text("import program\nimport shardline.trainer.errors")
     shardline.launch("program.py", replicas=2, strategy=strategy)
     command = jobs[0].worker_pools[1].argv
     assert command == [sys.executable, *(["-m", "shardline.trainer.program"] if made else []), "program.py"]
