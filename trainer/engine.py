@@ -15,6 +15,7 @@ from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine
+from shardline.trainer.one_process import own_statistics, takes_batch_as_one
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.run import Run
 from shardline.trainer.step import Evaluation, Loop
@@ -39,8 +40,13 @@ class Input:
     sized: bool = False
 
 
-def make_engine(run: Run, model: keras.Model, training: Input, validation: Input | None) -> Engine:
-    """Returns what trains a built model on some batches and evaluates it on others."""
+def make_engine(
+    run: Run, model: keras.Model, training: Input, validation: Input | None, *, batch: Any = None
+) -> Engine:
+    """Returns what trains a built model on some batches and evaluates it on others.
+
+    On a `batch`, if there is one, the losses are tried: a line says where N replicas differ from one.
+    """
     settings, strategy = run.settings, run.strategy
     xla = uses_xla(run, model)
     if run.strategy_name == "parameter_server":
@@ -61,20 +67,35 @@ def make_engine(run: Run, model: keras.Model, training: Input, validation: Input
         averaging_steps=settings.averaging_steps,
         jit_compile=xla,
         deterministic=settings.deterministic,
-        single_loss=functools.cache(lambda: _tell_of_single_loss(run)),
+        single_loss=_tell_of_differences(run, model, batch),
     )
     if validation:
         loop.evaluation = Evaluation(model, strategy, validation.distributed(), validation.steps)
     return loop
 
 
-def _tell_of_single_loss(run: Run) -> None:
-    if run.cluster.is_chief:
+def _tell_of_differences(run: Run, model: keras.Model, batch: Any) -> Callable[[], None]:
+    """Says what several replicas train on otherwise than one; returns what says so of a loss in the step."""
+    if run.replicas == 1 or run.settings.averaging_steps or not run.cluster.is_chief:
+        return lambda: None
+    if names := own_statistics(model):
+        shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
         progress.say(
             "train",
-            "a loss function returns one number for a batch, and the replicas' mean counts: where it is no "
-            "mean over examples, return a number for each of them",
+            f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so that "
+            f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
         )
+    say = functools.cache(lambda: progress.say("train", _SINGLE_LOSS))
+    differs = None if batch is None else takes_batch_as_one(model, batch)
+    if differs:
+        say()
+    return say if differs is None else lambda: None
+
+
+_SINGLE_LOSS = (
+    "a loss is computed of a batch as a whole, and the mean of the replicas' counts: where it is no mean of "
+    "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
+)
 
 
 def uses_xla(run: Run, model: keras.Model) -> bool:

@@ -322,7 +322,7 @@ def _trained(
     def engine(position: Position) -> Engine:
         start = position.steps
         judged = None if validation is None else _input(run, validation, 0)
-        return make_engine(run, model, _input(run, run.data, start), judged)
+        return make_engine(run, model, _input(run, run.data, start), judged, batch=run.data.first)
 
     steps = initial_epoch * run.data.steps
     beginning = Beginning(

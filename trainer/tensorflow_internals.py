@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import logging
 import os
 import re
@@ -124,7 +123,7 @@ def check_peer(task: str, timeout_ms: int) -> None:
 
 
 def has_several_workers(strategy: Any) -> bool:
-    """Whether a strategy has several processes that step together, of which TensorFlow has a private number."""
+    """Whether a strategy has several processes that step together, whose number is private."""
     import tensorflow as tf
 
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -145,9 +144,10 @@ def read_as_numbers() -> None:
     """
     from tensorflow.python.distribute import values
 
-    for name, read in (("__float__", float), ("__int__", int), ("__array__", np.asarray)):
-        method = functools.partialmethod(lambda self, *dtype, read: read(self.numpy(), *dtype), read=read)
-        setattr(values.DistributedVariable, name, method)
+    kind = values.DistributedVariable
+    kind.__float__ = lambda self: float(self.numpy())
+    kind.__int__ = lambda self: int(self.numpy())
+    kind.__array__ = lambda self, dtype=None, copy=None: np.asarray(self.numpy(), dtype)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def restless() -> keras.Model:
     layers = [
         keras.Input((6,)),
         keras.layers.Dense(8),
-        keras.layers.BatchNormalization(),
+        keras.layers.BatchNormalization(name="of_a_part"),
         keras.layers.Dropout(0.2),
         keras.layers.Dense(2),
     ]
@@ -161,6 +161,18 @@ def own_part(out: Path) -> dict[str, Any]:
 def callbacks(out: Path) -> dict[str, Any]:
     """One replica stops the training; another decides nothing; the chief alone writes."""
     calls: list[str] = []
+    x, y = arrays()
+    reads: list[Any] = []
+
+    class Reads(keras.callbacks.Callback):
+        """Uses the model as in one process."""
+
+        on = "chief"
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            rate = self.model.optimizer.learning_rate
+            self.model.evaluate(x, y, batch_size=32, verbose=0)
+            reads.append([float(rate), float(np.asarray(rate)), int(self.model.optimizer.iterations)])
 
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -170,6 +182,7 @@ def callbacks(out: Path) -> dict[str, Any]:
     path.mkdir()
     found = [
         Stop(),
+        Reads(),
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0),
         keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, start_from_epoch=2),
@@ -182,8 +195,32 @@ def callbacks(out: Path) -> dict[str, Any]:
     ]
     history = shardline.fit(steady, arrays(), batch_size=32, epochs=9, callbacks=found, verbose=0)
     files = sorted(str(file.relative_to(path).parts[0]) for file in path.iterdir())
-    rate = float(keras.ops.convert_to_numpy(history.model.optimizer.learning_rate))
-    return {"history": history.history, "rate": rate, "files": files, "calls": calls}
+    return {
+        "history": history.history,
+        "rate": float(history.model.optimizer.learning_rate),
+        "files": files,
+        "calls": calls,
+        "reads": reads,
+        **by_keras(history.model, x, y),
+    }
+
+
+def by_keras(model: keras.Model, x: Any, y: Any) -> dict[str, Any]:
+    """Calls Keras' own methods on the chief alone, and compares them with what all compute together."""
+    found: dict[str, Any] = {}
+    if NAME == "chief-0":
+        found["evaluate"] = model.evaluate(x, y, batch_size=32, verbose=0, return_dict=True)
+        found["test_on_batch"] = model.test_on_batch(x, y, return_dict=True)
+        found["predict"] = model.predict(x, batch_size=32, verbose=0).ravel().tolist()
+        found["predict_on_batch"] = model.predict_on_batch(x).ravel().tolist()
+    for train in (model.train_on_batch, model.fit):
+        try:
+            train(x, y)
+        except shardline.ShardlineError as error:
+            found[train.__name__] = str(error)
+    found["all"] = shardline.evaluate(model, (x, y), verbose=0)
+    found["all_predict"] = shardline.predict(model, x, verbose=0).ravel().tolist()
+    return found
 
 
 def different(out: Path, argument: str = "") -> dict[str, Any]:

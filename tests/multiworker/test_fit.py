@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,7 +75,9 @@ def test_a_loss_of_any_form_counts_the_same_on_two_processes(tmp_path: Path) -> 
     codes, outputs = finish(processes)
     assert codes == [0, 0], "\n".join(output[-3000:] for output in outputs)
     assert_close(found(tmp_path, "chief-0")[0], one)
-    assert outputs[0].count("a loss function returns one number for a batch") == 2  # of the nine
+    # The contrastive one; all others, of one number or not, are means over examples, and say nothing.
+    assert outputs[0].count("a loss is computed of a batch as a whole") == 1
+    assert "synchronized" not in outputs[0]
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,7 @@ def test_processes_that_are_told_to_stop_save_and_go_on(
 ) -> None:
     codes, outputs = finish(start(tmp_path, "killed", kill=NAMES[1], sign="SIGTERM"))
     assert codes == [EXIT_RESTART, EXIT_RESTART], outputs
+    assert re.findall(r"train: BatchNormalization \((.*)\) .* synchronized=True", outputs[0]) == ["of_a_part"]
     for output in outputs:
         assert "Traceback" not in output
         assert output.count("train: error: asked to stop (SIGTERM): a checkpoint was saved at step") == 1
@@ -127,6 +131,17 @@ def test_callbacks_mean_the_same_on_every_replica(tmp_path: Path) -> None:
     assert chief["calls"] == worker["calls"] == [f"{step} ['accuracy', 'loss']" for step in range(4)] * 3
     assert chief["files"] == ["1.keras", "2.keras", "3.keras", "board", "log.csv"]
     assert worker["files"] == []
+    # Before the second callback's turn, by each way of reading; then the optimizer's steps.
+    reads = [[0.01 / halves, 0.01 / halves, steps] for halves, steps in ((2, 4), (4, 8), (16, 12))]
+    assert np.array(chief["reads"]) == pytest.approx(np.array(reads))
+    assert worker["reads"] == []
+    for method in ("evaluate", "test_on_batch"):
+        assert chief[method] == pytest.approx(chief["all"], rel=1e-5), method
+    for method in ("predict", "predict_on_batch"):
+        assert chief[method] == pytest.approx(chief["all_predict"], abs=1e-6), method
+    for name in ("fit", "train_on_batch"):
+        assert "shardline.fit" in chief[name]
+        assert chief[name] == worker[name]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -11,11 +12,13 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
 from shardline.trainer.engine import Input
 from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.keras_internals import build_symbolically
 from shardline.trainer.models.build import build
+from shardline.trainer.one_process import own_statistics, takes_batch_as_one
 from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
-from tests.helpers import models
+from tests.helpers import losses, models
 from tests.helpers.history import read_history
 
 
@@ -135,3 +138,42 @@ def test_settings_are_applied_to_each_of_several_optimizers(dataset):
 def test_what_settings_ask_of_an_optimizer_that_cannot_is_refused(dataset, optimizer, changes, message):
     with pytest.raises(SettingsError, match=message):
         tune_optimizer(with_optimizer(optimizer), settings(dataset, **changes), replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("build", "differs"),
+    [
+        (losses.plain("mse"), False),
+        (losses.plain(losses.mean_square), False),
+        (losses.plain(keras.losses.Huber(reduction="sum")), False),
+        (losses.plain(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), False),
+        (losses.subclassed(losses.Computing), False),
+        (losses.plain(losses.Contrastive()), True),
+        (losses.plain(lambda y, given: keras.losses.dice(y, given)), True),
+        (losses.regularized(activity_regularizer=losses.Together()), True),
+        (losses.regularized(activity_regularizer="l2", kernel_regularizer="l2"), False),
+        (losses.subclassed(losses.Interacting), True),
+        (losses.subclassed(losses.Noisy), None),
+        (losses.subclassed(losses.ByHand), False),
+    ],
+)
+def test_a_loss_that_takes_a_batch_as_one_is_found(build, differs):
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(16, width)).astype("float32") for width in (6, 1))
+    batch = (tf.constant(x), tf.constant(y), tf.constant(np.arange(16.0, dtype="float32")))
+    model = build()
+    build_symbolically(model, batch)
+    before = [variable.numpy() for variable in model.variables]
+    assert takes_batch_as_one(model, batch) is differs
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_layers_that_normalize_by_their_part_of_a_batch_are_found():
+    normalization = keras.layers.BatchNormalization
+    inner = keras.Sequential(
+        [keras.Input((2,)), normalization(name="inside"), normalization(synchronized=True)]
+    )
+    frozen = normalization(name="frozen", trainable=False)
+    model = keras.Sequential([keras.Input((2,)), inner, normalization(name="outside"), frozen])
+    assert own_statistics(model) == ["inside", "outside"]

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as losses
-from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.distribute import collective_all_reduce_strategy, values
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
@@ -133,6 +134,12 @@ def test_tensorflow_has_what_is_reached_for():
     source = inspect.getsource(cluster_coordinator)
     assert "Worker %s failed with" in source
     assert "Worker %s has been recovered" in source
+
+
+def test_variables_of_several_replicas_are_no_numbers_and_keras_meets_all_workers():
+    assert "__float__" not in inspect.getsource(values)
+    reduce = inspect.getsource(keras_trainer.reduce_per_replica)
+    assert "_collective_all_reduce_multi_worker(strategy)" in reduce  # keras-team/keras#20585
 
 
 def test_lost_workers_are_reported_and_nothing_else():
