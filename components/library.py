@@ -27,6 +27,7 @@ def preprocess(  # noqa: D417  # the fields are explained where they are defined
     labels: str = "",
     features: dict = {},  # type: ignore[type-arg]  # noqa: B006  # KFP reads type and default
     label: str = "",
+    columns: dict = {},  # type: ignore[type-arg]  # noqa: B006
     image_size: int = 0,
     resize_mode: str = "crop",
     encoding: str = "keep",

@@ -17,6 +17,7 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
     labels: str,
     features: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
     label: str,
+    columns: dict,  # type: ignore[type-arg]
     image_size: int,
     resize_mode: str,
     encoding: str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -58,10 +58,16 @@ class SchemaCheck:
         features: Features that the source declares.
         labels: What is to be predicted.
         column: Column of the only label, by which a schema may call it too; "" where it has none.
+        wholes: Features of text that hold whole numbers, which may be missing.
     """
 
     def __init__(
-        self, schema: Schema, features: Sequence[Feature], labels: Sequence[Label], column: str = ""
+        self,
+        schema: Schema,
+        features: Sequence[Feature],
+        labels: Sequence[Label],
+        column: str = "",
+        wholes: Collection[str] = (),
     ) -> None:
         self._schema = schema
         self._waiting: list[tuple[str, Any, Mapping[str, Any]]] = []
@@ -71,6 +77,7 @@ class SchemaCheck:
         if LABEL in columns and LABEL not in schema.fields and column in schema.fields:
             columns[column] = columns.pop(LABEL)
         self._new = [name for name in columns if name not in schema.fields]
+        columns |= {name: (columns[name][0], "name") for name in wholes}
         columns["key"] = (lambda keys, labels, values: keys), "name"
         self._columns = {
             name: (take, _look(schema.fields[name], schema, kind))

@@ -105,7 +105,8 @@ def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, ob
     )  # fmt: skip
     values = asdict(settings)
     checked = {"schema": schema, "on_anomaly": settings.on_anomaly} if schema else {}
-    return {name: values[name] for name in names} | checked
+    columns = {"columns": dict(settings.columns)} if settings.columns else {}
+    return {name: values[name] for name in names} | columns | checked
 
 
 def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:

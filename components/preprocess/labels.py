@@ -146,6 +146,8 @@ def _numbered(distinct: set[int]) -> Sequence[int]:
 
     Where nine of ten of those would have no example, the numbers are names, such as 10115 and 10117.
     """
+    if sum(value >= 0 for value in distinct) < 2:
+        return sorted(distinct)  # such as -1 and 1
     indices = sorted(value for value in distinct if 0 <= value <= LARGEST_CLASS)
     if 2 * len(indices) <= len(distinct):
         return sorted(value for value in distinct if value >= 0)
@@ -201,9 +203,14 @@ def _check_names(
             f"column {column!r} has {printable(repr(several))[:60]}: say whether that is several names, "
             f"label=multilabel:{column}, or one, label=class:{column}"
         )
-    if len(distinct) > FEW and len(distinct) > records / 2:
+    check_number(column, len(distinct), records)
+
+
+def check_number(column: str, distinct: int, records: int) -> None:
+    """Refuses so many texts that nearly every row would be a class of its own."""
+    if distinct > FEW and distinct > records / 2:
         raise SourceError(
-            f"column {column!r} has {len(distinct):,} different texts in {records:,} rows, which are hardly "
+            f"column {column!r} has {distinct:,} different texts in {records:,} rows, which are hardly "
             f"names of classes; name another column, or say that they are with label=class:{column}"
         )
 
@@ -216,6 +223,11 @@ def _refuse_text(column: str, values: Iterable[Any]) -> None:
                 f"column {column!r} has {printable(repr(value))[:60]} in row {row:,}, which is no number; "
                 f"correct it, or say that the column is of classes, label=class:{column}"
             )
+
+
+def is_whole(value: str) -> bool:
+    """Returns whether a text is a whole number."""
+    return bool(re.fullmatch(r"-?\d+", value.strip()))
 
 
 def is_number(value: str) -> bool:

@@ -200,7 +200,7 @@ def _make_plan(
         work.forget_plan()
         surveyed = time.time_ns()
         rejected = Rejected(settings.on_bad_record, work.rejected)
-        found = survey(open_source(settings), settings, work, rejected, schema)
+        found = survey(open_source(settings, schema), settings, work, rejected, schema)
         check_anomalies(found.anomalies, settings)
         plan = Plan(
             settings=settings,

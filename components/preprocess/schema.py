@@ -21,6 +21,9 @@ from shardline.trainer.errors import SettingsError, SourceError, printable
 
 ANY, NUMBER, INTEGER, STRING, BOOLEAN, LIST = "any", "number", "integer", "string", "boolean", "list"
 
+#: Types in the words of the setting `columns`.
+TYPES: Mapping[str, str] = {STRING: "text", INTEGER: "integer", NUMBER: "number"}
+
 #: Our own property of a field, named as Table Schema wants it: the largest share of examples without a value.
 MAX_MISSING = "shardline:maxMissing"
 

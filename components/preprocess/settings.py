@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shardline.components.parameters import check_types
 from shardline.components.preprocess import labels
+from shardline.components.preprocess.schema import TYPES
 from shardline.components.preprocess.sources.moments import parse_gap
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SettingsError
@@ -18,6 +19,7 @@ COMPRESSIONS = ("none", "gzip")
 BAD_RECORD_POLICIES = ("fail", "skip")
 ANOMALY_POLICIES = ("fail", "warn")
 KEYS = ("path", "content")
+COLUMN_TYPES = tuple(TYPES.values())
 #: How far an image that passes untouched is checked.
 CHECKS = ("header", "structure", "decode")
 
@@ -50,6 +52,8 @@ class PreprocessSettings:
             class, multilabel and regression, ; between several, and [UNIT] behind a number's column:
             "regression:fare [USD]", "class:kind;regression:rating". A COLUMN alone has the kind that its
             values show; empty for a column label, or the one that features name.
+        columns: For table, bigquery and `labels` with `label`, types of columns by name, text, integer or
+            number, where they are not those that a file declares or its values show: {"zip": "text"}.
         image_size: Side of the stored square images in pixels, 4..4096; 0 keeps them as they are.
         resize_mode: crop, pad or stretch.
         encoding: How images are stored: keep, jpeg, png or raw. keep passes encoded bytes through; with
@@ -90,6 +94,7 @@ class PreprocessSettings:
     labels: str = ""
     features: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
     image_size: int = 0
     resize_mode: str = "crop"
     encoding: str = "keep"
@@ -137,6 +142,11 @@ class PreprocessSettings:
             raise SettingsError(f"max_bad_fraction must be 0..1, not {self.max_bad_fraction}")
         _check_split(self.split)
         labels.parse(self.label)
+        for column, kind in self.columns.items():
+            if kind not in COLUMN_TYPES:
+                raise SettingsError(
+                    f"columns says that {column!r} is {kind!r}; there are {', '.join(COLUMN_TYPES)}"
+                )
         parse_gap(self.split_gap)
         if self.split_gap and not self.split_by_time:
             raise SettingsError("split_gap belongs to split_by_time; name its column, or leave the gap out")

@@ -1,4 +1,4 @@
-"""Slips: values that are no numbers in a column of numbers, of which CSV makes text for their sake."""
+"""Slips: values that are no numbers in a column of numbers, and numbers that are stored as one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shardline.components.preprocess.labels import is_number
-from shardline.components.preprocess.schema import Schema
 from shardline.trainer.errors import SourceError, printable
 from shardline.trainer.progress import say
 
@@ -18,6 +17,10 @@ _SHARE, _ENOUGH = 0.9, 1000
 
 #: Up to this share of other values, or one of them, they are slips; more may be what the column is (12a).
 _RARE = 0.01
+
+#: Different values of a column that are compared at most (8 MB), how many are put together at least, and the
+#: columns that are named.
+_MOST_VALUES, _TOGETHER, _NAMED = 1 << 20, 1 << 16, 5
 
 
 class Slip(NamedTuple):
@@ -62,14 +65,56 @@ class Slips:
                 yield seen
 
 
-def check_slips(found: Sequence[Slip], group: str, schema: Schema | None) -> None:
-    """Tells of columns that are nearly all numbers, but for groups, and for those whose type a schema says.
+class Rounding:
+    """Counts the different values of columns of which 32 bits are stored, and what is left of them."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._parts = {column: list[Any]() for column in columns}
+
+    def watch(self, batches: Iterable[Mapping[str, Sequence[Any]]]) -> Iterator[Mapping[str, Sequence[Any]]]:
+        """Yields batches of columns, and looks at their values."""
+        import numpy as np
+
+        for batch in batches:
+            for column, parts in self._parts.items():
+                if not parts or len(parts[0]) < _MOST_VALUES:
+                    numbers = np.array(batch[column])
+                    if numbers.dtype == object:
+                        numbers = np.array([value for value in batch[column] if value is not None])
+                    parts.append(np.unique(numbers))
+                    if sum(map(len, parts[1:])) > max(len(parts[0]), _TOGETHER):
+                        parts[:] = [np.unique(np.concatenate(parts))]
+            yield batch
+
+    def tell(self) -> None:
+        """Says in which columns different values have become one, and how many are left."""
+        import numpy as np
+
+        told = []
+        for column, parts in self._parts.items():
+            values = np.unique(np.concatenate(parts or [()]))
+            values = values[np.isfinite(values)]
+            with np.errstate(over="ignore"):
+                left = len(np.unique(values.astype(np.float32)))
+            if left < len(values):
+                told.append(f"{printable(repr(column))} has {left:,} of {len(values):,}")
+        if told:
+            more = f" and {len(told) - _NAMED} more columns" if len(told) > _NAMED else ""
+            say(
+                "preprocess",
+                "numbers are stored in 32 bits, in which different values become one: "
+                f"{', '.join(told[:_NAMED])}{more}; --column NAME=text (columns in a pipeline) keeps them",
+            )
+
+
+def check_slips(found: Sequence[Slip], group: str) -> None:
+    """Tells of columns that are nearly all numbers, but for groups.
 
     Raises:
         SourceError: So few values are no numbers that they are slips.
     """
     for slip in found:
-        if slip.column == group or (schema and slip.column in schema.fields):
+        if slip.column == group:
             continue
         column, value = printable(repr(slip.column)), printable(repr(slip.value))[:60]
         told = (
@@ -78,7 +123,7 @@ def check_slips(found: Sequence[Slip], group: str, schema: Schema | None) -> Non
         )
         if slip.texts - slip.numbers <= max(1, _RARE * slip.texts):
             raise SourceError(
-                f"{told}; correct it, or leave it empty, or if the column is text, say so in a schema: "
-                f'{{"fields": [{{"name": "{printable(slip.column)}", "type": "string"}}]}}'
+                f"{told}; correct it, or leave it empty, or if the column is text, say so: --column "
+                f"{printable(slip.column)}=text (columns in a pipeline)"
             )
         say("preprocess", f"warning: {told}: it is text")

@@ -147,7 +147,8 @@ def survey(
     if schema:
         there = [*(one.name for one in (*features, *labels)), settings.label_column]
         schema = schema.of_columns(settings.features, there)
-    check = SchemaCheck(schema, features, labels, settings.label_column) if schema else None
+    wholes = getattr(source, "wholes", ())
+    check = SchemaCheck(schema, features, labels, settings.label_column, wholes) if schema else None
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
@@ -161,7 +162,7 @@ def survey(
             if settings.stratify:
                 check_stratified(labels, examples.existing)
             meter.advance(len(columns.keys))
-    check_slips(getattr(source, "slips", ()), settings.group, schema)
+    check_slips(getattr(source, "slips", ()), settings.group)
     if not taken.count + examples.bad:
         raise SourceError("the source is empty: it has no example")
     if len(taken.groups) == 1:

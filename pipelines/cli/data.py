@@ -54,6 +54,13 @@ def _setting(
     "What is to be predicted: regression:fare, class:species, multilabel:tags.",
     metavar="KIND:COLUMN,...",
 )
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=TYPE,...",
+    help="Type of a column, text, integer or number, where it is not what its values show.",
+)
 @click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
 @_setting("stratify", "Each class has its share of the examples in every split.", is_flag=True)
 @_setting("key", "What identifies an example; examples of equal keys stay in one split.", preprocessing.KEYS)
@@ -96,6 +103,7 @@ def preprocess(
     out: Path,
     features: tuple[str, ...],
     text: str | None,
+    columns: tuple[str, ...],
     split: str | None,
     shards: int | None,
     shard_size: int | None,
@@ -123,6 +131,9 @@ def preprocess(
                 "give one of them"
             )
         mapped["text"] = text
+    options["columns"] = pairs(
+        (part for one in columns for part in one.split(",")), "--column", SettingsError
+    )
     options |= _shard_options(shards, shard_size)
     settings = PreprocessSettings(source=source, features=mapped, **options)
     if dry_run:

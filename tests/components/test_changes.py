@@ -33,6 +33,7 @@ SETTINGS = {
     "labels": "",
     "features": {},
     "label": "",
+    "columns": {},
     "image_size": 0,
     "resize_mode": "crop",
     "encoding": "keep",

@@ -39,7 +39,7 @@ def made(tmp_path):
 def test_few_values_that_are_no_numbers_are_refused(made):
     told = (
         "column 'number' has '12a' in row 8, and numbers in 198 of 200 rows; correct it, or leave it empty, "
-        'or if the column is text, say so in a schema: {"fields": [{"name": "number", "type": "string"}]}'
+        "or if the column is text, say so: --column number=text (columns in a pipeline)"
     )
     with pytest.raises(SourceError) as raised:
         made({7, 70})
@@ -57,6 +57,10 @@ def test_a_column_is_text_where_a_schema_says_so(made, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"fields": [{"name": "number", "type": "string"}]}))
     assert made({7}, schema=str(schema))["number"] == "string"
+
+
+def test_a_column_is_text_where_columns_says_so(made):
+    assert made({7}, columns={"number": "text"})["number"] == "string"
 
 
 def test_what_groups_rows_may_be_any_text(made):

@@ -142,7 +142,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
     csv = write_csv(
         tmp_path / "labels.csv",
         f"path,label\n1.jpg,cat\nabsent.jpg,cat\n./folder/../1.jpg,dog\n2.jpg,\n2.jpg\n,dog\n"
-        f"../outside.jpg,cat\n{tmp_path}/outside.jpg,cat\nfolder,cat\nfolder/3.jpg,dog\n",
+        f"../outside.jpg,cat\n{tmp_path}/outside.jpg,cat\nfolder,cat\nfolder/3.jpg,dog\n2.jpg,cat,dog\n",
     )
     found = list(opened(root, csv))
     assert [example.key for example in found if isinstance(example, Example)] == ["1.jpg", "folder/3.jpg"]
@@ -155,6 +155,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
         BadExample(f"{csv} line 8: ../outside.jpg", "lies outside the directory of images"),
         BadExample(f"{csv} line 9: {tmp_path}/outside.jpg", "lies outside the directory of images"),
         BadExample(f"{csv} line 10: folder", "there is no such file"),
+        BadExample(f"{csv} line 12: 2.jpg", "has not as many cells as the first line"),
     ]
 
 
@@ -167,6 +168,11 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
         ),
         ("path;label\n1.jpg;cat\n", "has the columns path;label; a first line with"),
         ("", "has no line; a first line with path and label is needed"),
+        ('path,label\n1.jpg,"cat\n', "cannot read .*labels.csv' after line 1: unexpected end of data"),
+        (
+            "path,label\n" + "".join(f"{i}.jpg,class {i}\n" for i in range(20)),
+            "column 'label' has 20 different texts in 20 rows, .* label=class:label",
+        ),
         (f"path,label\n{'x' * 200_000},cat\n", "cannot read .*labels.csv' after line 1: field larger than"),
     ],
 )

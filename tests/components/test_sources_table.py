@@ -12,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from shardline.components.preprocess import slips
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import (
     WHOLE_FILE,
@@ -23,7 +24,7 @@ from shardline.components.preprocess.sources import (
     open_source,
 )
 from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import SourceError
+from shardline.trainer.errors import SettingsError, SourceError
 
 FORMATS = ("csv", "jsonl", "parquet")
 
@@ -226,3 +227,155 @@ def test_a_table_without_rows_is_empty(tmp_path: Path) -> None:
     assert list(opened(tmp_path / "table.csv")) == []
     with pytest.raises(SourceError, match=r"cannot read '.*absent.csv': No such file"):
         opened(tmp_path / "absent.csv")
+
+
+def table(tmp_path: Path, text: str | bytes, **settings: Any) -> Source:
+    path = tmp_path / "table.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return open_source(PreprocessSettings(source=f"table:{path}", **settings))
+
+
+def kinds(source: Source) -> dict[str, str]:
+    return {feature.name: feature.dtype for feature in source.features}  # type: ignore[attr-defined]
+
+
+def with_quotes(*rows: int, header: str = "id,text,label") -> str:
+    """Returns a table of 200 rows, in some of which a text has a quotation mark: the first one's opens."""
+    lines = [header]
+    for number in range(200):
+        mark = '"' if number in rows else ""
+        text = f"{mark}t{number}" if number in rows[:1] else f"t{number}{mark}"
+        cells = {"id": str(number), "text": text, "label": "ab"[number % 2]}
+        lines.append(",".join(cells[name] for name in header.split(",")))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(with_quotes(50, header="id,label,text"), "ends within the quotes that open in line 52;"),
+        pytest.param(with_quotes(50), "from line 2 on: quotes take in more than a row .*Row #52: Expected 3"),
+        pytest.param(with_quotes(50, 120), "line 52: the quotes that open there take in the next 70 lines"),
+        pytest.param(with_quotes(50, 52), "line 52: the quotes that open there take in the next 2 lines"),
+        pytest.param(with_quotes(50, 120, header="text,label"), "line 52: .* take in the next 70 lines"),
+        pytest.param('label,x\n"a,1\nb,2\n', "quotes take in more than a row .*Row #2"),
+        pytest.param('"label,x\na,1\n', "cannot infer number of columns"),
+        pytest.param('label,x\na,"' + "1,b\n" * 700_000, "from line 2 on: quotes take in more than a row"),
+    ],
+)
+def test_quotes_never_take_in_rows(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        table(tmp_path, text, label="class:label")
+
+
+def test_lines_and_delimiters_in_quotes_are_text(tmp_path: Path) -> None:
+    texts = [
+        'say ""hi"", she\n\nsaid',
+        "eggs, 2\n3, ham\n4, milk",
+        "x = [\n" + " 1,\n" * 30 + "]",
+        "a\n" * 70_000,
+    ]
+    rows = "".join(f'{number},"{text}",{"ab"[number % 2]}\n' for number, text in enumerate(texts * 20))
+    found = read(table(tmp_path, f"id,text,label\n{rows}".rstrip("\n")))
+    assert [one.features["text"] for one in found] == [text.replace('""', '"') for text in texts] * 20
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path, suffix: str, capsys: Any) -> None:
+    ids = [17_031_000_000 + number for number in range(199)]
+    rows = [{"id": one, "few": one % 7, "label": "ab"[one % 2]} for one in ids]
+    source = opened(write(tmp_path / f"table.{suffix}", [*rows, {"id": None, "few": None, "label": "a"}]))
+    assert kinds(source) == {"id": "string", "few": "float32"}
+    assert [one.features["id"] for one in read(source)] == [*map(str, ids), ""]
+    said = capsys.readouterr().out
+    assert "column 'id' is text, since it has gaps" in said
+    assert "become one" not in said
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_numbers_that_become_one_are_counted(
+    tmp_path: Path, suffix: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slips, "_TOGETHER", 10)
+    rows = [{"label": 20_000_000 + n % 50, "x": n / 4 + 2**24, "y": n / 4} for n in range(1000)]
+    path = write(tmp_path / f"table.{suffix}", rows)
+    assert (
+        len(read(open_source(PreprocessSettings(source=f"table:{path}", label="regression:label")))) == 1000
+    )
+    said = capsys.readouterr().out
+    assert "different values become one: 'label' has 25 of 50, 'x' has 126 of 1,000; " in said
+
+
+def test_values_that_a_number_would_rewrite_are_text(tmp_path: Path, capsys: Any) -> None:
+    codes = {"zip": "00123", "hex": "0x1f", "phone": "+49301", "lot": "12E4", "card": "12345678901234567890"}
+    numbers = {"a": "-0.5", "b": ".5", "c": "1e-05", "d": "1.50", "e": "1E+5", "f": "-0", "g": "0"}
+    names = [*codes, *numbers, "label"]
+    rows = [[*codes.values(), *numbers.values(), "01"], *([*"1" * (len(names) - 1), c] for c in "12")]
+    text = "\n".join(map(",".join, [names, *rows]))
+    source = table(tmp_path, text)
+    assert kinds(source) == dict.fromkeys(codes, "string") | dict.fromkeys(
+        "abcde", "float32"
+    ) | dict.fromkeys("fg", "int64")
+    first = read(source)[0].features
+    assert {name: first[name] for name in codes} == codes
+    assert source.labels[0].outputs == ("01", "1", "2")
+    said = capsys.readouterr().out
+    for name, value in codes.items():
+        assert f"column {name!r} is text, since it has {value!r}" in said
+    assert "column 'label' is text, since it has '01'" in said
+    said_types = {"zip": "integer", "hex": "integer", "lot": "number", "g": "text", "label": "integer"}
+    source = table(tmp_path, text, columns=said_types)
+    first = read(source)[0].features
+    assert {name: first[name] for name in ("zip", "hex", "lot", "g")} == {
+        "zip": 123, "hex": 31, "lot": 120_000.0, "g": "0"
+    }  # fmt: skip
+    assert source.labels[0].outputs == ("0", "1", "2")
+    assert table(tmp_path, "x,label\n1,007\n2,010\n").labels[0].outputs == ("007", "010")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_type_of_a_column_can_be_said(tmp_path: Path, suffix: str) -> None:
+    rows = [{"zip": 12345, "size": 3, "label": "a"}, {"zip": None, "size": 4, "label": "b"}]
+    path = write(tmp_path / f"table.{suffix}", rows)
+    said = {"zip": "text", "size": "number"}
+    for source in (f"table:{path}", f"table:{tmp_path}/*.{suffix}"):
+        found = open_source(PreprocessSettings(source=source, columns=said))
+        assert kinds(found) == {"zip": "string", "size": "float32"}
+        assert [dict(one.features) for one in read(found)] == [
+            {"zip": "12345", "size": 3},
+            {"zip": "", "size": 4},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"x": "number"}, "--column x=number .* which has 'foo'; correct one of them"),
+        ({"y": "integer"}, "--column y=integer .* which has 1.5; correct"),
+        ({"z": "text"}, "--column z=text .* which is not there; correct"),
+    ],
+)
+def test_a_type_that_the_values_have_not_is_refused(
+    tmp_path: Path, said: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        table(tmp_path, "x,y,label\n1,1.5,a\nfoo,2,b\n", columns=said)
+    with pytest.raises(
+        SettingsError, match="columns says that 'x' is 'float'; there are text, integer, number"
+    ):
+        table(tmp_path, "", columns={"x": "float"})
+    with pytest.raises(SettingsError, match="columns is for table:PATH"):
+        open_source(PreprocessSettings(source="digits", columns={"x": "text"}))
+
+
+@pytest.mark.parametrize(("delimiter", "encoding"), [(";", "utf-8-sig"), ("\t", "utf-16"), (",", "utf-16")])
+def test_other_delimiters_and_encodings(tmp_path: Path, delimiter: str, encoding: str) -> None:
+    lines = ["x|näme|label", '1|"a,;\tb"|a', "2|ü|b"]
+    source = table(tmp_path, "\r\n".join(lines).replace("|", delimiter).encode(encoding))
+    assert [dict(one.features) for one in read(source)] == [{"x": 1, "näme": "a,;\tb"}, {"x": 2, "näme": "ü"}]
+
+
+def test_classes_below_zero(tmp_path: Path) -> None:
+    source = table(tmp_path, "x,label\n1,-1\n2,1\n3,1\n")
+    assert source.labels[0].outputs == ("-1", "1")
+    assert [one.label for one in read(source)] == [0, 1, 1]

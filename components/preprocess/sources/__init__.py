@@ -16,13 +16,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from shardline.trainer import plugins
-from shardline.trainer.data.features import Scalar
+from shardline.trainer.data.features import LABEL, REGRESSION, Scalar
 from shardline.trainer.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from shardline.components.preprocess.schema import Schema
     from shardline.components.preprocess.settings import PreprocessSettings
     from shardline.components.preprocess.sources.moments import ByTime
 
@@ -138,8 +139,10 @@ class Seen:
         return True
 
 
-def open_source(settings: PreprocessSettings) -> Source:
+def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> Source:
     """Returns the source that the settings name, in one of `KNOWN_FORMS`.
+
+    A schema says the types of columns where only the values would.
 
     Raises:
         SourceError: The source is unknown or cannot be opened.
@@ -160,12 +163,14 @@ def open_source(settings: PreprocessSettings) -> Source:
         from shardline.components.preprocess.sources import images, labelled
 
         if settings.labels:
-            return labelled.open_labelled(rest, settings.labels, settings.label, settings.group)
+            return labelled.open_labelled(
+                rest, settings.labels, settings.label, settings.group, settings.columns
+            )
         return images.open_images(rest)
     if form == "text":
         from shardline.components.preprocess.sources.texts import Texts
 
-        return Texts(rest, settings.labels, settings.label)
+        return Texts(rest, settings.labels, settings.label, settings.columns)
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import open_tfrecords
 
@@ -173,11 +178,14 @@ def open_source(settings: PreprocessSettings) -> Source:
     if form == "table":
         from shardline.components.preprocess.sources.table import Table
 
-        return Table(rest, settings.features, settings.label, _by_time(settings))
+        said = {**_expected(settings, schema), **settings.columns}
+        return Table(rest, settings.features, settings.label, _by_time(settings), said)
     if form == "bigquery":
         from shardline.components.preprocess.sources.bigquery import BigQuery
 
-        return BigQuery(settings.source, settings.features, settings.label, _by_time(settings))
+        return BigQuery(
+            settings.source, settings.features, settings.label, _by_time(settings), settings.columns
+        )
     return _open_plugin(settings.source)
 
 
@@ -202,11 +210,34 @@ def _check_used(settings: PreprocessSettings, form: str) -> None:
             "label is for table:PATH, bigquery:TABLE, tfrecord:GLOB, and images:DIR or text:DIR with labels; "
             f"the source is {settings.source!r}, {instead}"
         )
+    if settings.columns and form not in ("table", "bigquery") and not (settings.labels and settings.label):
+        raise SettingsError(
+            "columns is for table:PATH, bigquery:TABLE, and images:DIR or text:DIR with labels and label; "
+            f"the source is {settings.source!r}, leave it out"
+        )
     if settings.split_by_time and form not in ("table", "bigquery", "tfrecord"):
         raise SettingsError(
             "split_by_time is for table:PATH, bigquery:TABLE and tfrecord:GLOB, the source is "
             f"{settings.source!r}; leave it out"
         )
+
+
+def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, str]:
+    """Returns the types that a schema says of features, and the label of numbers, by column."""
+    from shardline.components.preprocess import labels
+    from shardline.components.preprocess.schema import TYPES
+
+    fields = schema.fields.values() if schema else ()
+    expected = {
+        settings.features.get(field.name, field.name): f"{TYPES[field.type]}?"
+        for field in fields
+        if field.type in TYPES and field.name not in ("key", LABEL, settings.label_column)
+    }
+    for one in labels.parse(settings.label):
+        for column in one.columns:
+            expected.pop(column, None)
+            expected |= {column: "number?"} if one.kind == REGRESSION else {}
+    return expected
 
 
 def _by_time(settings: PreprocessSettings) -> ByTime | None:

@@ -20,7 +20,14 @@ import xxhash
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import persistently
 from shardline.components.preprocess.sources import WHOLE_FILE, Span
-from shardline.components.preprocess.sources.columns import Batch, TypedColumns, as_lists
+from shardline.components.preprocess.sources.columns import (
+    NOTHING_SAID,
+    Batch,
+    TypedColumns,
+    Types,
+    as_lists,
+    as_said,
+)
 from shardline.components.preprocess.sources.moments import ByTime
 from shardline.components.preprocess.sources.snapshots import Reference, parse
 from shardline.components.preprocess.sources.table import Rows
@@ -189,7 +196,7 @@ class _Stream:
 class _Columns:
     """Columns of a table, or of what a query gives; of the query nothing is billed until they are read."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference, said: Types = NOTHING_SAID) -> None:
         self._reference = reference
         self._service = Service(reference)
         if reference.query:
@@ -197,8 +204,10 @@ class _Columns:
             schema, self._processed = job.schema, job.total_bytes_processed or 0
         else:
             schema, self._processed = self._service.find_table(reference.table).schema, 0
-        self.types: Mapping[str, str] = {field.name: _word(field) for field in schema or ()}
+        self.types: Types = as_said({field.name: _word(field) for field in schema or ()}, said)
         self.gaps: Set[str] = frozenset()  # nobody counts them
+        self.wide: Set[str] = frozenset()
+        self.codes: Mapping[str, str] = {}
         self.guessed = False
 
     @functools.cached_property
@@ -282,11 +291,16 @@ class BigQuery(Rows):
     """
 
     def __init__(
-        self, source: str, features: Mapping[str, str], label: str = "", by_time: ByTime | None = None
+        self,
+        source: str,
+        features: Mapping[str, str],
+        label: str = "",
+        by_time: ByTime | None = None,
+        said: Types = NOTHING_SAID,
     ) -> None:
         reference = parse(source)
-        self._own = _Columns(reference)
-        super().__init__(reference.name, self._own, features, ("string", "bytes"), label, by_time)
+        self._own = _Columns(reference, said)
+        super().__init__(reference.name, self._own, features, ("string", "bytes"), label, by_time, said)
         self.numbers_copies = "key" not in self._names
 
     def __iter__(self) -> Iterator[Any]:

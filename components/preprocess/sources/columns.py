@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import operator
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any, Protocol, TextIO
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from shardline.components.preprocess import storage
+from shardline.components.preprocess.sources.csv_text import EXACT, ColumnTypes, Stream, is_wide
 from shardline.trainer.errors import ShardlineError, SourceError
 
 #: Values of one batch, a list by column; None where there is none.
@@ -25,14 +28,25 @@ Batch = Mapping[str, Sequence[Any]]
 #: Types of columns by name, in the words of `Columns.types`.
 Types = Mapping[str, str]
 
-#: Types of columns, and those with rows that have no value.
-Found = tuple[Types, Set[str]]
+#: Types that can be said of a column, and what they are in the words of `Columns.types`.
+SAID: Mapping[str, str] = {"text": "string", "integer": "int64", "number": "float32"}
+NOTHING_SAID: Types = MappingProxyType({})
+
+
+class Found(NamedTuple):
+    """What is found out of columns before they are read; each as `TypedColumns` has it."""
+
+    types: Types
+    gaps: Set[str] = frozenset()
+    wide: Set[str] = frozenset()
+    codes: Mapping[str, str] = NOTHING_SAID
+
 
 _JSON_ROWS = 4096
 _PARQUET_ROWS = 16_384
 _INT64_LIMIT = 1 << 63
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
-    "int64": int,
+    "int64": operator.index,  # of a boolean, and never of a float
     "float32": float,
     "string": str,
     "strings": list,
@@ -42,19 +56,20 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
 class Columns:
     """Columns of a file whose name says its format.
 
-    Attributes:
-        types: "int64", "float32", "string", "strings", or the file's own word for any other type, by column
-            in the order of the file. Those of CSV and JSONL are found by reading it once: the narrowest that
-            fits all.
-        gaps: Columns in which some rows have no value.
-        guessed: Whether only the values say the types.
+    The types of CSV and JSONL are found by reading the file once: the narrowest that fits all. Attributes are
+    those of `TypedColumns`; columns are in the order of the file.
+
+    Args:
+        path: The file.
+        said: Types of columns by `SAID`; one with a ? behind it counts where only the values say the types,
+            and they do not contradict.
+        known: What an earlier look has found out.
 
     Raises:
         SourceError: The file cannot be read, has no rows, or a column is of another type.
     """
 
-    def __init__(self, path: str, types: Types | None = None) -> None:
-        """Finds the types of a file's columns, where they are not known."""
+    def __init__(self, path: str, said: Types = NOTHING_SAID, known: Found | None = None) -> None:
         plain = path.removesuffix(_codec(path)[1])
         suffix = PurePosixPath(plain).suffix.lower()
         if suffix not in _FORMATS or (plain != path and suffix == ".parquet"):
@@ -66,7 +81,8 @@ class Columns:
         self._path, self.guessed = path, suffix == ".csv"
         find_types, self._read = _FORMATS[suffix]
         with _one_line(path):
-            self.types, self.gaps = (types, frozenset[str]()) if types else find_types(path)
+            self.found = known or find_types(path, said)
+        self.types, self.gaps, self.wide, self.codes = self.found
         if not self.types:
             raise SourceError(f"{path!r} is empty: it has no column")
 
@@ -106,51 +122,60 @@ def _opened_text(path: str) -> Iterator[TextIO]:
         yield io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
 
 
-def _csv_types(path: str) -> Found:
+def _csv_types(path: str, said: Types) -> Found:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    with _opened(path) as file, _csv_reader(file) as reader:
-        names = reader.schema.names
-    for name in names:
-        if names.count(name) > 1 or not name:
-            raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
-    types, gaps = dict.fromkeys(names, "int64"), set[str]()
-    as_text = dict.fromkeys(names, pa.string())
-    with _opened(path) as file, _csv_reader(file, as_text, empty_is_none=True) as reader:
-        for batch in reader:
-            for name, column in zip(names, batch.columns, strict=True):
-                if column.null_count:
-                    gaps.add(name)
-                while types[name] != "string":
-                    try:
-                        pc.cast(pc.utf8_trim_whitespace(column), _arrow_type(types[name]))
-                        break
-                    except pa.ArrowInvalid:
-                        types[name] = {"int64": "float32", "float32": "string"}[types[name]]
-    return types, gaps
+    line = 2
+    try:
+        with _opened(path) as file, _csv_reader(Stream(file)) as reader:
+            names = reader.schema.names
+        for name in names:
+            if names.count(name) > 1 or not name:
+                raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
+        as_text = dict.fromkeys(names, pa.string())
+        with _opened(path) as file:
+            stream = Stream(file, len(names))
+            found = ColumnTypes(names, said, stream.delimiter)
+            with _csv_reader(stream, as_text, empty_is_none=True) as reader:
+                for batch in reader:
+                    found.take(batch)
+                    line = found.line
+    except pa.ArrowInvalid as error:
+        words, _, more = str(error).partition("\n")
+        if not more and "straddling" not in words:
+            raise
+        where = f"{path!r} from line {line:,} on"
+        raise SourceError(
+            f"cannot read {where}: quotes take in more than a row ({words}); close them"
+        ) from None
+    found.finish(path)
+    return Found(found.types, found.gaps, found.wide, found.codes)
 
 
 def _csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
     all_types = {name: _arrow_type(kind) for name, kind in types.items()}
-    with _opened(path) as file, _csv_reader(file, all_types) as reader:
+    with _opened(path) as file, _csv_reader(Stream(file), all_types) as reader:
         for batch in reader:
             yield {name: batch[name].to_pylist() for name in names}
 
 
-def _csv_reader(file: Any, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False) -> Any:
+def _csv_reader(
+    stream: Stream, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False
+) -> Any:
     """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
     import pyarrow.csv
 
     return pyarrow.csv.open_csv(
-        file,
+        io.BufferedReader(stream, 1 << 20),
         # Only with one thread do messages name the row.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
     )
 
 
-def _parquet_types(path: str) -> Found:
+def _parquet_types(path: str, said: Types) -> Found:
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
     import pyarrow.types as kinds
 
@@ -172,8 +197,18 @@ def _parquet_types(path: str) -> Found:
         types = {field.name: word(field.type) for field in opened.schema_arrow}
         # Not by statistics, which a writer may leave out, and which end the process where they are damaged.
         whole = [one.name for one in opened.schema_arrow if types[one.name] == "int64" and one.nullable]
-        batches = opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ()
-        return types, {name for batch in batches for name in whole if batch[name].null_count}
+        gaps, wide = set[str](), set[str]()
+        for batch in opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ():
+            gaps |= {name for name in whole if batch[name].null_count}
+            wide |= {name for name in whole if is_wide(*pc.min_max(batch[name]).as_py().values())}
+        return Found(as_said(types, said), gaps, wide)
+
+
+def as_said(types: Types, said: Types) -> Types:
+    """Returns the types of columns that a file or a database declares, but for those that are said."""
+    found = {name: SAID.get(said.get(name, ""), kind) for name, kind in types.items()}
+    fits = {name for name, kind in types.items() if kind in SAID.values() or said.get(name) == "text"}
+    return {name: found[name] if name in fits else kind for name, kind in types.items()}
 
 
 def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
@@ -196,26 +231,27 @@ def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
 
 # Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
 # below whole numbers.
-def _json_types(path: str) -> Found:
+def _json_types(path: str, said: Types) -> Found:
     types: dict[str, str] = {}
-    present = Counter[str]()
+    present, wide = Counter[str](), set[str]()
     number = 0
     for number, row in enumerate(_json_rows(path), start=1):
         for name, value in row.items():
             if value is None:
                 continue
             present[name] += 1
-            kind, known = _json_type(value), types.setdefault(name, "")
-            if not known:
-                types[name] = kind
-            elif {kind, known} == {"int64", "float32"}:
+            kind = _json_type(value)
+            known = types.setdefault(name, kind)
+            if kind == "int64" and not -EXACT <= value <= EXACT:
+                wide.add(name)
+            if {kind, known} == {"int64", "float32"}:
                 types[name] = "float32"
             elif kind != known:
                 raise SourceError(
                     f"{path!r}, row {number}: {reprlib.repr(value)} in column {name!r} is {kind}, in the "
                     f"rows before it is {known}; make them the same"
                 )
-    return types, {name for name in types if present[name] < number}
+    return Found(as_said(types, said), {name for name in types if present[name] < number}, wide)
 
 
 def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
@@ -275,7 +311,7 @@ def _one_line(path: str) -> Iterator[None]:
         raise SourceError(f"cannot read {path!r}: {storage.reason(error)}") from None
 
 
-_FindTypes = Callable[[str], Found]
+_FindTypes = Callable[[str, Types], Found]
 _ReadBatches = Callable[[str, Types, Sequence[str]], Iterator[Batch]]
 _JSON = (_json_types, _json_batches)
 _FORMATS: Mapping[str, tuple[_FindTypes, _ReadBatches]] = {
@@ -293,11 +329,16 @@ class TypedColumns(Protocol):
         types: "int64", "float32", "string", "strings", "bytes", or the place's own word for any other type,
             by column; with a length behind it, such as float32[3], for lists that all have it.
         gaps: Columns in which some rows are known to have no value.
+        wide: Columns of whole numbers that are known to have some beyond those that 32-bit floats hold.
+        codes: Columns that are text though their values could be read as numbers, and the first of those that
+            would lose something of how they are written.
         guessed: Whether only the values say the types, as in CSV.
     """
 
     types: Types
     gaps: Set[str]
+    wide: Set[str]
+    codes: Mapping[str, str]
     guessed: bool
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import xxhash
@@ -215,6 +216,8 @@ class _Columns:
     """Features of the records of some files, as columns by their names."""
 
     guessed, about = False, (ROW, SPLIT, FAULT)
+    wide: Set[str] = frozenset()  # nobody looks for them
+    codes: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, files: Sequence[File], types: Types, gaps: Set[str], image: str, pixels: _Pixels

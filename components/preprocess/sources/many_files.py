@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from itertools import count
 from urllib.parse import unquote
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.listing import find_files
-from shardline.components.preprocess.sources.columns import Batch, Columns, Found, TypedColumns
+from shardline.components.preprocess.sources.columns import (
+    NOTHING_SAID,
+    Batch,
+    Columns,
+    Found,
+    TypedColumns,
+    Types,
+)
 from shardline.trainer.errors import SourceError, printable
 
 #: Names the rows in place of a column: the file, and the row's number in it from 1 on.
@@ -24,17 +31,19 @@ _PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
 
-def open_table(path: str) -> tuple[TypedColumns, str]:
+def open_table(path: str, said: Types = NOTHING_SAID) -> tuple[TypedColumns, str]:
     """Returns the columns of a table, a file or a pattern of files, and the directory that it is in.
+
+    `said` are types of columns, as `Columns` takes them.
 
     Raises:
         SourceError: No file matches, one cannot be read, or they have not the same columns.
     """
     path = storage.resolve(path)
     if not is_pattern(path):
-        return Columns(path), os.path.dirname(path)
+        return Columns(path, said), os.path.dirname(path)
     root = path[: _PATTERN.search(path).start()].rpartition("/")[0]  # type: ignore[union-attr]
-    return ManyFiles(root, find_files(path)), root
+    return ManyFiles(root, find_files(path), said), root
 
 
 def is_pattern(path: str) -> bool:
@@ -45,29 +54,27 @@ def is_pattern(path: str) -> bool:
 class ManyFiles:
     """Columns of several files, which are read one after the other in the order of their paths.
 
-    Attributes:
-        types: As `Columns.types`, the narrowest that fits all files; of a partition int64, else string.
-        gaps: Columns in which some rows have no value.
-        guessed: Whether only the values say the types, in some of the files.
-        about: What `batches` says of rows beside the columns.
+    Attributes are those of `TypedColumns`, types the narrowest that fit all files, of a partition int64, else
+    string; and `about`, what `batches` says of rows beside the columns.
     """
 
     about = (ROW,)
 
-    def __init__(self, root: str, paths: Sequence[str]) -> None:
+    def __init__(self, root: str, paths: Sequence[str], said: Types) -> None:
         self._root, self._paths = root, paths
-        found = [self._found(path) for path in paths]
-        first, gaps = dict(found[0][0]), set(found[0][1])
-        for path, (types, missing) in zip(paths[1:], found[1:], strict=True):
+        found = [self._found(path, said) for path in paths]
+        first = dict(found[0].types)
+        for path, (types, *_) in zip(paths[1:], found[1:], strict=True):
             for column in sorted(first.keys() ^ types.keys()):
                 has, lacks = (paths[0], path) if column in first else (path, paths[0])
                 raise SourceError(
                     f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
                 )
             first = {name: self._joined(name, first[name], types[name], path) for name in first}
-            gaps |= missing
-        self.types: Mapping[str, str] = first
-        self.gaps: Set[str] = gaps
+        self.types: Types = first
+        self.gaps: Set[str] = frozenset().union(*(one.gaps for one in found))
+        self.wide: Set[str] = frozenset().union(*(one.wide for one in found))
+        self.codes: Types = {name: code for one in reversed(found) for name, code in one.codes.items()}
         self.guessed = any(".csv" in os.path.basename(path).lower() for path in paths)
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
@@ -78,7 +85,7 @@ class ManyFiles:
             # Where only partitions are wanted, some column says how many rows there are.
             stored = stored or [next(name for name in self.types if name not in partitions)]
             place, numbers = os.path.relpath(path, self._root or "."), count(1)
-            for batch in Columns(path, self.types).batches(stored):
+            for batch in Columns(path, known=Found(self.types)).batches(stored):
                 rows = len(batch[stored[0]])
                 yield {
                     name: [f"{place} row {next(numbers)}" for _ in range(rows)]
@@ -89,13 +96,14 @@ class ManyFiles:
                     for name in names
                 }
 
-    def _found(self, path: str) -> Found:
-        columns, partitions = Columns(path), self._partitions(path, typed=False)
+    def _found(self, path: str, said: Types) -> Found:
+        columns, partitions = Columns(path, said), self._partitions(path, typed=False)
         for name in partitions:
             if name in columns.types:
                 raise SourceError(f"{path!r} has a column {name!r} in it and in its path; rename one")
         kinds = {name: "int64" if _is_whole(str(value)) else "string" for name, value in partitions.items()}
-        return {**columns.types, **kinds}, columns.gaps
+        kinds |= {name: "string" for name in kinds if said.get(name) == "text"}
+        return columns.found._replace(types={**columns.types, **kinds})
 
     def _partitions(self, path: str, *, typed: bool = True) -> dict[str, str | int]:
         found: dict[str, str | int] = {

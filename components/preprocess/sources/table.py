@@ -11,13 +11,13 @@ from typing import Any
 
 from shardline.components.preprocess import labels, storage
 from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT
-from shardline.components.preprocess.slips import Slips
+from shardline.components.preprocess.slips import Rounding, Slips
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.sources.columns import TypedColumns
+from shardline.components.preprocess.sources.columns import NOTHING_SAID, SAID, TypedColumns, Types
 from shardline.components.preprocess.sources.images import is_outside
 from shardline.components.preprocess.sources.many_files import FAULT, ROW, SPLIT, open_table
 from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, feature_of, moment
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Feature, Label
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.errors import SourceError, printable
 from shardline.trainer.progress import say
 
@@ -43,6 +43,10 @@ class Rows:
         images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
         label: Columns to predict and their kinds, as `labels.parse` reads them; "" for what features say.
         by_time: Column of times by which rows are split. It is no feature unless it is named as one.
+        said: Types of columns, as `columns.Columns` has taken them.
+
+    Attributes:
+        wholes: Features that are text for the sake of gaps in columns of whole numbers.
 
     Raises:
         SourceError: The columns cannot be read, or are not these.
@@ -56,9 +60,12 @@ class Rows:
         images: Sequence[str],
         label: str,
         by_time: ByTime | None = None,
+        said: Types = NOTHING_SAID,
     ) -> None:
         self._name = name
         self._columns = columns
+        self._said = said
+        self._check_said()
         types = columns.types
         self._wanted = _wanted(name, types, features, label)
         self._targets = [column for one in self._wanted for column in one.columns]
@@ -72,6 +79,9 @@ class Rows:
         features = {ours: theirs for ours, theirs in features.items() if ours != LABEL}
         self._names = self._named(features, times)
         self._check_types(images)
+        self.wholes = [
+            ours for ours, theirs in self._names.items() if types[theirs] != self._type(theirs) == "string"
+        ]
         self._moment = feature_of(types[by_time.column]) if by_time else ""
         if self._moment in self._names:
             raise SourceError(
@@ -104,14 +114,17 @@ class Rows:
         about = getattr(self._columns, "about", ())
         theirs += about
         checks = self._checks()
-        texts = [ours for ours, theirs in self._names.items() if types[theirs] == "string"]
-        slips = Slips(one for one in texts if one not in _ROLES and self._columns.guessed)
-        batches = self._columns.batches(theirs)
+        self._tell_of_texts()
+        slips = Slips(self._may_slip())
+        rounding = Rounding(theirs for _, theirs, kind in checks if kind == "float32")
+        batches = rounding.watch(self._columns.batches(theirs))
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
             told = dict(zip(about, row[-len(about) :], strict=True)) if about else {}
             name = told.get(ROW) or f"row {number}"
             values = dict(zip(ours, row[first:last], strict=True))
+            for one in self.wholes:
+                values[one] = None if values[one] is None else str(values[one])
             slips.look(number, values)
             fault = told.get(FAULT) or next(filter(None, map(_fault, row, checks)), "")
             if not fault and not str(values.get("key", "")).isprintable():
@@ -137,18 +150,47 @@ class Rows:
         if splits and splits.left_out:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
         self.slips = [*slips.found()]
+        rounding.tell()
 
     def _checks(self) -> Sequence[tuple[str, str, str]]:
         """Returns what `_fault` knows of each value of a row: our name, its column and type."""
-        lists = [
-            one.columns[0]
-            for one, label in zip(self._wanted, self.labels, strict=True)
-            if label.kind == MULTILABEL and len(one.columns) == 1
-        ]
-        targets = [
-            (LABEL, column, "strings" if column in lists else self._type(column)) for column in self._targets
-        ]
+        targets = []
+        for one, label in zip(self._wanted, self.labels, strict=True):
+            lists = label.kind == MULTILABEL and len(one.columns) == 1
+            kind = "strings" if lists else "float32" if label.kind == REGRESSION else ""
+            targets += [(LABEL, column, kind or self._type(column)) for column in one.columns]
         return [*targets, *((ours, theirs, self._type(theirs)) for ours, theirs in self._names.items())]
+
+    def _may_slip(self) -> Iterator[str]:
+        """Yields the features of which values that are no numbers may have made text."""
+        known = {*self._said, *self._columns.codes}
+        for ours, theirs in self._names.items():
+            if self._columns.guessed and self._columns.types[theirs] == "string" and theirs not in known:
+                yield from [ours] if ours not in _ROLES else ()
+
+    def _tell_of_texts(self) -> None:
+        """Says which columns of numbers are text."""
+        gaps = "gaps, and whole numbers that 32-bit floats do not hold"
+        why, codes = {self._names[ours]: gaps for ours in self.wholes}, self._columns.codes
+        for column in codes.keys() & {*self._targets, *self._names.values()}:
+            why[column] = f"{printable(repr(codes[column]))[:60]}, of which a number would lose something"
+        for column in sorted(why):
+            instead = f"--column {column}=number (columns in a pipeline) makes it a number"
+            say("preprocess", f"column {column!r} is text, since it has {why[column]}; {instead}")
+
+    def _check_said(self) -> None:
+        """Refuses types that are said of columns that are not there, or of values that are not such."""
+        types = self._columns.types
+        for column, kind in self._said.items():
+            if not kind.endswith("?") and types.get(column) != SAID[kind]:
+                values = self._values(column) if column in types else ()
+                fits = labels.is_whole if kind == "integer" else labels.is_number
+                odd = (repr(value) for value in values if value is not None and not fits(str(value)))
+                found = f"which has {next(odd, types[column])}" if column in types else "which is not there"
+                raise SourceError(
+                    f"--column {column}={kind} (columns in a pipeline) names a column of {self._name!r} "
+                    f"{printable(found)[:80]}; correct one of them"
+                )
 
     def _named(self, features: Mapping[str, str], times: Sequence[str]) -> dict[str, str]:
         """Returns the columns of features by our names: those that are asked for, or all that are left."""
@@ -180,10 +222,14 @@ class Rows:
         return named | {column: column for column in others}
 
     def _type(self, column: str) -> str:
-        """Returns the type of a column; whole numbers with gaps are floats, which can be missing."""
-        kind = self._columns.types[column]
-        gaps = kind == "int64" and column in self._columns.gaps
-        return "float32" if gaps and column not in (*self._targets, self._names.get("key")) else kind
+        """Returns the type as which a column is stored; whole numbers with gaps are floats, or text."""
+        kind, gaps = (
+            self._columns.types[column],
+            self._columns.gaps - {*self._targets, self._names.get("key")},
+        )
+        if kind != "int64" or column not in gaps:
+            return kind
+        return "string" if column in self._columns.wide else "float32"
 
     def _missing(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what stands for the features without a value: NaN, or an empty text."""
@@ -287,10 +333,15 @@ class Table(Rows):
     """
 
     def __init__(
-        self, path: str, features: Mapping[str, str], label: str = "", by_time: ByTime | None = None
+        self,
+        path: str,
+        features: Mapping[str, str],
+        label: str = "",
+        by_time: ByTime | None = None,
+        said: Types = NOTHING_SAID,
     ) -> None:
-        columns, self._root = open_table(path)
-        super().__init__(storage.resolve(path), columns, features, ("string",), label, by_time)
+        columns, self._root = open_table(path, said)
+        super().__init__(storage.resolve(path), columns, features, ("string",), label, by_time, said)
         self.has_keys = "key" in self._names
 
     def _image_fault(self, value: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.sources import BadExample, Example, Span
+from shardline.components.preprocess.sources.columns import NOTHING_SAID, Types
 from shardline.components.preprocess.sources.images import open_images
 from shardline.components.preprocess.sources.labelled import open_labelled
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
@@ -21,6 +22,7 @@ class Texts:
         directory: Files in a folder per class, as `images.open_images` finds them.
         table: A table that lists them instead, as `labelled.open_labelled` reads it; "" for none.
         label: What is to be predicted, in columns of that table.
+        said: Types of its columns, as `columns.Columns` takes them.
 
     Raises:
         SourceError: The directory or the table cannot be used.
@@ -28,8 +30,8 @@ class Texts:
 
     features = (Feature("text", "string"),)
 
-    def __init__(self, directory: str, table: str, label: str) -> None:
-        self._files = open_labelled(directory, table, label) if table else open_images(directory)
+    def __init__(self, directory: str, table: str, label: str, said: Types = NOTHING_SAID) -> None:
+        self._files = open_labelled(directory, table, label, said=said) if table else open_images(directory)
 
     @property
     def labels(self) -> Sequence[Label]:

@@ -1,0 +1,173 @@
+"""CSV text: its delimiter and encoding, the types that its values have, and quotes that take in rows."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardline.components.preprocess.labels import is_number
+from shardline.trainer.errors import SourceError
+
+#: Whole numbers up to this one are floats of 32 bits, too, each another one.
+EXACT = 1 << 24
+
+_BLOCK = 1 << 20
+_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+
+# A row behind the last one of a file: where it is a part of a value, a quote has not ended.
+_END = "\x1e\x04"
+
+# Texts of which a number would lose something: a leading zero, a plus, a prefix, digits beyond 64 bits; in a
+# column without a fraction also 12E4, where programs write 1e-05, 1e+20 or 1.0E20.
+_CODE, _LONG_CODE = r"^(\+|-?0[0-9xX])", r"^(\+|-?0[0-9xX]|-?[0-9]{19,}$)"
+_BARE_EXPONENT, _FRACTION = r"^-?[0-9]+[eE][0-9]+$", r"[.]|[eE][+-]"
+
+# A value of lines with as many cells as rows takes in rows where this share of at least so many cells are
+# numbers in columns of numbers; in a table of texts where it has so many lines.
+_SHARE, _NUMBERS, _LINES = 0.9, 2, 20
+
+
+class Stream(io.RawIOBase):
+    """A CSV file from its beginning on, and behind its last row one of ours, of so many columns.
+
+    Attributes:
+        delimiter: A comma, or where the first line has none, a semicolon or a tab.
+        encoding: UTF-16 by its first two bytes, else UTF-8.
+    """
+
+    def __init__(self, file: Any, columns: int = 0) -> None:
+        self._file, block = file, file.read(_BLOCK)
+        encoding = _MARKS.get(bytes(block[:2]), "utf-8")
+        line = re.sub('"[^"]*"', "", block.decode(encoding, "replace")).partition("\n")[0]
+        self.encoding, self.delimiter = encoding[:6].rstrip("-"), next((x for x in ",;\t" if x in line), ",")
+        end = f"\n{self.delimiter.join([_END] * columns)}\n" if columns else ""
+        self._block, self._end = memoryview(block), end.encode(encoding)
+
+    def readable(self) -> bool:
+        """Returns that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads on, into a buffer."""
+        if not self._block:
+            block = self._file.read(len(buffer))
+            if not block:
+                block, self._end = self._end, b""
+            self._block = memoryview(block)
+        count = min(len(buffer), len(self._block))
+        buffer[:count], self._block = self._block[:count], self._block[count:]
+        return count
+
+
+class ColumnTypes:
+    """Finds the narrowest types that fit all values of a CSV file, batch by batch of texts.
+
+    Args:
+        names: Columns.
+        said: Types of some, as `columns.Columns` takes them.
+        delimiter: Between the cells of a row.
+
+    Attributes:
+        types, gaps, wide, codes: As those of `columns.Found`.
+        line: Line in which the next row begins, unless there are empty lines.
+    """
+
+    def __init__(self, names: Sequence[str], said: Mapping[str, str], delimiter: str) -> None:
+        first = {"text": "string", "number": "float32"}
+        self.types = {name: first.get(said.get(name, "").rstrip("?"), "int64") for name in names}
+        self.gaps, self.wide, self.codes, self.line = set[str](), set[str](), dict[str, str](), 2
+        self._said, self._delimiter, self._last, self._has_ended = said, delimiter, 1, False
+        self._fractions, self._bare = set[str](), dict[str, str]()
+        self._suspects: list[tuple[int, int, str]] = []
+
+    def take(self, batch: Any) -> None:
+        """Takes rows, the last of them that of `Stream`."""
+        if batch.num_rows and all(column[-1].as_py() == _END for column in batch.columns):
+            self._has_ended, batch = True, batch.slice(0, batch.num_rows - 1)
+        for name, column in zip(self.types, batch.columns, strict=True):
+            if column.null_count:
+                self.gaps.add(name)
+            self._fit(name, column)
+        self._look_at_quotes(batch)
+
+    def finish(self, path: str) -> None:
+        """Decides what only all values can; raises SourceError where a quote takes in rows."""
+        if not self._has_ended:
+            raise SourceError(f"{path!r} ends within the quotes that open in line {self._last:,}; close them")
+        for line, place, value in self._suspects:
+            if self._holds_rows(place, value.split("\n")):
+                lines = value.count("\n")
+                raise SourceError(
+                    f"{path!r}, line {line:,}: the quotes that open there take in the next {lines:,} lines, "
+                    "which are rows of the table; close them"
+                )
+        for name in {*self._bare} - self._fractions:
+            if self.types[name] == "float32":
+                self.types[name], self.codes[name] = "string", self._bare[name]
+
+    def _fit(self, name: str, column: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        text = pc.utf8_trim_whitespace(column)
+        while (kind := self.types[name]) != "string":
+            try:
+                numbers = pc.cast(text, pa.int64() if kind == "int64" else pa.float64())
+            except pa.ArrowInvalid:
+                self.types[name] = {"int64": "float32", "float32": "string"}[kind]
+                continue
+            if kind == "int64" and is_wide(*pc.min_max(numbers).as_py().values()):
+                self.wide.add(name)
+            if name not in self._said and (code := _first(text, _CODE if kind == "int64" else _LONG_CODE)):
+                self.types[name], self.codes[name] = "string", code
+            elif name not in self._said and kind == "float32" and name not in self._fractions:
+                self._fractions |= {name} if _first(text, _FRACTION) else set()
+                self._bare |= {name: bare} if (bare := _first(text, _BARE_EXPONENT)) else {}
+            return
+
+    def _look_at_quotes(self, batch: Any) -> None:
+        """Notes values of several lines that have as many delimiters as rows of so many lines would."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        def count(column: Any, text: str) -> Any:
+            return pc.fill_null(pc.count_substring(column, text), 0).to_numpy()
+
+        added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, int, str]]()
+        for place, (name, column) in enumerate(zip(self.types, batch.columns, strict=True)):
+            if self.types[name] == "string" and (breaks := count(column, "\n")).any():
+                added[1:] += breaks
+                wanted = breaks * (len(self.types) - 1)
+                rows = np.flatnonzero((wanted > 0) & (count(column, self._delimiter) == wanted))
+                suspects += [(row, place, column[row].as_py()) for row in rows.tolist()]
+        lines = self.line + np.cumsum(added) + np.arange(len(added))
+        self._suspects += [(int(lines[row]), place, value) for row, place, value in suspects]
+        self._last, self.line = int(lines[-2:][0]), int(lines[-1])
+
+    def _holds_rows(self, place: int, lines: Sequence[str]) -> bool:
+        """Returns whether the lines of a value are the end of a row, whole ones, and the beginning of one."""
+        first, *whole, last = (line.split(self._delimiter) for line in lines)
+        kinds = [*self.types.values()]
+        rows = [[""] * place + first, *whole, last + [""] * (len(kinds) - place - 1)]
+        if any(len(row) != len(kinds) for row in rows):
+            return False
+        columns = [column for column, kind in enumerate(kinds) if column != place and kind != "string"]
+        cells = [row[column] for row in rows for column in columns if row[column].strip()]
+        if cells:
+            return len(cells) >= _NUMBERS and sum(map(is_number, cells)) > _SHARE * len(cells)
+        return len(lines) >= _LINES
+
+
+def is_wide(least: int | None, largest: int | None) -> bool:
+    """Returns whether whole numbers between these are more than floats of 32 bits can tell apart."""
+    return max(abs(least or 0), abs(largest or 0)) > EXACT
+
+
+def _first(text: Any, pattern: str) -> str:
+    """Returns the first of some texts that a pattern is found in; "" if there is none."""
+    import pyarrow.compute as pc
+
+    found = text.filter(pc.match_substring_regex(text, pattern))
+    return str(found[0]) if len(found) else ""
