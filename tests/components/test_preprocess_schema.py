@@ -162,6 +162,29 @@ def test_text_in_a_column_of_numbers_is_an_anomaly_and_in_a_label_a_bad_record(
         run(write_csv(tmp_path / "b.csv", table), tmp_path / "out", **settings)
 
 
+def test_a_schema_says_the_types_of_columns_where_only_the_values_would(tmp_path: Path) -> None:
+    table: Rows = [
+        {"house": 100 + n, "zip": f"{n + 1:05}", "part": 17_031_000_000 + n, "age": n, "risk": n}
+        for n in range(40)
+    ]
+    table[3]["part"] = ""
+    kinds = {"house": "string", "zip": "integer", "part": "integer", "age": "number", "risk": "number"}
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    (tmp_path / "s.json").write_text(json.dumps({"fields": fields}))
+    settings = {"label": "regression:risk", "schema": str(tmp_path / "s.json")}
+    manifest = run(write_csv(tmp_path / "t.csv", table), tmp_path / "out", **settings)
+    stored = {"house": "string", "zip": "int64", "part": "string", "age": "float32"}
+    assert {feature.name: feature.dtype for feature in manifest.columns} == stored
+    table[5]["zip"] = "unknown"
+    with pytest.raises(SourceError, match=r"schema .*: zip \(type\)"):
+        run(write_csv(tmp_path / "t.csv", table), tmp_path / "other", **settings)
+    settings["columns"] = {"zip": "text"}
+    with pytest.raises(SourceError, match=r"schema .*: zip \(type\)"):
+        run(write_csv(tmp_path / "t.csv", table), tmp_path / "other", **settings)
+    manifest = run(write_csv(tmp_path / "t.csv", table), tmp_path / "other", **settings, on_anomaly="warn")
+    assert manifest.settings["columns"] == {"zip": "text"}
+
+
 def test_a_wrong_schema_is_refused_before_the_source_is_read(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(SettingsError, match=r"s\.json is not JSON"):

@@ -84,6 +84,8 @@ def test_many_whole_numbers_are_never_silently_classes(values: list[int]) -> Non
         ([2_000_000_001, 2_000_000_000, -1], ("2000000000", "2000000001")),
         ([0, 50_000_000], ("0", "50000000")),
         ([0, 3], ("0", "1", "2", "3")),
+        ([1, -1], ("-1", "1")),
+        ([0, -7, -1], ("-7", "-1", "0")),
     ],
 )
 def test_whole_numbers_far_apart_are_names_of_classes(values: list[int], classes: tuple[str, ...]) -> None:
