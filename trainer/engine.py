@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from shardline.trainer import progress
 from shardline.trainer.cluster.collectives import make_summation
+from shardline.trainer.data.seeding import stateful_ops
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine
@@ -69,6 +70,8 @@ def make_engine(
         deterministic=settings.deterministic,
         single_loss=_tell_of_differences(run, model, batch),
     )
+    if run.checkpoints is not None and run.cluster.is_chief:
+        loop.traced = _random_ops_told()
     if validation:
         loop.evaluation = Evaluation(model, strategy, validation.distributed(), validation.steps)
     return loop
@@ -96,6 +99,24 @@ _SINGLE_LOSS = (
     "a loss is computed of a batch as a whole, and the mean of the replicas' counts: where it is no mean of "
     "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
 )
+
+
+def _random_ops_told() -> Callable[[tf.Graph], None]:
+    """Returns what says once of a step's graph that it draws random numbers which no checkpoint decides."""
+    said: list[str] = []
+
+    def tell(graph: tf.Graph) -> None:
+        drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
+        if drawing and not said:
+            said.extend(drawing)
+            progress.say(
+                "train",
+                f"warning: a step draws random numbers by {', '.join(drawing)} (tf.random, "
+                "backend.random_normal), whose state no checkpoint holds: a run that goes on draws others, "
+                "and its bits are not the same; use keras.random with a keras.random.SeedGenerator",
+            )
+
+    return tell
 
 
 def uses_xla(run: Run, model: keras.Model) -> bool:

@@ -138,7 +138,7 @@ def fit(
             takes a `tf.distribute.InputContext` and returns this process's dataset of batches of one replica;
             a tuple of arrays; a `keras.utils.PyDataset`; or a dataset directory: its training split.
         batch_size: Examples of a global batch of arrays or of a dataset directory, 32 unless given.
-        epochs: Number of the epoch after which training ends.
+        epochs: Number of the epoch after which training ends; with 0 the model is built and not trained.
         verbose: "auto", 0 for nothing, 1 for a bar, 2 for a line an epoch; on the chief.
         callbacks: Keras callbacks, which every process makes alike. Those that write run on the chief.
         validation_split: Share of arrays, from their end, that is held out for validation; nothing beside
@@ -193,7 +193,8 @@ def fit(
             )
             judged = process.given(settings.seed, size)
             validation = judged.read(validation_data, "validation_data", steps=validation_steps, again=True)
-        model = built(process, build_model, data.first, settings)
+        steps = {"train_step": data, **({"test_step": validation} if validation else {})}
+        model = built(process, build_model, settings, **steps)
         run = _run(process.with_(model), settings, data, checkpoint_dir, frequency)
         _agree(run, model, validation)
         with patches_undone(model), run.watchdog, _signal(settings) as asked:
@@ -210,8 +211,8 @@ def _settings(
     for taken in sorted({"x", "y", "sample_weight"} & set(options)):
         raise SettingsError(f"fit has no argument {taken!r}; give train_data=(x, y) or (x, y, sample_weight)")
     check_options("fit", options, OPTIONS)
-    epochs = whole_number("epochs", epochs)
-    if whole_number("initial_epoch", initial_epoch, least=0) >= epochs:
+    epochs = whole_number("epochs", epochs, least=0)
+    if whole_number("initial_epoch", initial_epoch, least=0) >= epochs > 0:
         raise SettingsError(
             f"initial_epoch must be 0..{epochs - 1}, below epochs {epochs}, not {initial_epoch}: epochs is "
             "the number of the last epoch, not how many are trained"

@@ -1,7 +1,8 @@
 """Keras' inside: every place where the trainer leaves Keras' documented interface, and why.
 
 Most of it changes methods of one object, as attributes: class, configuration and saved form stay as they
-are. What is about compiling stands in keras_compilation.py, about losses in replica_losses.py.
+are. What is about compiling stands in keras_compilation.py, about losses in replica_losses.py, about building
+in models/build.py.
 tests/trainer/test_internals.py notices when a workaround is no longer needed.
 """
 
@@ -33,10 +34,6 @@ def build_symbolically(model: keras.Model, batch: Any) -> None:
     same, but fails on several workers (keras-team/keras#20585).
     """
     model._symbolic_build(data_batch=batch)
-    for part in _parts(model):
-        optimizer = getattr(part, "optimizer", None) if isinstance(part, keras.Model) else None
-        if optimizer is not None and part.built and not optimizer.built:
-            optimizer.build(part.trainable_variables)
 
 
 def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:

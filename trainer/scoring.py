@@ -55,7 +55,7 @@ def evaluate(
     process = _process("evaluate", options)
     with process.errors_named():
         found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
-        compiled = built(process, model, found.first, process.settings)
+        compiled = built(process, model, process.settings, test_step=found)
         process = process.with_(compiled)
         with patches_undone(compiled):
             with process.strategy.scope():
@@ -107,13 +107,14 @@ def predict(
     with process.errors_named():
         if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
             data = (tuple(data) if isinstance(data, list) else data,)
-        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
-        loaded = built(process, model, found.first, process.settings, compiled=False)
+        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True, pads=True)
+        loaded = built(process, model, process.settings, predict_step=found)
         process = process.with_(loaded)
         parts = list(_predicted(process, loaded, found, _looks(found.steps, process, shown)))
         structure = parts[0]
         leaves = zip(*map(tf.nest.flatten, parts), strict=True)
-        return tf.nest.pack_sequence_as(structure, [_gathered(process, found, leaf) for leaf in leaves])
+        kept = getattr(found, "padded", None)
+        return tf.nest.pack_sequence_as(structure, [_gathered(process, found, one)[:kept] for one in leaves])
 
 
 def _process(call: str, options: Mapping[str, Any]) -> Process:

@@ -191,7 +191,8 @@ class TrainSettings:
         right = (int, float) if kind is float else (kind,)
         if kind in _KINDS and type(value) not in right:
             raise SettingsError(f"{name} must be {_KINDS[kind]}, got {value!r}")
-        least = int(name in _AT_LEAST_ONE)
+        # `fit`, which has no name of a dataset, trains no epoch if asked to, as Keras does.
+        least = int(name in _AT_LEAST_ONE and (name != "epochs" or bool(self.dataset)))
         if kind in (int, float) and not least <= value < math.inf:
             no_number = isinstance(value, float) and not math.isfinite(value)
             rule = f"must be at least {least}" if least else "must not be negative"

@@ -66,6 +66,8 @@ class Loop:
         function that returns one number for a batch.
         """
         self.evaluation: SplitEvaluation | None = None
+        #: Called with the graph in which a step has been traced, before the first is taken.
+        self.traced: Callable[[tf.Graph], None] = lambda graph: None
         self._model = model
         self._strategy = strategy
         self._batches = keep_iterator(batches)
@@ -134,6 +136,8 @@ class Loop:
             seed_by_process(strategy)
             with random_by_replica(), self._losses():
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
+            if not model.run_eagerly:
+                self.traced(tf.compat.v1.get_default_graph())
             if self._averaging_steps:
                 due = model.optimizer.iterations % self._averaging_steps == 0
                 tf.cond(due, self._average, lambda: due)

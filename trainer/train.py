@@ -216,7 +216,8 @@ def _assemble(
         if interface.forms or interface.order:
             element = replace(feed, forms=interface.forms, order=interface.order).element_spec
         with frozen.thawed() if frozen else contextlib.nullcontext():
-            create_variables(model, element)
+            judged = {"test_step": element} if "validation" in run.manifest.splits else {}
+            create_variables(model, train_step=element, **judged)
     if not evaluate_only:
         check_export(model, info, prepare=prepare, exported=exported)
     with run.strategy.scope():

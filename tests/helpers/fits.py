@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import shardline
 from shardline.trainer.errors import RestartError
+from tests.helpers import own_steps
 from tests.helpers.losses import train_all
 
 TASK: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
@@ -84,6 +85,7 @@ def all_kinds(out: Path) -> dict[str, Any]:
     fit("steps", dataset().repeat(), steps_per_epoch=5, gradient_accumulation_steps=2)
     found["evaluate"] = [shardline.evaluate(model, data, verbose=0) for data in ((x, y), dataset())]
     found["predict"] = shardline.predict(model, x, batch_size=10, verbose=0).ravel().tolist()
+    found["predict_one"] = shardline.predict(model, x[:1], verbose=0).tolist()
 
     def pictures() -> keras.Model:
         keras.utils.set_random_seed(1)
@@ -98,6 +100,28 @@ def all_kinds(out: Path) -> dict[str, Any]:
 
 def losses(out: Path) -> dict[str, Any]:
     return train_all()
+
+
+def steps(out: Path) -> dict[str, Any]:
+    """Trains each program that has a training step of its own, and one of them in two parts."""
+
+    def fit(name: str, *, steady: bool = True, **options: Any) -> dict[str, Any]:
+        program = own_steps.PROGRAMS[name]
+        data = program.data()
+        if program.validated:
+            options["validation_data"] = data
+        # The pairs of an anchor and its like are no examples to share out: each replica takes whole batches.
+        given = (lambda context: data) if name == "metric_learning" else data
+        history = shardline.fit(lambda: program.make(steady), given, verbose=0, **options)
+        return {"weights": summary(history.model), "history": history.history}
+
+    found = {name: fit(name) for name in own_steps.PROGRAMS}
+    if TASK:
+        resumed = {"steady": False, "epochs": 2, "checkpoint_dir": out / "checkpoints"}
+        fit("wgan_gp", max_steps=2, **resumed)
+        found["whole"] = fit("wgan_gp", steady=False, epochs=2)
+        found["resumed"] = fit("wgan_gp", **resumed)
+    return found
 
 
 def plain(out: Path) -> dict[str, Any]:
@@ -264,7 +288,7 @@ def main() -> None:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    each.__name__: each for each in (all_kinds, losses, plain, killed, own_part, callbacks, different)
+    each.__name__: each for each in (all_kinds, losses, steps, plain, killed, own_part, callbacks, different)
 }
 
 if __name__ == "__main__":

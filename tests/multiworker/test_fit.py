@@ -80,6 +80,18 @@ def test_a_loss_of_any_form_counts_the_same_on_two_processes(tmp_path: Path) -> 
     assert "synchronized" not in outputs[0]
 
 
+@pytest.mark.timeout(400)
+def test_programs_with_a_step_of_their_own_train_alike_and_go_on_to_the_bit(tmp_path: Path) -> None:
+    for count in (1, 2):
+        codes, outputs = finish(start(tmp_path, "steps", count), seconds=180)
+        assert not any(codes), "\n".join(output[-3000:] for output in outputs)
+    one, chief, worker = found(tmp_path, "alone", *NAMES)
+    assert chief == worker
+    assert chief.pop("resumed") == chief.pop("whole")
+    assert len(one) == 7
+    assert_close(chief, one)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(tmp_path_factory.mktemp("undisturbed"), "killed")

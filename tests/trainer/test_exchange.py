@@ -10,7 +10,8 @@ from shardline.trainer.cluster.collectives import TensorFlowSummation
 from shardline.trainer.cluster.exchange import GradientExchange, replica_merger
 from shardline.trainer.cluster.strategy import check_model
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import accumulators, build_symbolically, optimizers
+from shardline.trainer.keras_internals import accumulators, optimizers
+from shardline.trainer.models.build import create_variables
 from tests.helpers import exchange_cases
 
 ONE = "/cpu:0"
@@ -74,15 +75,18 @@ def test_finds_optimizers_of_models_inside_a_model_with_a_step_of_its_own():
             self.judge = part()
             self.players = [part(), part()]
 
-        def call(self, inputs):
-            return self.judge(inputs) + sum(player(inputs) for player in self.players)
-
         def train_step(self, data):
-            raise NotImplementedError
+            parts = [self.judge, *self.players]
+            with tf.GradientTape(persistent=True) as tape:
+                losses = [part.compute_loss(y=data[1], y_pred=part(data[0])) for part in parts]
+            for loss, part in zip(losses, parts, strict=True):
+                weights = part.trainable_variables
+                part.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": sum(losses)}
 
     players = Players()
     players.compile()
-    build_symbolically(players, (np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32)))
+    create_variables(players, train_step=(tf.TensorSpec([1, 4]), tf.TensorSpec([1, 2])))
     found = optimizers(players)
     for one in (players.judge, *players.players):
         assert any(optimizer is one.optimizer and optimizer.built for optimizer in found)

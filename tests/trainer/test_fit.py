@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.errors import SettingsError
+from tests.helpers import own_steps
 from tests.helpers.fitting import (
     BATCH,
     COUNT,
@@ -110,6 +111,24 @@ def two_inputs() -> keras.Model:
     return model
 
 
+def listed_inputs() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = [keras.Input((WIDTH,)), keras.Input((WIDTH,))]
+    joined = keras.layers.Concatenate()(inputs)
+    model = keras.Model(inputs, [dense("a")(joined), dense("b")(inputs[1])])
+    model.compile(keras.optimizers.SGD(0.05), ["mse", "mae"])
+    return model
+
+
+def stateful() -> keras.Model:
+    """A recurrent model of batches of one size, whose states go on from one to the next."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Reshape((WIDTH, 1)), keras.layers.LSTM(4, stateful=True), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input(batch_shape=(BATCH, WIDTH)), *layers])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
 def reading() -> keras.Model:
     keras.utils.set_random_seed(1)
     inputs = keras.Input((), dtype="string")
@@ -199,6 +218,28 @@ def targets() -> tuple[Any, Any]:
 def listed_targets() -> tuple[Any, Any]:
     x, targets_ = whole_batches()
     return x, (targets_["a"], targets_["b"])
+
+
+def in_lists() -> tuple[Any, Any]:
+    x, targets_ = whole_batches()
+    return [x, -x], [targets_["a"], targets_["b"]]
+
+
+class Listed(keras.utils.PyDataset):
+    """Batches whose inputs, and targets, are lists."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(16 * index, 16 * index + 16)
+        inputs, targets_ = in_lists()
+        return [one[rows] for one in inputs], [one[rows] for one in targets_]
+
+
+def without_rest() -> tuple[Any, Any]:
+    x, y = numbers()
+    return x[:48], y[:48]
 
 
 def pairs() -> tuple[Any, Any]:
@@ -318,6 +359,10 @@ CASES = {
     "several_outputs_dataset": Case(two_outputs, as_dataset(whole_batches)),
     "list_of_outputs": Case(listed_outputs, listed_targets),
     "lists": Case(line, lambda: tuple(numbers()), {"validation_data": list(VALIDATION)}),
+    "lists_of_inputs_and_outputs": Case(listed_inputs, in_lists, {"validation_split": 1 / 3}),
+    "lists_of_a_sequence": Case(listed_inputs, Listed),
+    "stateful": Case(stateful, without_rest),
+    "no_epochs": Case(line, numbers, {"epochs": 0, "validation_data": VALIDATION}),
     "texts": Case(reading, texts),
     "several_inputs": Case(two_inputs, pairs),
     "several_inputs_dataset": Case(two_inputs, as_dataset(pairs)),
@@ -339,6 +384,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_fit_is_that_of_keras(case):
     check(case)
+
+
+@pytest.mark.parametrize("name", own_steps.PROGRAMS)
+def test_a_model_is_built_by_its_own_step_as_keras_does(name):
+    program = own_steps.PROGRAMS[name]
+    options = {"epochs": 2, "validation_data": program.data()} if program.validated else {"epochs": 2}
+    ours = fitted(program.make, program.data(), **options)
+    check_alike(ours, fitted_by_keras(program.make, program.data(), **options), tolerance=1e-5)
 
 
 def test_an_epoch_of_some_steps_goes_on_in_the_next_pass():

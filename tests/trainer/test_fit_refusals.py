@@ -93,6 +93,17 @@ def broken() -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(examples, output_signature=spec)
 
 
+def uneven() -> tf.data.Dataset:
+    """Batches of which the second, which no model is built on, has too few labels."""
+
+    def examples() -> Any:
+        x, y = numbers()
+        yield from ((x[:16], y[:count]) for count in (16, 8))
+
+    spec = (tf.TensorSpec([None, WIDTH]), tf.TensorSpec([None, 1]))
+    return tf.data.Dataset.from_generator(examples, output_signature=spec)
+
+
 class Failing(keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         return {"loss": data.nothing}
@@ -112,11 +123,10 @@ def with_y(y: Any) -> Any:
 VALIDATED = {"validation_data": numbers()}
 
 ARGUMENTS = [
-    ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
-    ({"epochs": -2}, "epochs must be a whole number of at least 1, not -2"),
-    ({"epochs": "3"}, "epochs must be a whole number of at least 1, not '3'"),
-    ({"epochs": 2.5}, "epochs must be a whole number of at least 1, not 2.5"),
-    ({"epochs": True}, "epochs must be a whole number of at least 1, not True"),
+    ({"epochs": -2}, "epochs must be a whole number of at least 0, not -2"),
+    ({"epochs": "3"}, "epochs must be a whole number of at least 0, not '3'"),
+    ({"epochs": 2.5}, "epochs must be a whole number of at least 0, not 2.5"),
+    ({"epochs": True}, "epochs must be a whole number of at least 0, not True"),
     ({"epochs": 3, "initial_epoch": 3}, "initial_epoch must be 0..2, below epochs 3, not 3: epochs is the"),
     ({"initial_epoch": -1}, "initial_epoch must be a whole number of at least 0, not -1"),
     ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
@@ -212,9 +222,10 @@ MODELS = {
     "needing": (needing, numbers(), "build_model failed: TypeError: needing.. missing 1 required positional"),
     "failing": (failing, numbers(), r"build_model failed: KeyError: 'token' \(test_fit_refusals.py, line"),
     "inputs": (line, (np.zeros((COUNT, 4)), numbers()[1]), "cannot be built on batches .* value 3, but rec"),
-    "outputs": (line, with_y(np.zeros((COUNT, 2, 2))), r"Incompatible shapes: \[32,2,2\] vs. \[32,1\]; comp"),
-    "outputs_by_xla": (by_xla, with_y(np.zeros((COUNT, 2, 2))), "failed in .*/mse/sub: Incompatible shapes"),
-    "outputs_eagerly": (eager, with_y(np.zeros((COUNT, 2, 2))), "a step of the model failed: Incompatible"),
+    "outputs": (line, with_y(np.zeros((COUNT, 2, 2))), r"cannot be built on batches .*\[32,2,2\], \[32,1\]"),
+    "lengths": (line, uneven(), r"Incompatible shapes: \[8,1\] vs. \[16,1\]; compare what the model returns"),
+    "lengths_by_xla": (by_xla, uneven(), "failed in .*/mse/sub: Incompatible shapes"),
+    "lengths_eagerly": (eager, uneven(), "a step of the model failed: Incompatible"),
     "labels": (classifier, with_y(np.full(COUNT, 7)), "label value of 7 which is outside the valid range"),
     "texts": (line, (np.array(["a"] * COUNT), numbers()[1]), "cannot be built on batches"),
     "step": (failing_step, numbers(), r"train_step .*no attribute 'nothing' \(test_fit_refusals.py, line"),

@@ -16,6 +16,8 @@ import tensorflow as tf
 
 import shardline
 from shardline.trainer.errors import RestartError, SettingsError
+from shardline.trainer.keras_internals import optimizers
+from tests.helpers import own_steps
 from tests.helpers.fitting import WIDTH, batches, line, numbers
 
 EPOCHS, STEPS = 5, 4
@@ -97,8 +99,9 @@ def check(ours: keras.callbacks.History, whole: keras.callbacks.History) -> None
     assert ours.history == whole.history
     for own, other in zip(ours.model.get_weights(), whole.model.get_weights(), strict=True):
         np.testing.assert_array_equal(own, other)
-    for own, other in zip(ours.model.optimizer.variables, whole.model.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(own.numpy(), other.numpy())
+    for one, another in zip(optimizers(ours.model), optimizers(whole.model), strict=True):
+        for own, other in zip(one.variables, another.variables, strict=True):
+            np.testing.assert_array_equal(own.numpy(), other.numpy())
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -164,3 +167,36 @@ def test_another_model_is_refused(tmp_path):
     train("none", tmp_path, max_steps=3)
     with pytest.raises(SettingsError, match="checkpoint"):
         shardline.fit(line, numbers(), checkpoint_dir=tmp_path, epochs=EPOCHS, verbose=0)
+
+
+class Noise(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x + tf.random.normal(tf.shape(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "directory", "said"),
+    [(Noise, True, 1), (Noise, False, 0), (lambda: keras.layers.GaussianNoise(0.1), True, 0)],
+)
+def test_random_numbers_that_no_checkpoint_holds_are_said(layer, directory, said, tmp_path, capsys):
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((WIDTH,)), layer(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    shardline.fit(build, numbers(), checkpoint_dir=tmp_path if directory else None, verbose=0)
+    words = "a step draws random numbers by RandomStandardNormal"
+    assert capsys.readouterr().out.count(words) == said
+
+
+@pytest.mark.parametrize("name", own_steps.PROGRAMS)
+def test_a_model_that_its_own_step_has_built_goes_on(name, tmp_path):
+    program = own_steps.PROGRAMS[name]
+
+    def fit(directory: Path | None, **options: Any) -> keras.callbacks.History:
+        given = {"epochs": 2, "verbose": 0, "checkpoint_dir": directory, **options}
+        return shardline.fit(program.make, program.data(), **given)
+
+    cut = fit(tmp_path, max_steps=2)
+    assert any(one.built and int(one.iterations) for one in optimizers(cut.model))
+    check(fit(tmp_path), fit(None))

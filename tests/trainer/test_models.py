@@ -30,7 +30,7 @@ FAMILIES = [
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_application_has_its_own_preprocessing_in_the_saved_model(info, tmp_path, name):
     model = build(f"keras:{name}", info, {})
-    create_variables(model, example_batch(info))
+    create_variables(model, train_step=example_batch(info))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)
 
@@ -84,7 +84,7 @@ def test_weights_that_need_a_network_say_so(info, monkeypatch):
 
 def test_labels_are_smoothed(info, tmp_path):
     smoothed = build("mnist_cnn", info, {"label_smoothing": 0.2})
-    create_variables(smoothed, example_batch(info))
+    create_variables(smoothed, train_step=example_batch(info))
     smoothed.save(tmp_path / "model.keras")
 
     assert keras.models.load_model(tmp_path / "model.keras").loss.label_smoothing == 0.2
@@ -139,7 +139,7 @@ def test_a_loss_that_does_not_exist_is_one_clear_line(info):
         ModelError,
         match=r"cannot be built on batches of \(uint8 \(2, 32, 32, 1\), int64 \(2,\)\):.*crossentropie",
     ):
-        create_variables(model, example_batch(info))
+        create_variables(model, train_step=example_batch(info))
 
 
 def test_names_become_import_strings_without_loading_anything():

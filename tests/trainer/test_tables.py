@@ -92,7 +92,7 @@ def test_rows_are_augmented_and_weighted(table):
 
 def test_mlp_learns_a_table_and_is_saved_with_everything(table, tmp_path):
     model = build("mlp", describe(*table), {"learning_rate": 0.01, "label_smoothing": 0.1})
-    create_variables(model, example_batch(table[1].info()))
+    create_variables(model, train_step=example_batch(table[1].info()))
     batches = feed(table, "train", shuffle_seed=1).worker_dataset(1, 0, range(15))
     for x, y in batches:
         model.train_on_batch(x, y)
@@ -112,7 +112,7 @@ def test_mlp_takes_any_kind_of_columns_alone(table, kept):
     info = describe(table[0], dataclasses.replace(table[1], features=features))
 
     model = build("mlp", info, {"units": 4, "buckets": 16})
-    create_variables(model, example_batch(info))
+    create_variables(model, train_step=example_batch(info))
     assert model.optimizer.built
 
 
@@ -223,7 +223,7 @@ def test_a_column_may_have_any_name(name, model, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         built = build(model, info, {})
-        create_variables(built, (info.training_examples(), np.zeros(4, "float32")))
+        create_variables(built, train_step=(info.training_examples(), np.zeros(4, "float32")))
         assert read_head(built, info) == "numbers"
         built.save(tmp_path / "model.keras")
         loaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)
@@ -245,7 +245,7 @@ def test_mlp_refuses_images(tmp_path):
 
 def test_a_model_may_take_some_of_the_columns(table):
     model = build("tests.helpers.models:by_year", table[1].info(), {})
-    create_variables(model, example_batch(table[1].info()))
+    create_variables(model, train_step=example_batch(table[1].info()))
 
     x, y = next(iter(feed(table, "train").worker_dataset(1, 0, range(1))))
     years = {"year": x["year"]}

@@ -19,7 +19,7 @@ def info(tmp_path_factory):
 @pytest.fixture
 def trained(info, tmp_path):
     model = build("tests.helpers.models:synchronized", info, {})
-    create_variables(model, example_batch(info))
+    create_variables(model, train_step=example_batch(info))
     images = np.random.default_rng(0).integers(0, 256, (8, 12, 12, 3), np.uint8)
     model.fit(images, np.arange(8) % 3, verbose=0)
     model.save(tmp_path / "model.keras")
@@ -32,7 +32,7 @@ def test_weights_are_those_of_the_trained_model_and_the_optimizer_is_new(info, t
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
         model = build("tests.helpers.models:synchronized", info, {})
-        create_variables(model, example_batch(info))
+        create_variables(model, train_step=example_batch(info))
         warm_start(model, str(directory / name))
 
     assert model.weights[0].path != source.weights[0].path  # Keras numbers its layers
@@ -82,7 +82,7 @@ def test_a_champion_s_directory_leads_to_the_version_in_force(info, trained):
     (directory / "model.keras").rename(directory / "champions" / "versions" / "2" / "model.keras")
     (directory / "champions" / "champion.json").write_text('{"path": "versions/2"}')
     model = build("tests.helpers.models:synchronized", info, {})
-    create_variables(model, example_batch(info))
+    create_variables(model, train_step=example_batch(info))
     warm_start(model, str(directory / "champions"))
 
     for ours, theirs in zip(model.weights, source.weights, strict=True):

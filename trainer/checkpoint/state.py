@@ -354,13 +354,8 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
 
 def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns every variable once by its name, in a fixed order."""
-    found = optimizers(model)
-    for optimizer in found:
-        if not optimizer.built:
-            raise ModelError(
-                f"the model's optimizer {optimizer.name!r} has no state yet, so that training could not "
-                "resume; call its build(variables) in the model function"
-            )
+    # One that is not built by now, no step uses: `compile()` without any gives a model one.
+    found = [optimizer for optimizer in optimizers(model) if optimizer.built]
     with model.distribute_strategy.scope():
         random = random_state()
     named = [

@@ -19,7 +19,7 @@ def checked_arrays(data: Any, name: str) -> Any:
             f"{name} is None; give a tf.data.Dataset, a function of an input context, arrays (x, y), or a "
             "dataset directory"
         )
-    structure = tuple(data) if isinstance(data, list) else data
+    structure = keras.tree.lists_to_tuples(data)  # of a list tf.data makes one tensor
     leaves = tf.nest.flatten(structure)
     for leaf in leaves:
         if not hasattr(leaf, "__array__") or isinstance(leaf, np.generic):
@@ -60,7 +60,7 @@ def of_sequence(data: keras.utils.PyDataset, name: str, *, shuffle: bool) -> tf.
             )
     count = data.num_batches
     with plugins.calling(f"{name}[0] failed", SettingsError):
-        first = data[0]
+        first = keras.tree.lists_to_tuples(data[0])
     specs = tf.nest.map_structure(
         lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), tf.nest.map_structure(_array, first)
     )

@@ -56,8 +56,8 @@ _serials = itertools.count()
 
 
 def stateful_ops(graph: Any) -> list[str]:
-    """Returns the names of the ops in a graph's functions that no seed decides, such as RandomUniform."""
-    bodies = (function.node_def for function in graph.library.function)
+    """Returns the names of the ops in a graph, a GraphDef, that no seed decides, such as RandomUniform."""
+    bodies = (graph.node, *(function.node_def for function in graph.library.function))
     return sorted({node.op for body in bodies for node in body if node.op in _STATEFUL})
 
 

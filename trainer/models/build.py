@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.utils.python_utils import is_default
 
 from shardline.trainer import failures, plugins
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, ShardlineError
-from shardline.trainer.keras_internals import build_symbolically, noting_compile
+from shardline.trainer.keras_internals import (
+    build_symbolically,
+    noting_compile,
+    optimizers,
+    replaced,
+    returns_own_logs,
+)
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.models.zoo import find_application
 
@@ -60,16 +68,81 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
     return built
 
 
-def create_variables(model: keras.Model, data: Any) -> None:
-    """Builds model, optimizer and metrics on data or its specification, in the strategy's scope."""
-    batch = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape[1:]), one.dtype), data)
-    try:
-        build_symbolically(model, batch)
-    except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
-        what = f"the model cannot be built on batches of {describe_structure(data)}"
-        raise (
-            error if isinstance(error, ShardlineError) else ModelError(f"{what}: {failures.describe(error)}")
-        ) from error
+def create_variables(model: keras.Model, **batches: Any) -> None:
+    """Builds model, optimizers and metrics in the strategy's scope, for each step by its name and a batch.
+
+    A batch is data of one replica or its specification. Of a model that is trained by a step of its own, what
+    the steps make is found by trying them, without a trace: all variables begin as they were created.
+    """
+    tried = returns_own_logs(model.train_step)
+    for name, data in batches.items():
+        try:
+            if tried:
+                _try(model, getattr(model, name), data)
+            else:
+                build_symbolically(model, tf.nest.map_structure(_specification, data))
+        except ShardlineError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
+            what = f"{name} of the model failed" if tried else "the model cannot be built"
+            words = f"on batches of {describe_structure(data)}: {failures.describe(error)}"
+            raise ModelError(f"{what} {words}") from error
+
+
+def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
+    """Takes a step as one replica does, traced unless the model runs eagerly."""
+
+    def take(data: Any) -> None:
+        with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
+            step(data)
+
+    with _building_only(model):
+        if model.run_eagerly:
+            is_spec = isinstance(tf.nest.flatten(data)[0], tf.TensorSpec)
+            take(tf.nest.map_structure(_zeros, data) if is_spec else data)
+        else:
+            spec = tf.nest.map_structure(_specification, data)
+            tf.function(take, autograph=False).get_concrete_function(spec)
+
+
+@contextlib.contextmanager
+def _building_only(model: keras.Model) -> Iterator[None]:
+    """Makes a step that is taken or traced meanwhile create its variables, and change none.
+
+    They are created outside of the function and of the replica that are traced, where TensorFlow wants them,
+    and so is what a layer's `build` makes beside them. Optimizers are built, and neither exchange nor apply.
+    """
+    initialize, build = keras.Variable._initialize_with_initializer, keras.layers.Layer._maybe_build
+
+    def initialize_outside(self: keras.Variable, initializer: Callable[..., Any]) -> None:
+        with tf.init_scope():
+            initialize(self, initializer)
+
+    def build_outside(self: keras.layers.Layer, call_spec: Any) -> None:
+        with contextlib.nullcontext() if is_default(self.build) else tf.init_scope():
+            build(self, call_spec)
+
+    def build_optimizer(optimizer: keras.Optimizer, _: Any, variables: Any = None) -> None:
+        if variables is not None and not optimizer.built:
+            optimizer.build(list(variables))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(keras.Variable, "_initialize_with_initializer", initialize_outside))
+        stack.enter_context(replaced(keras.layers.Layer, "_maybe_build", build_outside))
+        if model.run_eagerly:
+            stack.enter_context(replaced(keras.Variable, "assign", lambda self, value: value))
+        for optimizer in optimizers(model):
+            optimizer.apply = functools.partial(build_optimizer, optimizer)
+            stack.callback(object.__delattr__, optimizer, "apply")
+        yield
+
+
+def _specification(one: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([one.shape[0] or 1, *one.shape[1:]], one.dtype)
+
+
+def _zeros(one: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([one.shape[0] or 1, *one.shape[1:]], one.dtype)
 
 
 def _describe(error: BaseException, function: ModelFunction) -> str:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from shardline.trainer import plugins
 from shardline.trainer.cluster.strategy import check_model
+from shardline.trainer.data.given import Batches
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_internals import noting_compile
 from shardline.trainer.models.build import create_variables
@@ -21,13 +22,16 @@ BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
 
 
 def built(
-    process: Process, build_model: BuildModel, batch: Any, settings: TrainSettings, *, compiled: bool = True
+    process: Process, build_model: BuildModel, settings: TrainSettings, **steps: Batches
 ) -> keras.Model:
-    """Returns the model, with all its variables for a batch; and with those of training where it is compiled.
+    """Returns the model with all the variables of some steps, such as train_step, each with its batches.
+
+    It has to be compiled for all but predict_step.
 
     Raises:
         ModelError: It is no model, or not compiled although it has to be, or was built for other devices.
     """
+    compiled = "predict_step" not in steps
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if not is_seeded():
@@ -48,10 +52,16 @@ def built(
         check_model(process.strategy, model)
         if compiled:
             tune_optimizer(model, settings, process.replicas)
-            create_variables(model, batch)
+            create_variables(model, **{name: _part(one, process.replicas) for name, one in steps.items()})
         elif not model.built:
-            model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+            model(keras.utils.unpack_x_y_sample_weight(steps["predict_step"].first)[0])
     return model
+
+
+def _part(batches: Batches, replicas: int) -> Any:
+    """Returns what one replica takes of the first batch, at least an example."""
+    share = 1 if batches.is_own else replicas
+    return tf.nest.map_structure(lambda one: one[: max(1, len(one) // share)], batches.first)
 
 
 def _model(build_model: BuildModel, *, compiled: bool) -> keras.Model:
