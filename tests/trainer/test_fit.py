@@ -360,7 +360,6 @@ CASES = {
     "list_of_outputs": Case(listed_outputs, listed_targets),
     "lists": Case(line, lambda: tuple(numbers()), {"validation_data": list(VALIDATION)}),
     "lists_of_inputs_and_outputs": Case(listed_inputs, in_lists, {"validation_split": 1 / 3}),
-    "lists_of_a_sequence": Case(listed_inputs, Listed),
     "stateful": Case(stateful, without_rest),
     "no_epochs": Case(line, numbers, {"epochs": 0, "validation_data": VALIDATION}),
     "texts": Case(reading, texts),
@@ -392,6 +391,22 @@ def test_a_model_is_built_by_its_own_step_as_keras_does(name):
     options = {"epochs": 2, "validation_data": program.data()} if program.validated else {"epochs": 2}
     ours = fitted(program.make, program.data(), **options)
     check_alike(ours, fitted_by_keras(program.make, program.data(), **options), tolerance=1e-5)
+
+
+def test_a_model_is_built_by_its_own_step_where_that_runs_eagerly():
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = own_steps.Autoencoder(steady=False)
+        model.compile(keras.optimizers.Adam(0.01), run_eagerly=True)
+        return model
+
+    check_alike(fitted(make, own_steps.examples()), fitted_by_keras(make, own_steps.examples()))
+
+
+def test_lists_of_a_sequence_are_several_inputs_too():
+    """Keras ends in an error of tf.data."""
+    theirs = fitted_by_keras(listed_inputs, in_lists(), batch_size=16)
+    check_alike(fitted(listed_inputs, Listed()), theirs)
 
 
 def test_an_epoch_of_some_steps_goes_on_in_the_next_pass():
