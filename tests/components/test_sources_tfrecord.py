@@ -351,7 +351,7 @@ def test_vectors_become_a_dataset_that_tensorflow_reads(tmp_path: Path) -> None:
     assert verify(tmp_path / "out", processes=1).damages == ()
 
     model = build("mlp", describe(tmp_path / "out", manifest), {"units": 4})
-    create_variables(model, (x, y))
+    create_variables(model, train_step=(x, y))
     model.save(tmp_path / "model.keras")
     model = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)
     signatures = make_signatures(model, manifest, {"label": "probabilities"})
@@ -483,6 +483,23 @@ def test_other_files_are_named_with_a_way_out(tmp_path: Path) -> None:
 
 def test_names_with_brackets_are_names(tmp_path: Path) -> None:
     assert len(read(opened(write(tmp_path / "x[1].tfrecord", records())))) == 6
+
+
+def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path) -> None:
+    tracts = [17_031_320_100 + number for number in range(5)]
+    rows = [{"tract": tract, "few": 7, "label": 0} for tract in tracts]
+    path = write(tmp_path / "a.tfrecord", [*rows, {"tract": [], "few": [], "label": 1}])
+
+    found = read(opened(path))
+    said = read(
+        open_source(PreprocessSettings(source=f"tfrecord:{path}", columns={"few": "text", "tract": "number"}))
+    )
+
+    assert [one.features["tract"] for one in found] == [*map(str, tracts), ""]
+    assert [one.features["few"] for one in found[:-1]] == [7.0] * 5
+    assert np.isnan(found[-1].features["few"])
+    assert [one.features["few"] for one in said] == ["7"] * 5 + [""]
+    assert said[0].features["tract"] == float(tracts[0])
 
 
 def test_many_keys_are_told_apart() -> None:

@@ -174,7 +174,7 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import open_tfrecords
 
-        return open_tfrecords(rest, settings.features, settings.label, _by_time(settings))
+        return open_tfrecords(rest, settings.features, settings.label, _by_time(settings), settings.columns)
     if form == "table":
         from shardline.components.preprocess.sources.table import Table
 
@@ -210,10 +210,11 @@ def _check_used(settings: PreprocessSettings, form: str) -> None:
             "label is for table:PATH, bigquery:TABLE, tfrecord:GLOB, and images:DIR or text:DIR with labels; "
             f"the source is {settings.source!r}, {instead}"
         )
-    if settings.columns and form not in ("table", "bigquery") and not (settings.labels and settings.label):
+    of_table = form in ("table", "bigquery", "tfrecord") or (settings.labels and settings.label)
+    if settings.columns and not of_table:
         raise SettingsError(
-            "columns is for table:PATH, bigquery:TABLE, and images:DIR or text:DIR with labels and label; "
-            f"the source is {settings.source!r}, leave it out"
+            "columns is for table:PATH, bigquery:TABLE, tfrecord:GLOB, and images:DIR or text:DIR with "
+            f"labels and label; the source is {settings.source!r}, leave it out"
         )
     if settings.split_by_time and form not in ("table", "bigquery", "tfrecord"):
         raise SettingsError(

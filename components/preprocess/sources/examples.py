@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import xxhash
 
@@ -18,7 +18,8 @@ from shardline.components.preprocess import labels
 from shardline.components.preprocess.example import Kind, Place, Value, locate, only_span, parse, values
 from shardline.components.preprocess.images.header import JPEG_START, PNG_START
 from shardline.components.preprocess.sources import Span
-from shardline.components.preprocess.sources.columns import Batch, Types
+from shardline.components.preprocess.sources.columns import NOTHING_SAID, SAID, Batch, Types
+from shardline.components.preprocess.sources.csv_text import is_wide
 from shardline.components.preprocess.sources.many_files import FAULT, ROW, SPLIT
 from shardline.components.preprocess.sources.moments import ByTime
 from shardline.components.preprocess.sources.table import Rows
@@ -72,6 +73,7 @@ class ExampleRows(Rows):
         features: Mapping[str, str],
         label: str = "",
         by_time: ByTime | None = None,
+        said: Types = NOTHING_SAID,
     ) -> None:
         features, size = dict(features), ""
         if sized := _SIZED.fullmatch(features.get("image", "")):
@@ -86,6 +88,7 @@ class ExampleRows(Rows):
             found = {column: one for column, one in found.items() if column in wanted}
         self.numbers_copies = "key" not in {*features, *found}
         types = {column: one.word(is_target=column in targets) for column, one in found.items()}
+        types |= {column: SAID[kind] for column, kind in said.items() if types.get(column) == "int64"}
         if self.numbers_copies:
             types["key"] = "string"
         pixels = found[image].pixels(image, size) if image in found else _Pixels()
@@ -93,8 +96,9 @@ class ExampleRows(Rows):
             types[image] = "bytes"
         self._shape = pixels.shape
         gaps = {column for column, one in found.items() if one.lengths[0]}
-        columns = _Columns(files, types, gaps, image, pixels)
-        super().__init__(name, columns, features, ("bytes",), label, by_time)
+        wide = {column for column, one in found.items() if one.is_wide}
+        columns = _Columns(files, types, gaps, wide, image, pixels)
+        super().__init__(name, columns, features, ("bytes",), label, by_time, said)
 
     def _image_fault(self, value: Any) -> str:
         return ""
@@ -127,18 +131,21 @@ class _Found:
         kind: Kind of its lists, and of the first that is not empty.
         lengths: Number of records by the length of the list in them; 0 where there is none.
         least, most: Smallest and largest number of an image.
+        is_wide: Whether 32-bit floats do not hold the whole numbers.
     """
 
     def __init__(self) -> None:
         self.kind: Kind = "bytes"
         self.lengths = Counter[int]()
-        self.least, self.most = math.inf, -math.inf
+        self.least, self.most, self.is_wide = math.inf, -math.inf, False
         self._first = ""
         self._is_image = False
 
     def add(self, place: str, name: str, kind: Kind, found: Sequence[Value]) -> None:
         """Takes the list of a record."""
         self.lengths[len(found)] += 1
+        if kind == "int64" and found and not self.is_wide:
+            self.is_wide = is_wide(*cast(list[int], [min(found), max(found)]))
         if not self._first:
             self.kind = kind
             self._first = place if found else ""
@@ -216,15 +223,20 @@ class _Columns:
     """Features of the records of some files, as columns by their names."""
 
     guessed, about = False, (ROW, SPLIT, FAULT)
-    wide: Set[str] = frozenset()  # nobody looks for them
     codes: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
-        self, files: Sequence[File], types: Types, gaps: Set[str], image: str, pixels: _Pixels
+        self,
+        files: Sequence[File],
+        types: Types,
+        gaps: Set[str],
+        wide: Set[str],
+        image: str,
+        pixels: _Pixels,
     ) -> None:
         self._files, self._image, self._pixels = files, image, pixels
         self._root = os.path.commonpath([path for path, *_ in files])
-        self.types, self.gaps = types, gaps
+        self.types, self.gaps, self.wide = types, gaps, wide
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
         """Yields the values of some columns, row by row and file by file."""
@@ -267,4 +279,6 @@ class _Columns:
             found = [to_text(one, name) for one in found]
         if self.types[name] == "strings":
             return found
+        if place.kind == "int64" and self.types[name] in ("string", "float32"):
+            found = [*map(str if self.types[name] == "string" else float, found)]
         return found[0] if len(found) == 1 else found or None

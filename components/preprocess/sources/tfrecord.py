@@ -15,6 +15,7 @@ from shardline.components.preprocess.example import Layouts, Value, locate, only
 from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.listing import find_files
 from shardline.components.preprocess.sources import BadExample, Example, Source, Span
+from shardline.components.preprocess.sources.columns import NOTHING_SAID, Types
 from shardline.components.preprocess.sources.examples import ExampleRows, File, to_text
 from shardline.components.preprocess.sources.moments import ByTime
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
@@ -33,7 +34,11 @@ _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "t
 
 
 def open_tfrecords(
-    pattern: str, features: Mapping[str, str], label: str = "", by_time: ByTime | None = None
+    pattern: str,
+    features: Mapping[str, str],
+    label: str = "",
+    by_time: ByTime | None = None,
+    said: Types = NOTHING_SAID,
 ) -> Source:
     """Returns the examples of TFRecord files, plain or gzip (told by their first bytes).
 
@@ -52,9 +57,11 @@ def open_tfrecords(
     except ValueError as fault:
         raise SourceError(f"{path!r}: the first record: {fault}") from None
     image = places.get(features.get("image", "image").encode())
-    is_table = label or by_time or (image and image.kind != "bytes") or features.get("image", "")[-1:] == "]"
+    is_table = (
+        label or by_time or said or (image and image.kind != "bytes") or features.get("image", "")[-1:] == "]"
+    )
     if places and (is_table or not (image or "image" in features)):
-        return ExampleRows(pattern, files, features, label, by_time)
+        return ExampleRows(pattern, files, features, label, by_time, said)
     return TfRecords(files, features)
 
 
