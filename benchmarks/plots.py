@@ -9,8 +9,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from shardline.pipelines.cli.scaling import Step
-
 _HERE = Path(__file__).parent
 _OUT = _HERE.parent / "docs" / "_static"
 _WAYS = {"TensorFlow's ring": "#9a6700", "ring of sockets": "#1a7f37", "sockets, every 4 steps": "#0969da"}
@@ -18,6 +16,8 @@ _WAYS = {"TensorFlow's ring": "#9a6700", "ring of sockets": "#1a7f37", "sockets,
 _GRADIENTS = {"tutorial CNN": 11.1e6, "ResNet50 96 px": 94.4e6}
 #: Of a loopback connection between two pinned processes, as RESULTS.md has it.
 _BANDWIDTH, _LATENCY = 1.7e9, 0.1e-3
+#: Seconds to lay out and add up a byte of gradients, as RESULTS.md has it.
+_HANDLING = 0.4e-9
 
 
 def rows() -> list[dict[str, str]]:
@@ -51,7 +51,7 @@ def efficiencies() -> None:
         axes.plot(batches, values, "o", color=colour, label=f"{way}, measured")
     slope = (ones[-1] - ones[0]) / (batches[-1] - batches[0])
     line = range(32, 1025, 16)
-    predicted = [_step((ones[0] + slope * (batch - batches[0])) / 1e3).efficiency(2) for batch in line]
+    predicted = [efficiency((ones[0] + slope * (batch - batches[0])) / 1e3, 2) for batch in line]
     axes.plot(line, predicted, "-", color="#1a7f37", linewidth=1, label="ring of sockets, predicted")
     axes.set(xlabel="examples per worker and step (tutorial CNN, 11 MB of gradients)", ylim=(0, 1.05))
     axes.set_xscale("log", base=2)
@@ -85,13 +85,8 @@ def workers() -> None:
     ones = {batch: step_ms("tutorial CNN", batch, 1, "one worker") / 1e3 for batch in (64, 512)}
     slope = (ones[512] - ones[64]) / (512 - 64)
     for batch, shade in ((64, "#9a6700"), (512, "#1a7f37"), (4096, "#0969da")):
-        step = Step(
-            seconds=ones[64] + slope * (batch - 64),
-            gradient_bytes=_GRADIENTS["tutorial CNN"],
-            bandwidth=1.25e9,
-            latency=1e-4,
-        )
-        values = [step.efficiency(count) for count in counts]
+        seconds = ones[64] + slope * (batch - 64)
+        values = [efficiency(seconds, count, bandwidth=1.25e9) for count in counts]
         axes.plot(counts, values, "o-", color=shade, label=f"B={batch:,}")
     axes.set(xlabel="workers", ylim=(0, 1.05))
     axes.set_xscale("log", base=2)
@@ -100,9 +95,16 @@ def workers() -> None:
     figure.savefig(_OUT / "performance-workers.svg", metadata={"Date": None})
 
 
-def _step(seconds: float) -> Step:
-    bytes_ = _GRADIENTS["tutorial CNN"]
-    return Step(seconds=seconds, gradient_bytes=bytes_, bandwidth=_BANDWIDTH, latency=_LATENCY)
+def efficiency(seconds: float, workers: int, bandwidth: float = _BANDWIDTH) -> float:
+    """Returns what is predicted of the tutorial CNN: the share of so many times one worker's speed.
+
+    In a ring every worker sends and receives 2 (N - 1) / N times the gradients, in 2 (N - 1) turns
+    (Patarasuk and Yuan, 2009), and lays out and adds up each byte.
+    """
+    size = _GRADIENTS["tutorial CNN"]
+    sent = 2 * (workers - 1) / workers * size
+    exchange = sent / bandwidth + 2 * (workers - 1) * _LATENCY + size * _HANDLING
+    return seconds / (seconds + (exchange if workers > 1 else 0))
 
 
 def _axes(title: str) -> tuple[Any, Any]:

@@ -27,7 +27,6 @@ from shardline.pipelines.cli.options import (
 from shardline.pipelines.cli.probe import probe
 from shardline.pipelines.cli.run import run
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
-from shardline.pipelines.cli.scaling import scaling
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
 from shardline.trainer.crash import as_error
@@ -162,7 +161,7 @@ def train(
 
 
 _CHECKS = (check, settings, doctor)
-_PARTS = (run, launch, preprocess, dataset, drift, rehearse, validate, probe, champion, scaling)
+_PARTS = (run, launch, preprocess, dataset, drift, rehearse, validate, probe, champion)
 _PLATFORM = (image, upload, submit, runs, status, cancel, logs, explain, schedule)
 for command in (new, *_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)
