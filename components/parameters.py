@@ -138,7 +138,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         check_types(self)
         check_options(self.train_options)
-        self.of_trainer(dataset="")
+        self.of_trainer(dataset="any")
 
     def of_trainer(
         self,
