@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import platform
 import shlex
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +15,7 @@ import click
 from shardline.pipelines.cli.options import (
     PATH,
     dry_run_option,
-    foreground,
     json_option,
-    parameter_options,
     path_option,
     proof_options,
     registry_options,
@@ -29,7 +25,6 @@ from shardline.pipelines.cli.options import (
 from shardline.pipelines.image import build as images
 from shardline.pipelines.image.build import Image
 from shardline.pipelines.image.settings import VARIANTS, ImageSettings
-from shardline.trainer import files
 
 if TYPE_CHECKING:
     from shardline.pipelines.proof import Proofs
@@ -121,34 +116,25 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
 @image.command()
 @_image_options
 @click.option(
-    "--rehearse", "rehearsed", is_flag=True, help="Without docker: do its steps in a clean environment."
-)
-@parameter_options
-@click.option(
     "--context", type=PATH, help="Write what docker builds from into this directory, and build nothing."
 )
 @click.option("--revision", default="", help="Instead of what git says here.")
-@click.option("--sbom", type=PATH, help="File for the bill of materials (CycloneDX) that lies in the image.")
 def build(
     image: Image,
     content: ImageSettings,
     allow_dirty: bool,
     dry_run: bool,
     as_json: bool,
-    rehearsed: bool,
-    given: Mapping[str, Any] | None,
     context: Path | None,
     revision: str,
-    sbom: Path | None,
 ) -> None:
     """Build the image with docker or podman: Shardline, and what the table [image] of the settings names.
 
-    The git revision becomes the image's label, so a tree with changes is refused. With --rehearse the model
-    and source of --param are imported, as a task would.
+    The git revision becomes the image's label, so a tree with changes is refused.
     """
     from shardline.pipelines.image.context import assemble, copied
 
-    revision = images.source_revision(given=revision, allow_dirty=allow_dirty or rehearsed)
+    revision = images.source_revision(given=revision, allow_dirty=allow_dirty)
     facts = {**_facts(image), **copied(content), "revision": revision}
     if dry_run:
         commands = [images.build_command(images.find_tool(needed=False), image, context or "CONTEXT")]
@@ -167,16 +153,11 @@ def build(
             f"docker builds {', '.join(image.names)} from {context}",
         )
         return
-    tool = "" if rehearsed else images.find_tool()
+    tool = images.find_tool()
     with tempfile.TemporaryDirectory(prefix="shardline-image-") as name:
         made = Path(name) / "context"
         assemble(content, revision, made)
-        if rehearsed:
-            _rehearse(content, made, Path(name), facts, given or {}, as_json, sbom)
-            return
         images.build(tool, image, made)
-    if sbom is not None:
-        _write(sbom, images.read_bill(tool, image))
     words = f"built {', '.join(image.names)} ({image.variant}) from revision {revision or 'unknown'}"
     show(as_json, facts, words + _with(facts))
 
@@ -190,35 +171,6 @@ def _say_left_out(content: ImageSettings) -> None:
             count = f"{len(ignored)} files" if len(ignored) > 1 else "1 file"
             name = package.resolve().name
             click.echo(f"{count} of {name} that git ignores left out of the image: {some}", err=True)
-
-
-def _rehearse(
-    content: ImageSettings,
-    context: Path,
-    directory: Path,
-    facts: Mapping[str, Any],
-    given: Mapping[str, Any],
-    as_json: bool,
-    sbom: Path | None,
-) -> None:
-    from shardline.components.run_plugins import plugins_of
-    from shardline.pipelines.image.rehearsal import rehearse
-
-    plugins = {name: value for name, value in plugins_of(given).items() if not value.startswith("shardline.")}
-    with foreground(sys.stderr):
-        done = rehearse(context, directory, content.variant, plugins)
-    if sbom is not None:
-        _write(sbom, (directory / "opt" / "shardline" / "sbom.json").read_text(encoding="utf-8"))
-    imported = ", ".join(f"{name}={value}" for name, value in plugins.items())
-    lines = [
-        f"every step for {content.variant} works{_with(facts)}: {done.seconds:.0f} s, {done.distributions} "
-        f"distributions, {done.bytes / 1e6:,.0f} MB",
-        f"imported there: {imported}" if imported else "no model or source to import: name them with --param",
-        *(f"only a build runs: {command}" for command in done.not_run),
-        f"this was the variant {content.variant}; not looked at: the base image (here Python "
-        f"{platform.python_version()}), drivers of accelerators",
-    ]
-    show(as_json, {**facts, **dataclasses.asdict(done), "imported": plugins}, *lines)
 
 
 @image.command()
@@ -235,11 +187,6 @@ def push(image: Image, content: ImageSettings, allow_dirty: bool, dry_run: bool,
     name = f"{image.names[0]}@{facts['digest']}"
     pin = f'pin it in the settings, as image or as the name in [image]: "{name}"'
     show(as_json, facts, f"pushed {', '.join(image.names)}", pin)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(path, text)
 
 
 def _facts(image: Image) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The container image of all components and of the trainer: what goes into it, its build, its rehearsal."""
+"""The container image of all components and of the trainer: what goes into it, and its build."""

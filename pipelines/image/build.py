@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.pipelines.image.sbom import PLACE
 from shardline.trainer.errors import PlatformError, RunError, SettingsError
 
 #: The label that the OCI image specification has for the revision of the source.
@@ -75,8 +74,8 @@ def find_tool(*, needed: bool = True) -> str:
     if installed or not needed:
         return (installed or _TOOLS)[0]
     raise SettingsError(
-        f"neither {' nor '.join(_TOOLS)} is installed here; install one, try the build with --rehearse, or "
-        "let Cloud Build do it: shardline image build --context DIR, and gcloud builds submit DIR --tag IMAGE"
+        f"neither {' nor '.join(_TOOLS)} is installed here; install one, or let Cloud Build do it: "
+        "shardline image build --context DIR, and gcloud builds submit DIR --tag IMAGE"
     )
 
 
@@ -130,16 +129,6 @@ def build(tool: str, image: Image, context: Path) -> None:
         raise RunError(
             f"the build ended with {status}; see the output of {tool} above: {shlex.join(command)}"
         )
-
-
-def read_bill(tool: str, image: Image) -> str:
-    """Returns the bill of materials (SBOM) that an image holds; RunError when it cannot be read."""
-    command = [tool, "run", "--rm", "--entrypoint", "cat", image.names[0], PLACE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip() or f"status {done.returncode}"
-        raise RunError(f"{shlex.join(command)} does not give the bill of materials: {said}")
-    return done.stdout
 
 
 def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:

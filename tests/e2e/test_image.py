@@ -1,13 +1,12 @@
-"""Shardline as the image has it, where no clone is: its wheel, the wheel made of that again, a rehearsal.
+"""Shardline as the image has it, where no clone is: its wheel, the wheel made of that again, its context.
 
 It works in a directory with packages of the reader's own called trainer, components and pipelines.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,11 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.image import rehearsal
-from shardline.pipelines.image.context import assemble
+from shardline.pipelines.image import context as contexts
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.image.wheels import own_wheel
-from shardline.trainer.errors import RunError, SettingsError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -135,52 +132,29 @@ def test_the_wheel_of_what_is_installed_is_the_wheel_that_was_installed(
     subprocess.run([*command, "--target", str(target), str(again)], check=True)
 
 
-@pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A build context without Shardline's requirements: the tests have no index."""
+def test_the_wheels_of_a_build_context_install_and_a_users_package_is_imported(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Dockerfile's step for them, and an import where the package's own directory is not."""
     package = tmp_path / "mine" / "leafnet"
     package.mkdir(parents=True)
     (package / "source.py").write_text("import shardline\n\nclass Leaves: ...\n")
-    (package / "lost.py").write_text("import beside\n\nclass Leaves: ...\n")
-    settings = ImageSettings(name="leafnet:1", packages=(str(package),), apt=("libgl1",), variant="control")
-    made = tmp_path / "context"
-    assemble(settings, "abc", made)
-    for lock in (made / "lock").iterdir():
-        lock.write_text("")
-    dockerfile = (made / "Dockerfile").read_text()
-    (made / "Dockerfile").write_text(re.sub(r" \\\n && uv pip check .*", "", dockerfile))
-    monkeypatch.setattr(rehearsal, "PROOFS", {"control": (("python", "-c", "import shardline"),)})
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    # Nothing of the tests' own environment is in an image.
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    monkeypatch.chdir(package.parent)
-    (package.parent / "beside.py").write_text("")
-    return made
+    monkeypatch.setattr(contexts, "own_wheel", lambda directory: shutil.copy(wheel, directory))
+    settings = ImageSettings(name="leafnet:1", packages=(str(package),), variant="control")
+    contexts.assemble(settings, "abc", tmp_path / "context")
 
-
-def test_a_build_is_rehearsed_where_no_docker_is(context: Path, tmp_path: Path) -> None:
-    room = tmp_path / "room"
-    room.mkdir()
-    done = rehearsal.rehearse(context, room, "control", {"source": "leafnet.source:Leaves"})
-
-    assert [text.split(" && ")[1] for text in done.not_run] == [
-        "apt-get install --yes --no-install-recommends libgl1"
-    ]
-    bill = json.loads((room / "opt" / "shardline" / "sbom.json").read_text())
-    held = {item["name"] for item in bill["components"] if item["purl"].startswith("pkg:pypi/")}
-    assert held == {"shardline", "leafnet", "pip", "setuptools"}
-    assert {"name": "org.opencontainers.image.revision", "value": "abc"} in bill["metadata"]["properties"]
-    assert done.distributions == 4
-
-    with pytest.raises(
-        SettingsError, match=r"source=leafnet\.lost:Leaves cannot be imported in the image: .*beside"
-    ):
-        rehearsal.try_plugins(room, {"source": "leafnet.lost:Leaves"})
-
-
-def test_a_step_that_fails_ends_a_rehearsal(tmp_path: Path) -> None:
-    (tmp_path / "context").mkdir()
-    (tmp_path / "context" / "Dockerfile").write_text('ARG STATUS="3"\nFROM a AS build\nRUN exit $STATUS\n')
-
-    with pytest.raises(RunError, match="this step of the image ended with 3, see above: exit 3"):
-        rehearsal.rehearse(tmp_path / "context", tmp_path / "room", "control", {})
+    target = tmp_path / "target"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    wheels = map(str, (tmp_path / "context" / "wheels").iterdir())
+    subprocess.run([*command, "--target", str(target), *wheels], check=True)
+    assert {path.name.partition("-")[0] for path in target.glob("*.dist-info")} == {"leafnet", "shardline"}
+    program = (
+        "from shardline.trainer import plugins\n"
+        "print(plugins.load('leafnet.source:Leaves', 'source').__module__)\n"
+        "import shardline\nprint(shardline.__file__)"
+    )
+    done = run(target, tmp_path, "-c", program)
+    assert done.returncode == 0, done.stderr
+    module, where = done.stdout.splitlines()
+    assert module == "leafnet.source"
+    assert Path(where).is_relative_to(target)

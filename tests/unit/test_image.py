@@ -14,7 +14,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from shardline.pipelines.image.build import REVISION_LABEL
-from shardline.pipelines.image.sbom import PLACE
 from shardline.pipelines.image.settings import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +147,6 @@ def test_it_trains_where_it_is_given_arguments_alone_and_says_its_revision() -> 
     assert last_stage().endswith('ENTRYPOINT ["python", "-m", "shardline.trainer.task"]\n')
     assert f"LABEL {REVISION_LABEL}=$REVISION" in last_stage()
     assert "SHARDLINE_REVISION=$REVISION" in last_stage()
-    assert f"RUN python -m shardline.pipelines.image.sbom {PLACE}" in last_stage()
 
 
 def test_it_runs_as_root_unless_told_otherwise() -> None:
