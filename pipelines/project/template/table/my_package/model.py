@@ -15,7 +15,8 @@ def build_model(dataset: DatasetInfo, learning_rate: float = 3e-3, units: int = 
         units: Units of the hidden layer; a run's parameter hparams sets such arguments.
     """
     columns = {
-        name: keras.Input(column.shape, name=name, dtype=column.dtype) for name, column in dataset.inputs.items()
+        name: keras.Input(column.shape, name=name, dtype=column.dtype)
+        for name, column in dataset.inputs.items()
     }
     numbers, words = [], []
     for name, column in columns.items():
