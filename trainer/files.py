@@ -132,15 +132,18 @@ def sync(path: Path) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a whole file or nothing; what is no file, such as /dev/stdout, is written to as it is.
 
-    Raises SettingsError for a pipe that no process reads, and for what else cannot be opened as a file.
+    Raises SettingsError for a pipe that no process reads.
     """
     if path.exists() and (not path.is_file() or path.parts[:2] in (("/", "dev"), ("/", "proc"))):
         try:
             # Of a pipe, a reader would be waited for.
             descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as failure:
-            reason = "a pipe that nothing reads" if path.is_fifo() else failure.strerror
-            raise SettingsError(f"cannot write to {path}: {reason}; name a file") from None
+            if not path.is_fifo():
+                raise
+            raise SettingsError(
+                f"cannot write to {path} ({failure.strerror}): nothing reads this pipe; name a file"
+            ) from None
         os.set_blocking(descriptor, True)
         with open(descriptor, "wb") as file:
             file.write(data)

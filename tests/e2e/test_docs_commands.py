@@ -102,7 +102,7 @@ def _own(text: str) -> str:
 
 
 def _write_tables(root: Path) -> None:
-    """Writes iris.csv, flowers.csv and old/*.tfrecord."""
+    """Writes iris.csv, flowers.csv, old/*.tfrecord and taxi/Split-*/*.tfrecord."""
     rng = np.random.default_rng(0)
     rows = ["length,width,species"]
     for number in range(300):
@@ -115,6 +115,12 @@ def _write_tables(root: Path) -> None:
     with tf.io.TFRecordWriter(str(root / "old" / "0.tfrecord")) as writer:
         for number in range(60):
             writer.write(_old_example(encoded(scene(20, 20 + number), "PNG"), number % 2))
+    for split in ("train", "eval"):
+        folder = root / "taxi" / f"Split-{split}"
+        folder.mkdir(parents=True)
+        with tf.io.TFRecordWriter(str(folder / "0.tfrecord")) as writer:
+            for number in range(60):
+                writer.write(_trip(number))
 
 
 def _write_labelled(root: Path) -> None:
@@ -160,6 +166,18 @@ def _old_example(image: bytes, label: int) -> bytes:
     features = {
         "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
         "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def _trip(number: int) -> bytes:
+    """Returns an Example without an image, in which one feature is sometimes empty."""
+    features = {
+        "miles": tf.train.Feature(float_list=tf.train.FloatList(value=[number / 7] * (number % 5 > 0))),
+        "payment": tf.train.Feature(
+            bytes_list=tf.train.BytesList(value=[b"cash" if number % 2 else b"card"])
+        ),
+        "tips": tf.train.Feature(float_list=tf.train.FloatList(value=[number / 3])),
     }
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
