@@ -16,8 +16,9 @@ from shardline.trainer.data.seeding import stateful_ops
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine
-from shardline.trainer.one_process import own_statistics, takes_batch_as_one
+from shardline.trainer.one_process import own_statistics
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
+from shardline.trainer.replica_losses import takes_batch_as_one
 from shardline.trainer.run import Run
 from shardline.trainer.step import Evaluation, Loop
 

@@ -1,4 +1,4 @@
-"""Keras' inside, of compiling: what a model was compiled with, and how it is saved without that.
+"""Keras' inside, of compiling and building: what a model was compiled with, and what its own step makes.
 
 As keras_internals.py: every place has its reason, and tests/trainer/test_internals.py notices when one goes.
 """
@@ -6,6 +6,7 @@ As keras_internals.py: every place has its reason, and tests/trainer/test_intern
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import threading
@@ -17,9 +18,10 @@ import keras
 import tensorflow as tf
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers import compile_utils
+from keras.src.utils.python_utils import is_default
 
 from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_internals import optimizers
+from shardline.trainer.keras_internals import optimizers, replaced
 
 
 def compiled_losses(model: keras.Model) -> list[Any]:
@@ -152,3 +154,35 @@ def patches_undone(model: keras.Model) -> Iterator[None]:
             for name, value in list(vars(owner).items()):
                 if isinstance(value, types.FunctionType) and kept.get(name) is not value:
                     object.__delattr__(owner, name)
+
+
+@contextlib.contextmanager
+def building_only(model: keras.Model) -> Iterator[None]:
+    """Makes a step that is taken or traced meanwhile create its variables, and change none.
+
+    They are created outside of the function and of the replica that are traced, where TensorFlow wants them,
+    and so is what a layer's `build` makes beside them. Optimizers are built, and neither exchange nor apply.
+    """
+    initialize, build = keras.Variable._initialize_with_initializer, keras.layers.Layer._maybe_build
+
+    def initialize_outside(self: keras.Variable, initializer: Callable[..., Any]) -> None:
+        with tf.init_scope():
+            initialize(self, initializer)
+
+    def build_outside(self: keras.layers.Layer, call_spec: Any) -> None:
+        with contextlib.nullcontext() if is_default(self.build) else tf.init_scope():
+            build(self, call_spec)
+
+    def build_optimizer(optimizer: keras.Optimizer, _: Any, variables: Any = None) -> None:
+        if variables is not None and not optimizer.built:
+            optimizer.build(list(variables))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(keras.Variable, "_initialize_with_initializer", initialize_outside))
+        stack.enter_context(replaced(keras.layers.Layer, "_maybe_build", build_outside))
+        if model.run_eagerly:
+            stack.enter_context(replaced(keras.Variable, "assign", lambda self, value: value))
+        for optimizer in optimizers(model):
+            optimizer.apply = functools.partial(build_optimizer, optimizer)
+            stack.callback(object.__delattr__, optimizer, "apply")
+        yield

@@ -1,8 +1,7 @@
 """Keras' inside: every place where the trainer leaves Keras' documented interface, and why.
 
 Most of it changes methods of one object, as attributes: class, configuration and saved form stay as they
-are. What is about compiling stands in keras_compilation.py, about losses in replica_losses.py, about building
-in models/build.py.
+are. What is about compiling and building is in keras_compilation.py, about losses in replica_losses.py.
 tests/trainer/test_internals.py notices when a workaround is no longer needed.
 """
 

@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as losses
 
 from shardline.trainer.keras_internals import replaced
+from shardline.trainer.tensorflow_internals import own_replica
 
 _replica = threading.local()
+
+# Examples of each half of a batch on which a loss is tried, and how far rounding alone takes halves apart.
+_TRIED = 4
+_ROUNDING, _ROUNDING_OF_HALF = 1e-3, 3e-2
 
 
 @contextlib.contextmanager
@@ -105,3 +111,43 @@ def _own_divisor(sample_weight: Any, mask: Any, reduction: str | None) -> tf.Ten
     else:
         weight = mask if reduction in ("mean", "sum_over_batch_size") else None
     return None if weight is None else tf.reduce_sum(tf.cast(weight, tf.float32))
+
+
+def takes_batch_as_one(model: keras.Model, batch: Any) -> bool | None:
+    """Whether a loss of a batch is another than the mean of its halves', on which two replicas would train.
+
+    It is tried on some examples, and leaves the model as it is. None says that it cannot be known: the model
+    is not computed so, or draws random numbers.
+    """
+    tolerance = _ROUNDING if model.compute_dtype == "float32" else _ROUNDING_OF_HALF
+    try:
+        rows = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, _TRIED)
+        parts = slice(2 * rows), slice(rows), slice(rows, 2 * rows)
+        whole, *halves = (_losses(model, batch, part) for part in parts)
+        if np.allclose(whole, np.mean(halves, axis=0), rtol=tolerance, atol=1e-6):
+            return False
+        again = _losses(model, batch, slice(2 * rows))
+    except Exception:  # the user's code runs here and may raise anything
+        return None
+    return True if np.array_equal(whole, again) else None
+
+
+def _losses(model: keras.Model, batch: Any, rows: slice) -> np.ndarray[Any, Any]:
+    """Returns the loss of some rows of a batch, and the losses that layers have added, outside of training.
+
+    Reductions are plain means, since `exact_losses` makes all others exact.
+    """
+    part = tf.nest.map_structure(lambda one: one[rows], batch)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(part)
+    # It has no value of its own of a variable, for which regularizers of weights ask it.
+    state = [(one, one.value) for one in model.trainable_variables if one.regularizer]
+    with (
+        own_replica(model.distribute_strategy),
+        undivided_losses(),
+        replaced(losses, "reduce_weighted_values", lambda values, *_, **__: tf.reduce_mean(values)),
+        replaced(keras.random.SeedGenerator, "next", None),  # whoever draws fails
+        keras.StatelessScope(state, collect_losses=True, initialize_variables=False),
+    ):
+        given = model(x, training=False)
+        loss = model.compute_loss(x=x, y=y, y_pred=given, sample_weight=weight, training=False)
+        return np.array([float(one) for one in (loss, *model.losses)])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from shardline.components.parameters import check_types
 from shardline.components.preprocess import labels
 from shardline.components.preprocess.sources.moments import parse_gap
+from shardline.trainer.data.features import COLUMN_TYPES
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SettingsError
 
@@ -18,7 +19,6 @@ COMPRESSIONS = ("none", "gzip")
 BAD_RECORD_POLICIES = ("fail", "skip")
 ANOMALY_POLICIES = ("fail", "warn")
 KEYS = ("path", "content")
-COLUMN_TYPES = ("text", "integer", "number")
 #: How far an image that passes untouched is checked.
 CHECKS = ("header", "structure", "decode")
 

@@ -144,11 +144,7 @@ def survey(
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
     named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
-    if schema:
-        there = [*(one.name for one in (*features, *labels)), settings.label_column]
-        schema = schema.of_columns(settings.features, there)
-    wholes = getattr(source, "wholes", ())
-    check = SchemaCheck(schema, features, labels, settings.label_column, wholes) if schema else None
+    check = _schema_check(schema, source, settings, labels, features) if schema else None
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
@@ -185,6 +181,18 @@ def survey(
         numbers_copies=numbers_copies,
         anomalies=check.anomalies() if check else (),
     )
+
+
+def _schema_check(
+    schema: Schema,
+    source: Source,
+    settings: PreprocessSettings,
+    labels: Sequence[Label],
+    features: Sequence[Feature],
+) -> SchemaCheck:
+    there = {one.name for one in features} | {one.name for one in labels} | {settings.label_column}
+    schema = schema.of_columns(settings.features, there)
+    return SchemaCheck(schema, features, labels, settings.label_column, getattr(source, "wholes", ()))
 
 
 class _Columns(NamedTuple):

@@ -14,8 +14,9 @@ from shardline.trainer.engine import Input
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import build_symbolically
 from shardline.trainer.models.build import build
-from shardline.trainer.one_process import own_statistics, takes_batch_as_one
+from shardline.trainer.one_process import own_statistics
 from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
+from shardline.trainer.replica_losses import takes_batch_as_one
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers import losses, models

@@ -13,6 +13,9 @@ _FEATURES = {(dtype, "", "") for dtype in ("uint8", "int64", "float32", "string"
     for resize in ("", "crop", "pad", "stretch")
 }
 
+#: Types that a person says of a column, and as what each is stored.
+COLUMN_TYPES: Mapping[str, str] = {"text": "string", "integer": "int64", "number": "float32"}
+
 #: Kinds of labels: one of some classes; any number of some classes, or none; one or several numbers.
 CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regression")
 

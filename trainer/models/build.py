@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.utils.python_utils import is_default
 
 from shardline.trainer import failures, plugins
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, ShardlineError
-from shardline.trainer.keras_internals import (
-    build_symbolically,
-    noting_compile,
-    optimizers,
-    replaced,
-    returns_own_logs,
-)
+from shardline.trainer.keras_compilation import building_only
+from shardline.trainer.keras_internals import build_symbolically, noting_compile, returns_own_logs
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.models.zoo import find_application
 
@@ -96,45 +89,13 @@ def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
         with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
             step(data)
 
-    with _building_only(model):
+    with building_only(model):
         if model.run_eagerly:
             is_spec = isinstance(tf.nest.flatten(data)[0], tf.TensorSpec)
             take(tf.nest.map_structure(_zeros, data) if is_spec else data)
         else:
             spec = tf.nest.map_structure(_specification, data)
             tf.function(take, autograph=False).get_concrete_function(spec)
-
-
-@contextlib.contextmanager
-def _building_only(model: keras.Model) -> Iterator[None]:
-    """Makes a step that is taken or traced meanwhile create its variables, and change none.
-
-    They are created outside of the function and of the replica that are traced, where TensorFlow wants them,
-    and so is what a layer's `build` makes beside them. Optimizers are built, and neither exchange nor apply.
-    """
-    initialize, build = keras.Variable._initialize_with_initializer, keras.layers.Layer._maybe_build
-
-    def initialize_outside(self: keras.Variable, initializer: Callable[..., Any]) -> None:
-        with tf.init_scope():
-            initialize(self, initializer)
-
-    def build_outside(self: keras.layers.Layer, call_spec: Any) -> None:
-        with contextlib.nullcontext() if is_default(self.build) else tf.init_scope():
-            build(self, call_spec)
-
-    def build_optimizer(optimizer: keras.Optimizer, _: Any, variables: Any = None) -> None:
-        if variables is not None and not optimizer.built:
-            optimizer.build(list(variables))
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(keras.Variable, "_initialize_with_initializer", initialize_outside))
-        stack.enter_context(replaced(keras.layers.Layer, "_maybe_build", build_outside))
-        if model.run_eagerly:
-            stack.enter_context(replaced(keras.Variable, "assign", lambda self, value: value))
-        for optimizer in optimizers(model):
-            optimizer.apply = functools.partial(build_optimizer, optimizer)
-            stack.callback(object.__delattr__, optimizer, "apply")
-        yield
 
 
 def _specification(one: Any) -> tf.TensorSpec:

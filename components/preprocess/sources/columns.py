@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.sources.csv_text import EXACT, ColumnTypes, Stream, is_wide
+from shardline.trainer.data.features import COLUMN_TYPES
 from shardline.trainer.errors import ShardlineError, SourceError
 
 #: Values of one batch, a list by column; None where there is none.
@@ -28,8 +29,7 @@ Batch = Mapping[str, Sequence[Any]]
 #: Types of columns by name, in the words of `Columns.types`.
 Types = Mapping[str, str]
 
-#: Types that can be said of a column, and what they are in the words of `Columns.types`.
-SAID: Mapping[str, str] = {"text": "string", "integer": "int64", "number": "float32"}
+#: No types, in the words of `COLUMN_TYPES`, by column.
 NOTHING_SAID: Types = MappingProxyType({})
 
 
@@ -61,8 +61,8 @@ class Columns:
 
     Args:
         path: The file.
-        said: Types of columns by `SAID`; one with a ? behind it counts where only the values say the types,
-            and they do not contradict.
+        said: Types of columns in the words of `COLUMN_TYPES`; one with a ? behind it counts where only the
+            values say the types, and they do not contradict.
         known: What an earlier look has found out.
 
     Raises:
@@ -206,8 +206,8 @@ def _parquet_types(path: str, said: Types) -> Found:
 
 def as_said(types: Types, said: Types) -> Types:
     """Returns the types of columns that a file or a database declares, but for those that are said."""
-    found = {name: SAID.get(said.get(name, ""), kind) for name, kind in types.items()}
-    fits = {name for name, kind in types.items() if kind in SAID.values() or said.get(name) == "text"}
+    found = {name: COLUMN_TYPES.get(said.get(name, ""), kind) for name, kind in types.items()}
+    fits = {name for name, kind in types.items() if kind in COLUMN_TYPES.values() or said.get(name) == "text"}
     return {name: found[name] if name in fits else kind for name, kind in types.items()}
 
 

@@ -18,13 +18,13 @@ from shardline.components.preprocess import labels
 from shardline.components.preprocess.example import Kind, Place, Value, locate, only_span, parse, values
 from shardline.components.preprocess.images.header import JPEG_START, PNG_START
 from shardline.components.preprocess.sources import Span
-from shardline.components.preprocess.sources.columns import NOTHING_SAID, SAID, Batch, Types
+from shardline.components.preprocess.sources.columns import NOTHING_SAID, Batch, Types
 from shardline.components.preprocess.sources.csv_text import is_wide
 from shardline.components.preprocess.sources.many_files import FAULT, ROW, SPLIT
 from shardline.components.preprocess.sources.moments import ByTime
 from shardline.components.preprocess.sources.table import Rows
 from shardline.components.preprocess.tfrecord import Record, read_records
-from shardline.trainer.data.features import LABEL
+from shardline.trainer.data.features import COLUMN_TYPES, LABEL
 from shardline.trainer.errors import BadRecordError, SourceError, printable
 from shardline.trainer.progress import say
 
@@ -88,7 +88,7 @@ class ExampleRows(Rows):
             found = {column: one for column, one in found.items() if column in wanted}
         self.numbers_copies = "key" not in {*features, *found}
         types = {column: one.word(is_target=column in targets) for column, one in found.items()}
-        types |= {column: SAID[kind] for column, kind in said.items() if types.get(column) == "int64"}
+        types |= {column: COLUMN_TYPES[kind] for column, kind in said.items() if types.get(column) == "int64"}
         if self.numbers_copies:
             types["key"] = "string"
         pixels = found[image].pixels(image, size) if image in found else _Pixels()

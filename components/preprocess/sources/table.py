@@ -13,11 +13,11 @@ from shardline.components.preprocess import labels, storage
 from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT
 from shardline.components.preprocess.slips import Rounding, Slips
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.sources.columns import NOTHING_SAID, SAID, TypedColumns, Types
+from shardline.components.preprocess.sources.columns import NOTHING_SAID, TypedColumns, Types
 from shardline.components.preprocess.sources.images import is_outside
 from shardline.components.preprocess.sources.many_files import FAULT, ROW, SPLIT, open_table
 from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, feature_of, moment
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
+from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.errors import SourceError, printable
 from shardline.trainer.progress import say
 
@@ -127,10 +127,7 @@ class Rows:
                 values[one] = None if values[one] is None else str(values[one])
             slips.look(number, values)
             fault = told.get(FAULT) or next(filter(None, map(_fault, row, checks)), "")
-            if not fault and not str(values.get("key", "")).isprintable():
-                fault = f"has a key that is no printable text in column {self._names['key']!r}"
-            if not fault and "image" in values:
-                fault = self._image_fault(values["image"])
+            fault = fault or self._role_fault(values)
             at = moment(row[last], self._moment) if splits else None
             if not fault and splits and at is None:
                 fault = f"has no time in column {theirs[last]!r}"
@@ -151,6 +148,12 @@ class Rows:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
         self.slips = [*slips.found()]
         rounding.tell()
+
+    def _role_fault(self, values: Mapping[str, Any]) -> str:
+        """Returns what is wrong with the key or the image of a row; "" if nothing is."""
+        if not str(values.get("key", "")).isprintable():
+            return f"has a key that is no printable text in column {self._names['key']!r}"
+        return self._image_fault(values["image"]) if "image" in values else ""
 
     def _checks(self) -> Sequence[tuple[str, str, str]]:
         """Returns what `_fault` knows of each value of a row: our name, its column and type."""
@@ -182,7 +185,7 @@ class Rows:
         """Refuses types that are said of columns that are not there, or of values that are not such."""
         types = self._columns.types
         for column, kind in self._said.items():
-            if not kind.endswith("?") and types.get(column) != SAID[kind]:
+            if not kind.endswith("?") and types.get(column) != COLUMN_TYPES[kind]:
                 values = self._values(column) if column in types else ()
                 fits = labels.is_whole if kind == "integer" else labels.is_number
                 odd = (repr(value) for value in values if value is not None and not fits(str(value)))
@@ -223,11 +226,8 @@ class Rows:
 
     def _type(self, column: str) -> str:
         """Returns the type as which a column is stored; whole numbers with gaps are floats, or text."""
-        kind, gaps = (
-            self._columns.types[column],
-            self._columns.gaps - {*self._targets, self._names.get("key")},
-        )
-        if kind != "int64" or column not in gaps:
+        kind, whole = self._columns.types[column], (*self._targets, self._names.get("key"))
+        if kind != "int64" or column not in self._columns.gaps or column in whole:
             return kind
         return "string" if column in self._columns.wide else "float32"
 
