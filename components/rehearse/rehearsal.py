@@ -28,6 +28,8 @@ from shardline.trainer.settings import TrainSettings
 _TOPIC = "rehearse"
 #: Examples of each split that are tried, at most.
 _EXAMPLES = 32
+#: Calls of each kind that are timed, of a model that nobody will see.
+_CALLS = 3
 #: What the validation alone measures: with a process of its own, and with the profile of a whole dataset.
 _NOT_HERE = ("golden_difference", "max_difference", "leaked", "constant_labels", "drifted")
 #: Directories of the job below a run's own.
@@ -181,15 +183,16 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
         model / "exported",
         gate.gate.for_labels(manifest.labels),
     )
-    export = export_trained(
+    export, loaded = export_trained(
         model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
     )
-    measured = measure(out / SAVED_MODEL, examples, min_slice=1)
+    few: dict[str, Any] = {"min_slice": 1, "calls": _CALLS}
+    measured = measure(out / SAVED_MODEL, examples, loaded=loaded, **few)
     formats = measure_formats(out, tuple(export.formats or ()), examples, measured)
     measured = replace(measured, evaluation=replace(measured.evaluation, formats=formats))
     challenge = Challenge(measured.evaluation)
     if gate.champion_uri:
-        challenge = challenge_champion(measured, gate.champion_uri, examples, min_slice=1)
+        challenge = challenge_champion(measured, gate.champion_uri, examples, **few)
         wanted = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
         if wanted and challenge.absence and not challenge.absence.first:
             raise ModelError(f"the champion cannot be compared with: {challenge.absence.text}")

@@ -10,6 +10,7 @@ from shardline.components.validate.comparison import compare
 from shardline.components.validate.drift import Before, read_profile
 from shardline.components.validate.evaluate import Examples, Measured, measure
 from shardline.components.validate.evaluation import Evaluation
+from shardline.components.validate.served import CALLS
 from shardline.components.validate.training_keys import describe_overlap, find_trained_on
 from shardline.components.validate.verdict import Absence
 from shardline.trainer.data.manifest import Manifest
@@ -41,9 +42,9 @@ class Challenge:
 
 
 def challenge_champion(
-    challenger: Measured, champion_uri: str, examples: Examples, *, min_slice: int
+    challenger: Measured, champion_uri: str, examples: Examples, *, min_slice: int, calls: int = CALLS
 ) -> Challenge:
-    """Measures the champion in the same way as the challenger, and puts it beside it.
+    """Measures the champion in the same way as the challenger (see `measure`), and puts it beside it.
 
     Raises:
         SettingsError, PlatformError: When the place for champions is not there or cannot be read, so that
@@ -61,7 +62,8 @@ def challenge_champion(
             export = Export.read(published)
             check_comparable(export, version, examples.manifest)
             trained_on = find_trained_on(published, examples)
-            champion = measure(published / model_store.SAVED_MODEL, examples, min_slice=min_slice)
+            saved_model = published / model_store.SAVED_MODEL
+            champion = measure(saved_model, examples, min_slice=min_slice, calls=calls)
     except (ModelError, DatasetError) as error:
         return Challenge(alone, version, Absence(str(error)), export=export, profile=profile)
     compared = compare(challenger, champion, trained_on)

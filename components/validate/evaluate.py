@@ -7,7 +7,7 @@ Examples come straight from the shards that the manifest names.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from shardline.components.validate.mistakes import Ranked, find_mistakes
 from shardline.components.validate.numbers import NumberOutcomes
 from shardline.components.validate.quantiles import Quantiles
 from shardline.components.validate.resampling import distinct
-from shardline.components.validate.served import REQUESTS, ServedModel, measure_costs
+from shardline.components.validate.served import CALLS, REQUESTS, ServedModel, measure_costs
 from shardline.components.validate.several import SeveralOutcomes
 from shardline.trainer.data.decode import encode_stored
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
@@ -196,18 +196,36 @@ def join(whole: Evaluation, parts: tuple[Evaluation, ...], costs: Mapping[str, f
 
 
 def measure(
-    saved_model: Path, examples: Examples, *, batch_size: int = 64, min_slice: int = MIN_SLICE
+    saved_model: Path,
+    examples: Examples,
+    *,
+    batch_size: int = 64,
+    min_slice: int = MIN_SLICE,
+    loaded: Any = None,
+    calls: int = CALLS,
+    settle: Callable[[], object] = lambda: None,
 ) -> Measured:
-    """Evaluates an exported model on a split of a dataset; `batch_size` is the number of examples per call.
+    """Evaluates an exported model on a split of a dataset.
 
-    Raises ModelError when the SavedModel is missing or lacks a signature that Shardline exports, DatasetError
-    when an example cannot be read or served.
+    Args:
+        saved_model: The SavedModel.
+        examples: The split.
+        batch_size: Number of examples per call.
+        min_slice: Smallest number of examples that a slice is judged by.
+        loaded: What `tf.saved_model.load` has returned of it, where it is loaded already.
+        calls: Calls of each kind that are timed, at most.
+        settle: Called before calls are timed, to wait for what else keeps this machine busy.
+
+    Raises:
+        ModelError: When the SavedModel is missing or lacks a signature that Shardline exports.
+        DatasetError: When an example cannot be read or served.
     """
     manifest = examples.manifest
-    model = ServedModel(saved_model, manifest)
+    model = ServedModel(saved_model, manifest, loaded)
     outcomes, mistakes = gather(model, examples, batch_size)
     first = next(examples.batches(REQUESTS))
-    costs = measure_costs(model, first.images, first.records)
+    settle()
+    costs = measure_costs(model, first.images, first.records, calls)
     train = manifest.splits.get("train")
     parts = tuple(
         Evaluation(

@@ -31,7 +31,6 @@ from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers, to_quantiles
-from shardline.trainer.models.operations import check_operations
 from shardline.trainer.progress import say
 
 #: Number of examples that an export is compared with its model on.
@@ -61,7 +60,7 @@ def export_model(
     representative: Sequence[bytes] = (),
     head: Head | Heads | None = None,
     training_keys: TrainingKeys | None = None,
-) -> Export:
+) -> tuple[Export, Any]:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
 
     The SavedModel has these signatures:
@@ -98,6 +97,9 @@ def export_model(
             compiled loss.
         training_keys: Keys of the examples that the model was trained on.
 
+    Returns:
+        What export.json says, and what `tf.saved_model.load` returns.
+
     Raises:
         ModelError: When the model does not fit the dataset or cannot be served, and nothing was written then;
             or when it cannot be converted.
@@ -110,8 +112,6 @@ def export_model(
     prepare = prepared.prepare if prepared else None
     heads = read_heads(model, manifest.info(), known, prepare=prepare)
     functions = signatures.make_signatures(model, manifest, heads, prepare)
-    for function in functions.values():
-        check_operations(function.get_concrete_function())
     model_store.clear(out)
     saved_model = out / model_store.SAVED_MODEL
     # The endpoints bring their variables along; `track(model)` would store each of them a second time.
@@ -141,7 +141,7 @@ def export_model(
     if samples:
         export = replace(export, golden=make_golden_set(manifest, loaded, samples, export.quantiles))
     export.write(out)
-    return export
+    return export, loaded
 
 
 def take_samples(

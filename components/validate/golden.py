@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import json
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -54,15 +55,24 @@ def start() -> CleanProcess:
     return CleanProcess()
 
 
-def check(process: CleanProcess, exported: Path) -> Agreement:
-    """Asks a clean process for an export's golden answers; one that gives none agrees in nothing."""
+def ask(process: CleanProcess, exported: Path) -> Callable[[], Agreement]:
+    """Asks a clean process for an export's golden answers.
+
+    Returns what waits for them and compares them; where there are none, nothing agrees.
+    """
     export = Export.read(exported)
     golden = export.golden or {}
     request = {name: golden[name] for name in ("signature_name", "instances")}
-    try:
-        return compare(export, process.answer(process.ask(exported / model_store.SAVED_MODEL, request)))
-    except ModelError as error:
-        return Agreement(1.0, str(error))
+    number = process.ask(exported / model_store.SAVED_MODEL, request)
+
+    @functools.cache
+    def check() -> Agreement:
+        try:
+            return compare(export, process.answer(number))
+        except ModelError as error:
+            return Agreement(1.0, str(error))
+
+    return check
 
 
 def compare(export: Export, predictions: Any) -> Agreement:

@@ -33,8 +33,10 @@ from shardline.trainer.models.operations import check_saved_model
 #: Number of requests that `measure_costs` uses.
 REQUESTS = 32
 
+#: Calls of each kind that are timed, at most.
+CALLS = 100
+
 _WARM_UP = 3
-_MOST_CALLS = 100
 _SECONDS = 1.0
 _BATCH = 32
 _MB = 1e6
@@ -54,14 +56,15 @@ class ServedModel:
         quantiles: Quantiles that it gives, by name of the label, of those of which it does.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, loaded: Any = None) -> None:
+        """Takes what `tf.saved_model.load` has returned of the path, and loads it where that is not given."""
         self.path = path
         self.deviations = read_deviations(manifest)
         self._labels = manifest.labels
         try:
             check_saved_model(path)
             # The signatures alone do not keep the variables alive, the loaded object does.
-            self._loaded = tf.saved_model.load(str(path))
+            self._loaded = loaded or tf.saved_model.load(str(path))
         except (ModelError, MemoryError):
             raise
         except Exception as error:  # of a damaged one TensorFlow raises anything
@@ -141,15 +144,18 @@ class ServedModel:
         return found
 
 
-def measure_costs(model: ServedModel, images: tf.Tensor | None, records: tf.Tensor) -> dict[str, float]:
+def measure_costs(
+    model: ServedModel, images: tf.Tensor | None, records: tf.Tensor, calls: int = CALLS
+) -> dict[str, float]:
     """Returns what a model costs to serve, and how stable its answers are, by the names in SERVING.
 
-    `images` is None for a table; `records` are the same examples, at least one. peak_memory_mb is the
-    largest resident size that this process has had, TensorFlow included.
+    `images` is None for a table; `records` are the same examples, at least one; of each kind at most as many
+    `calls` are timed. peak_memory_mb is the largest resident size that this process has had, TensorFlow
+    included.
     """
     serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
     return {
-        **measure_latency(serve, requests),
+        **measure_latency(serve, requests, calls),
         "batch_difference": batch_difference(serve, requests, model.deviations),
         **({} if images is None or not model.decides else flips(serve, images, model.several)),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
@@ -157,13 +163,13 @@ def measure_costs(model: ServedModel, images: tf.Tensor | None, records: tf.Tens
     }
 
 
-def measure_latency(serve: Serve, requests: tf.Tensor) -> dict[str, float]:
+def measure_latency(serve: Serve, requests: tf.Tensor, calls: int = CALLS) -> dict[str, float]:
     """Measures single requests and requests of 32 examples, each after a warm-up, for a second at most.
 
     `requests`, at least one, [n], are used in turn, and again when they are not enough. Throughput is in
     examples per second, in batches of 32.
     """
-    single, batched = time_calls(serve, requests, 1), time_calls(serve, requests, _BATCH)
+    single, batched = (time_calls(serve, requests, size, calls) for size in (1, _BATCH))
     return {
         **{f"latency_p{p}_ms": float(np.percentile(single, p)) * 1e3 for p in (50, 95)},
         **{f"latency_batch32_p{p}_ms": float(np.percentile(batched, p)) * 1e3 for p in (50, 95)},
@@ -210,14 +216,16 @@ def _decisions(found: Predictions, several: Sequence[str]) -> npt.NDArray[np.int
     return np.column_stack([*found.classes.values(), *some]).astype(np.int64)
 
 
-def time_calls(serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: int) -> list[float]:
+def time_calls(
+    serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: int, calls: int = CALLS
+) -> list[float]:
     """Returns the seconds of each call with `size` examples, after a warm-up, for a second at most."""
     count = int(requests.shape[0])
     batches = [tf.gather(requests, np.arange(start, start + size) % count) for start in range(min(count, 32))]
     for call in range(_WARM_UP):
         serve(batches[call % len(batches)])
     seconds: list[float] = []
-    while len(seconds) < _MOST_CALLS and sum(seconds) < _SECONDS:
+    while len(seconds) < calls and sum(seconds) < _SECONDS:
         began = time.perf_counter()
         serve(batches[len(seconds) % len(batches)])
         seconds.append(time.perf_counter() - began)

@@ -14,6 +14,7 @@ from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.models.head import Heads, output_order, to_answers, to_quantiles
+from shardline.trainer.models.operations import check_operations
 from shardline.trainer.models.quantiles import quantiles_of_head
 
 #: What a client sends: encoded images, or the columns of a table by name.
@@ -42,6 +43,9 @@ def make_signatures(
     """Returns the signatures of a model by name, as `export.export_model` documents them.
 
     The model takes the inputs of a dataset as `prepare` gives them; None where it takes them as they are.
+
+    Raises:
+        ModelError: When the model has operations that no server gives.
     """
     names, order = name_outputs(manifest.labels, read_quantiles(heads)), output_order(model, manifest.labels)
 
@@ -58,9 +62,13 @@ def make_signatures(
             found.update(zip(names[label.name], told, strict=True))
         return found
 
+    specs = {name: tf.TensorSpec([None, *item.shape], item.dtype) for name, item in manifest.inputs.items()}
+    traced = _function(answer, specs.get("image", specs))
+    # All else in the signatures is ours. To trace those here takes long, and saving traces them again.
+    check_operations(traced.get_concrete_function())
     if "image" in manifest.inputs:
-        return _image_signatures(answer, manifest.inputs["image"])
-    return _table_signatures(answer, manifest.inputs)
+        return _image_signatures(traced, manifest.inputs["image"])
+    return _table_signatures(traced, manifest.inputs)
 
 
 def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
@@ -104,9 +112,8 @@ def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple
         yield examples, parse_batch(examples, manifest.inputs, manifest.labels)[0]
 
 
-def _image_signatures(answer: Callable[[Inputs], Answer], image: Feature) -> dict[str, Function]:
-    # Functions of their own, so that model and decoder are traced once, however many signatures there are.
-    answer = _function(answer, tf.TensorSpec([None, *image.shape], tf.uint8))
+def _image_signatures(answer: Function, image: Feature) -> dict[str, Function]:
+    # A function of its own, so that the decoder is traced once, however many signatures there are.
     decode = _function(lambda files: _decode_files(files, image), tf.TensorSpec([None], tf.string))
     stored = decode
     if image.encoding == "raw":
@@ -124,17 +131,16 @@ def _image_signatures(answer: Callable[[Inputs], Answer], image: Feature) -> dic
     }
 
 
-def _table_signatures(
-    answer: Callable[[Inputs], Answer], columns: Mapping[str, Feature]
-) -> dict[str, Function]:
-    specs = {name: tf.TensorSpec([None, *item.shape], item.dtype) for name, item in columns.items()}
-    answer = _function(answer, specs)
+def _table_signatures(answer: Function, columns: Mapping[str, Feature]) -> dict[str, Function]:
     names = argument_names(columns)
     parse = {name: tf.io.FixedLenFeature(item.shape, item.dtype) for name, item in columns.items()}
     return {
         DEFAULT: _function(
             lambda given: answer({column: given[name] for column, name in names.items()}),
-            {names[name]: tf.TensorSpec(spec.shape, spec.dtype, names[name]) for name, spec in specs.items()},
+            {
+                names[name]: tf.TensorSpec([None, *item.shape], item.dtype, names[name])
+                for name, item in columns.items()
+            },
         ),
         EXAMPLE: _function(
             lambda examples: answer(tf.io.parse_example(examples, parse)),

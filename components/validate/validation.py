@@ -99,7 +99,7 @@ def validate(
         dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
     )
     with golden.start() as clean:  # imports TensorFlow while the model is exported here
-        export = export_trained(
+        export, loaded = export_trained(
             model_file,
             examples,
             out,
@@ -109,9 +109,7 @@ def validate(
             training_keys=training_keys,
         )
         gate.check_quantiles(manifest.labels, export.quantiles)
-        say("validate", "asking the export in a process with TensorFlow alone")
-        answers = golden.check(clean, out)
-    measured = _measure(out, export, answers, examples, gate.min_slice)
+        measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
     challenge = Challenge(measured.evaluation)
     if champion_uri:
         say("validate", f"measuring the champion in {champion_uri} on the same examples")
@@ -151,8 +149,8 @@ def export_trained(
     formats: Sequence[str],
     model_function: str,
     **known: Any,
-) -> Export:
-    """Exports a model file, with what is `known` of its training."""
+) -> tuple[Export, Any]:
+    """Exports a model file, with what is `known` of its training, as `export_model` does."""
     say("validate", "loading the model")
     manifest, dataset, heads = examples.manifest, examples.directory, read_recorded_heads(model_file)
     # Only of a training that has not written down what the outputs are, the loss has to say it.
@@ -172,11 +170,16 @@ def export_trained(
 
 
 def _measure(
-    out: Path, export: Export, answers: golden.Agreement, examples: Examples, min_slice: int
+    out: Path, export: Export, loaded: Any, clean: golden.CleanProcess, examples: Examples, min_slice: int
 ) -> Measured:
-    """Measures an export and what it was converted into."""
+    """Measures an export, in this process and in a clean one at a time, and what it was converted into."""
+    say("validate", "asking the export in a process with TensorFlow alone")
+    agreement = golden.ask(clean, out)
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
-    measured = measure(out / model_store.SAVED_MODEL, examples, min_slice=min_slice)
+    measured = measure(
+        out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, settle=agreement
+    )
+    answers = agreement()
     constant = examples.manifest.find_constant(examples.name)
     found = {
         "golden_difference": answers.difference,

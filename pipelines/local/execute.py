@@ -32,8 +32,9 @@ from shardline.trainer.errors import RunError, SettingsError
 #: Topic of the error that this process itself reports; a task's own error says more.
 TOPIC = "pipeline"
 
-#: Modules that tasks forked from the server would import.
+#: Modules that tasks forked from the server would import, and where the sources of components name more.
 _PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.supervisor")
+_IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)\.\w+) import")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -73,7 +74,8 @@ def _fork_server(pipeline: str) -> Iterator[None]:
     if start.__name__ not in pipeline:
         yield
         return
-    with start.fork_server(os.environ, *_PRELOADED) as path:
+    imported = sorted({*_IMPORTED.findall(pipeline)})
+    with start.fork_server(os.environ, *_PRELOADED, *imported) as path:
         os.environ[SERVER_VARIABLE] = path
         try:
             yield

@@ -47,6 +47,7 @@ _IMMATERIAL = {
     "PYTHONUNBUFFERED",
     "TMPDIR",
     progress.EVENTS_VARIABLE,
+    progress.TIMEOUT_VARIABLE,
     files.GCS_ROOT_VARIABLE,
     SERVER_VARIABLE,
 }
@@ -75,7 +76,7 @@ class Request(TypedDict):
 def main(listener: int, parent: int, modules: Sequence[str]) -> None:
     """Imports TensorFlow and the modules, and serves; in each forked process, runs what was asked for."""
     guardian.die_with(parent, signal.SIGKILL)
-    imported_with = _material(os.environ)
+    imported_with = material(os.environ)
     _load(modules)
     with socket.socket(fileno=listener) as requests:
         request = _serve(requests, imported_with)
@@ -94,7 +95,7 @@ def _load(modules: Sequence[str]) -> None:
     gc.enable()
 
 
-def _material(env: Mapping[str, str]) -> dict[str, str]:
+def material(env: Mapping[str, str]) -> dict[str, str]:
     """Returns what imports may depend on: what another environment asks for has been decided already."""
     return {name: value for name, value in env.items() if name not in _IMMATERIAL}
 
@@ -114,7 +115,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request
             try:
                 with open(descriptors.pop(0), encoding="utf-8") as file:
                     request: Request = json.load(file)
-                pid = -1 if _material(request["env"]) != imported_with else os.fork()
+                pid = -1 if material(request["env"]) != imported_with else os.fork()
                 if pid:
                     connection.sendall(b"%d\n" % max(pid, 0))
                     continue

@@ -74,7 +74,7 @@ def test_signatures_give_what_the_model_says_of_each_label(case):
 
 
 def test_a_clean_process_gives_the_golden_answers_of_every_kind(case, clean_process):
-    assert golden.check(clean_process, case[3]).difference < 1e-4
+    assert golden.ask(clean_process, case[3])().difference < 1e-4
 
 
 def test_export_json_names_labels_outputs_and_the_unit_of_differences(case):

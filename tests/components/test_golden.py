@@ -72,7 +72,7 @@ def test_answers_are_compared_with_the_golden_ones(found, difference, words):
 
 
 def asked(process, out):
-    return golden.check(process, out)
+    return golden.ask(process, out)()
 
 
 def copied(exported, tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,7 @@ import os
 from shardline.trainer import tensorflow_internals
 tensorflow_internals.import_tensorflow()
 import shardline.trainer.train, kfp.dsl.executor, shardline.pipelines.local.supervisor
+import shardline.components.validate.validation, shardline.components.rehearse.rehearsal
 print(len(os.listdir("/proc/self/task")))
 """
     # BLAS starts threads, and stops them before a fork.
@@ -197,6 +199,14 @@ def test_what_is_forked() -> None:
     assert recognize([*stand_in, "UploadModel"]) is None
 
 
+def test_no_variable_of_a_compiled_pipeline_keeps_its_tasks_from_being_forked() -> None:
+    containers = [one["container"] for one in _compiled()["deploymentSpec"]["executors"].values()]
+    env = {item["name"]: item["value"] for one in containers for item in one.get("env", [])}
+    assert "SHARDLINE_TIMEOUT" in env
+    assert warm.material(env) == {}
+    assert warm.material({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
+
+
 def _script() -> str:
     return next(
         executor["container"]["command"][2]
@@ -205,7 +215,7 @@ def _script() -> str:
     )
 
 
-def _compiled() -> dict[str, dict[str, dict[str, dict[str, list[str]]]]]:
+def _compiled() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     import yaml
 
     return next(yaml.safe_load_all((ROOT / "compiled" / "retrain.yaml").read_text()))  # type: ignore[no-any-return]

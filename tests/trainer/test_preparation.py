@@ -83,7 +83,7 @@ def test_a_model_with_several_inputs_and_outputs_is_served_as_it_was_trained(dat
     manifest = manifests.load(dataset)
     samples, out = take_samples(manifest, dataset, 20), tmp_path / "out"
 
-    export = export_model(load_model(model_file), manifest, out, model_file=model_file, samples=samples)
+    export, _ = export_model(load_model(model_file), manifest, out, model_file=model_file, samples=samples)
 
     assert export.max_difference < 1e-5
     images, _ = parse_batch(tf.constant(samples), manifest.inputs, manifest.labels)
