@@ -6,7 +6,8 @@ however the error was handled. Connections made in C (gRPC) and those of child p
 They inherit proxies at which nothing listens, unless a test gives them others: gRPC, requests, urllib and pip
 ask those for every host beyond loopback. One test of test-all takes them away: it installs from an index.
 
-Files whose tests start jobs and pipelines run first, so that no process is left with a long file at the end.
+What takes no time runs first, so that most failures are seen in the first minute, and then the files whose
+tests start jobs and pipelines, so that no process is left with a long file at the end.
 With --quick TensorFlow cannot be imported: a test that needs it is skipped.
 """
 
@@ -60,12 +61,16 @@ for _name in ("no_proxy", "NO_PROXY"):
 os.environ.setdefault("NO_GCE_CHECK", "true")
 
 
+# What was said to the make that runs the tests is not for those that they start.
+for _name in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"):
+    os.environ.pop(_name, None)
+
 # Tests run beside each other, and many start several processes: one thread each is fastest for all.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
     os.environ.setdefault(_name, "1")
 
 #: Directories under tests/ in the order in which they run.
-_ORDER = ("e2e", "multiworker", "contract", "battery", "trainer", "components", "compile", "unit")
+_ORDER = ("unit", "compile", "e2e", "multiworker", "contract", "battery", "trainer", "components")
 
 
 class _NoTensorFlow:

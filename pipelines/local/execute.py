@@ -59,6 +59,7 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
     os.environ[EXECUTOR_VARIABLE] = str(os.getpid())
     kfp_internals.keep_python3_in_texts()
     kfp_internals.hide_directory_docker()
+    kfp_internals.leave_client_out()
     try:
         text = Path(pipeline).read_text(encoding="utf-8")
         with processes.adopted_orphans(), _fork_server(text), progress.errors_end_the_process(TOPIC):

@@ -10,6 +10,8 @@ kfp/local, unless another place is named.
 * A mere directory called docker in the current directory, which a repository often has, is imported as a
   namespace package and taken for the Docker client (kubeflow/pipelines#12552; the fix, #12553, catches
   ImportError only): `hide_directory_docker`.
+* `import kfp` loads its client and with it that of Kubernetes, more than half of the time that it takes
+  (kfp/__init__.py): `leave_client_out`.
 * Conditions: the output NAME of TASK is only found where NAME is "Output", or is written
   `pipelinechannel--TASK--NAME`; else the condition is taken for false and the pipeline succeeds without its
   tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_conditions`,
@@ -28,6 +30,7 @@ import logging
 import os
 import re
 import sys
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,13 @@ def hide_directory_docker() -> None:
     found = importlib.util.find_spec("docker")
     if found is not None and found.origin is None:
         sys.modules["docker"] = None  # type: ignore[assignment]
+
+
+def leave_client_out() -> None:
+    """Keeps `import kfp` from loading its client, which nothing that runs here needs."""
+    client = types.ModuleType("kfp.client")
+    client.Client = None  # type: ignore[attr-defined]
+    sys.modules.setdefault("kfp.client", client)
 
 
 def import_from(buckets: Path) -> None:

@@ -34,23 +34,13 @@ from typing import NoReturn, TypedDict
 
 from shardline.pipelines.local import guardian
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
-from shardline.trainer import files, progress
 from shardline.trainer.errors import EXIT_FAILED
 
 #: Path of the server's socket, in the environment of the tasks of a run.
 SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"
 
-#: Variables that no import depends on, beside those that are a replica's own.
-_IMMATERIAL = {
-    *PLATFORM_VARIABLES,
-    "PATH",
-    "PYTHONUNBUFFERED",
-    "TMPDIR",
-    progress.EVENTS_VARIABLE,
-    progress.TIMEOUT_VARIABLE,
-    files.GCS_ROOT_VARIABLE,
-    SERVER_VARIABLE,
-}
+#: Variables that no import depends on, beside Shardline's own and those that are a replica's.
+_IMMATERIAL = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
 #: Seconds that a client has to send its request, once it is connected.
 _REQUEST_S = 5.0
 
@@ -97,7 +87,11 @@ def _load(modules: Sequence[str]) -> None:
 
 def material(env: Mapping[str, str]) -> dict[str, str]:
     """Returns what imports may depend on: what another environment asks for has been decided already."""
-    return {name: value for name, value in env.items() if name not in _IMMATERIAL}
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in _IMMATERIAL and not name.startswith("SHARDLINE_")
+    }
 
 
 def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request:

@@ -12,6 +12,21 @@ from shardline.pipelines.local import kfp_internals
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
 
+@pytest.mark.parametrize(
+    ("call", "loaded"), [("kfp_internals", True), ("kfp_internals.leave_client_out()", False)]
+)
+def test_kfp_loads_its_client_unless_it_is_left_out(call: str, loaded: bool) -> None:
+    program = f"""
+import sys
+from shardline.pipelines.local import kfp_internals
+{call}
+from kfp import components, local
+print("kubernetes" in sys.modules, callable(components.load_component_from_text))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{loaded} True\n"
+
+
 def test_kfp_local_takes_commands_that_name_its_executor() -> None:
     from kfp import local
     from kfp.local.subprocess_task_handler import SubprocessTaskHandler
