@@ -30,9 +30,10 @@ WORKS: dict[str, tuple[str, int, int, int]] = {
 _PARTS = ("loop", "mirrored", "exchange", "crowd")
 _EXCHANGES = {
     "TensorFlow's ring": {"communication": "ring"},
-    "ring of sockets": {"communication": "tcp"},
-    "sockets, bfloat16": {"communication": "tcp", "gradient_compression": "bfloat16"},
-    "sockets, every 4 steps": {"communication": "tcp", "gradient_accumulation_steps": 4},
+    "ring of sockets": {"communication": "auto"},
+    "ring of TCP sockets": {"communication": "tcp"},
+    "TCP sockets, bfloat16": {"communication": "tcp", "gradient_compression": "bfloat16"},
+    "sockets, every 4 steps": {"communication": "auto", "gradient_accumulation_steps": 4},
 }
 
 

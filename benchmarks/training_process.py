@@ -22,6 +22,7 @@ _WARM_UP = 3
 def main(request: dict[str, Any]) -> None:
     """Measures."""
     os.sched_setaffinity(0, request["cores"])
+    tensorflow_internals.keep_freed_memory()  # as the trainer does before it loads TensorFlow
     tensorflow_internals.import_tensorflow()
     import tensorflow as tf
 

@@ -26,7 +26,7 @@ from shardline.trainer.step import Loop
 from shardline.trainer.settings import TrainSettings
 
 cluster = read_cluster(os.environ)
-given = dict(dataset="-", model="-", averaging_steps=3)
+given = dict(dataset="-", model="-", averaging_steps=3, communication="tcp")
 workers = strategy.create(TrainSettings(**given), cluster)
 together = Collectives(workers)
 

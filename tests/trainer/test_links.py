@@ -42,14 +42,13 @@ def clusters(hosts):
     return [Cluster("worker", rank, addresses, **settings) for rank in range(len(addresses))]
 
 
-def connect(hosts, on_total=lambda values: None):
+def connect(hosts, on_total=lambda values: None, **options):
     together = Together(len(hosts))
     made = [None] * len(hosts)
 
     def run(rank, cluster):
-        made[rank] = ring.make_ring(
-            cluster, together.of(on_total if rank == 0 else lambda values: None).total, lambda began: None
-        )
+        total = together.of(on_total if rank == 0 else lambda values: None).total
+        made[rank] = ring.make_ring(cluster, total, lambda began: None, **options)
 
     threads = [threading.Thread(target=run, args=item) for item in enumerate(clusters(hosts))]
     for thread in threads:
@@ -59,9 +58,11 @@ def connect(hosts, on_total=lambda values: None):
     return made
 
 
+@pytest.mark.parametrize("unix", [False, True])
 @pytest.mark.parametrize("hosts", [["127.0.0.1"] * 2, ["localhost", "127.0.0.1", "127.0.0.1"]])
-def test_processes_connect_in_a_ring(hosts):
-    rings = connect(hosts)
+def test_processes_connect_in_a_ring(hosts, unix):
+    assert ring.on_one_machine(clusters(hosts)[0])
+    rings = connect(hosts, unix=unix)
     values = [np.full(5, rank + 1, np.float32) for rank in range(len(hosts))]
     threads = [threading.Thread(target=one.sum, args=(own,)) for one, own in zip(rings, values, strict=True)]
     for thread in threads:

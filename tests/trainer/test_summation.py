@@ -1,7 +1,9 @@
 """Room for sums: aligned, and never handed out while somebody holds a part of it."""
 
 import numpy as np
+import tensorflow as tf
 
+from shardline.trainer.cluster.collectives import RingSummation
 from shardline.trainer.tensorflow_internals import SumBuffers
 
 
@@ -31,3 +33,22 @@ def test_room_is_used_again_only_when_nobody_holds_a_part():
     del kept
     again, _ = buffers.lay_out(gradients())
     assert again.ctypes.data == first
+
+
+def test_large_gradients_are_given_to_the_ring_where_they_lie():
+    class Twice:
+        def sum(self, values, wire, own):
+            self.starts = [start for start, _ in own]
+            for start, array in own:
+                values[start : start + array.size] = array
+            values *= 2
+
+    ring = Twice()
+    gradients = [
+        np.full(shape, number, np.float32) for number, shape in enumerate([(3,), (200, 100), (), (1, 20_000)])
+    ]
+    sums = tf.function(lambda *own: RingSummation(ring, tf.float32)(own))(*map(tf.constant, gradients))
+
+    assert ring.starts == [16, 16 + 20_000 + 16]
+    for total, own in zip(sums, gradients, strict=True):
+        np.testing.assert_array_equal(total, 2 * own)

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer import progress
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.health import Health
-from shardline.trainer.cluster.ring import Ring, make_ring
+from shardline.trainer.cluster.ring import Numbers, Ring, Spans, make_ring, on_one_machine
 from shardline.trainer.errors import ClusterError
 from shardline.trainer.keras_internals import Gradients
 from shardline.trainer.settings import TrainSettings
@@ -32,6 +31,9 @@ class Summation(Protocol):
         """Returns the means of dense float values, exact where all are equal: weights travel as they are."""
 
 
+# Numbers of an array from which on it is sent from where it lies: fewer are copied, which costs less.
+_LARGE = 1 << 14
+_UNIX = "own Unix ring"
 # The exponent of a float32, and what the largest float16 may become: a sum that is bounded by twice it fits.
 _EXPONENT_BITS, _HALF = 0x7F800000, 2.0**14
 
@@ -102,10 +104,13 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
     if strategy.num_replicas_in_sync == 1:
         return TensorFlowSummation(wire)
     if _uses_ring(settings, strategy):
-        ring = make_ring(cluster, Collectives(strategy).total, Health(cluster, settings.peer_timeout).check)
+        unix = settings.communication == "auto" and on_one_machine(cluster)
+        check = Health(cluster, settings.peer_timeout).check
+        ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:
-            _announce(settings, strategy, cluster, "own TCP ring")
-            return RingSummation(ring, wire)
+            # To convert costs more than to send where no network is between (benchmarks/RESULTS.md).
+            _announce(settings, strategy, cluster, _UNIX if unix else "own TCP ring")
+            return RingSummation(ring, tf.float32 if unix else wire)
         if settings.communication == "tcp":
             raise ClusterError(
                 "communication tcp cannot be had: the replicas do not reach each other on free ports; "
@@ -125,13 +130,12 @@ def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster
         return
     kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
     what = "averaged weights" if settings.averaging_steps else "gradients"
-    shorter = settings.gradient_compression != "none" and not settings.averaging_steps
+    asked = settings.gradient_compression
+    wire = "float32, which costs less within a machine than" if way == _UNIX else "as"
+    shorter = f", {wire} {asked}" if asked != "none" and not settings.averaging_steps else ""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         way = "NCCL" if kind == "GPU" else "sums in this process"
-    progress.say(
-        "train",
-        f"{what}: {way} between {count} {kind}s" + f", as {settings.gradient_compression}" * shorter,
-    )
+    progress.say("train", f"{what}: {way} between {count} {kind}s{shorter}")
 
 
 def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> bool:
@@ -203,7 +207,7 @@ class RingSummation:
         rest = [gradient for gradient in gradients if not _is_dense(gradient)]
         totals: list[Any] = []
         if dense:
-            totals = self._through_ring(dense, lambda flat: self._ring.sum(flat, self._wire))
+            totals = self._through_ring(dense, lambda flat, own: self._ring.sum(flat, self._wire, own))
         others: list[Any] = []
         if rest:
             with tf.control_dependencies(totals):
@@ -223,13 +227,17 @@ class RingSummation:
         return [next(ours if _is_dense(value) else others) for value in values]
 
     def _through_ring(
-        self, values: Sequence[tf.Tensor], combine: Callable[[npt.NDArray[Any]], None]
+        self, values: Sequence[tf.Tensor], combine: Callable[[Numbers, Spans], None]
     ) -> list[tf.Tensor]:
-        def run(*arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        def run(*arrays: Numbers) -> list[Numbers]:
             flat, places = self._buffers.lay_out(arrays)
+            own = []
             for array, place in zip(arrays, places, strict=True):
-                place[...] = array
-            combine(flat)
+                if array.size < _LARGE:
+                    place[...] = array
+                else:
+                    own.append(((place.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))
+            combine(flat, own)
             return places
 
         combined = tf.numpy_function(run, values, [tf.float32] * len(values))

@@ -1,4 +1,4 @@
-"""Ring all-reduce: sums of large arrays over the processes of a cluster, through plain TCP connections.
+"""Ring all-reduce: sums of large arrays over the processes of a cluster, through plain sockets.
 
 TensorFlow's own collective moves bytes through gRPC, at about a quarter of the speed of a socket, and pays
 with the very cores that train. Here each process sends to the next one and receives from the one before:
@@ -12,14 +12,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hmac
+import itertools
 import math
 import secrets
 import select
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,12 @@ from shardline.trainer.cluster.meeting import received
 _PIECE = 1 << 16
 # Parts begin at a multiple of a cache line.
 _ALIGN = 16
-# Bytes that are received at once, at most.
-_BUFFER = 4 << 20
+# Arrays that are sent in one call, at most: the kernel takes 1,024.
+_AT_ONCE = 64
+# A name without a file, which ends with the socket that has it (unix(7), abstract).
+_UNIX_NAME = b"\0shardline-%d"
+# Bytes that a Unix socket, whose buffer nobody tunes, holds on their way; the kernel takes as many as it may.
+_UNIX_BUFFER = 1 << 20
 # Seconds without a byte until it is asked whether the others are still there, and until a connection that
 # cannot be made counts as forbidden.
 _PATIENCE_S, _TIMEOUT_S = 5.0, 15.0
@@ -43,12 +49,15 @@ _GREETING_S = 2.0
 _HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of the array
 _GREETING = struct.Struct("!QQ")  # what is proven at the start of a connection: rank, number of the receiver
 # Before each part that travels as float16: the exponent of the power of two by which it was multiplied. Its
-# largest number becomes less than 2 ** 15, and the factor and its inverse are finite as float32.
+# largest number becomes 2 ** 15 at most, and the factor and its inverse are finite as float32.
 _EXPONENT = struct.Struct("!i")
 _HALF_EXPONENT, _FINITE = 15, 126
 
-#: Puts together, in place of the first, a part's numbers here and the total of `count - 1` other processes.
-Combine = Callable[..., object]
+Numbers = npt.NDArray[Any]
+#: Arrays, each with the place of its first number in a longer one, in ascending order.
+Spans = Sequence[tuple[int, Numbers]]
+#: Puts together numbers here and the total of `count - 1` other processes, and writes where the third says.
+Combine = Callable[[Numbers, Numbers, Numbers, int], object]
 
 
 class LostPeerError(ConnectionError):
@@ -81,127 +90,136 @@ class Ring:
         self._scratch = np.empty(_PIECE, np.float32)
         for connection in (to_next, from_previous):
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # SO_SNDBUF and SO_RCVBUF stay as they are: once set, the kernel tunes them no more.
+            if connection.family == socket.AF_UNIX:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # Its buffers stay as they are: once set, the kernel tunes them no more.
 
-    def sum(self, values: npt.NDArray[Any], wire: Any = np.float32) -> None:
+    def sum(self, values: Numbers, wire: Any = np.float32, own: Spans = ()) -> None:
         """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
         `wire` is the type in which the numbers travel: float32, which is exact, or a shorter float type; they
         are added up in float32 in any case. Each part that travels as float16 has a power of two of its own,
-        by which nothing finite overflows.
+        by which nothing finite overflows. What `own` has is taken from there, and not from `values`.
         """
-        self._reduce(values, np.dtype(wire), lambda into, piece, count: np.add(into, piece, out=into))
+        self._reduce(values, np.dtype(wire), own, lambda mine, come, out, count: np.add(mine, come, out=out))
 
-    def mean(self, values: npt.NDArray[Any]) -> None:
+    def mean(self, values: Numbers, own: Spans = ()) -> None:
         """Replaces a contiguous float32 (n,) by its mean over all processes; equal values stay as they are.
 
         A sum of equal values, divided, would not: three times a float32 is rounded.
         """
 
-        def mix(into: npt.NDArray[Any], piece: npt.NDArray[Any], count: int) -> None:
-            np.subtract(into, piece, out=into)
-            np.divide(into, np.float32(count), out=into)
-            np.add(into, piece, out=into)
+        def mix(mine: Numbers, come: Numbers, out: Numbers, count: int) -> None:
+            np.subtract(mine, come, out=out)
+            np.divide(out, np.float32(count), out=out)
+            np.add(out, come, out=out)
 
-        self._reduce(values, np.dtype(np.float32), mix)
+        self._reduce(values, np.dtype(np.float32), own, mix)
 
-    def _reduce(self, values: npt.NDArray[Any], wire: np.dtype[Any], combine: Combine) -> None:
+    def _reduce(self, values: Numbers, wire: np.dtype[Any], own: Spans, combine: Combine) -> None:
+        exact, size = wire == np.float32, -(-values.size // (self._size * _ALIGN)) * _ALIGN
+        parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
+
+        def add(begin: int, count: int, first: int, come: Numbers) -> None:
+            at = begin + first
+            for mine in _taken(values, own, at, come.size):
+                here, at = at - begin - first, at + mine.size
+                combine(mine, come[here : here + mine.size], values[at - mine.size : at], count)
+
         # What is not finite is the optimizer's affair.
         with self._lock, np.errstate(all="ignore"):
-            self._meet(values.size)
-            size = -(-values.size // (self._size * _ALIGN)) * _ALIGN
-            parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
+            self._calls += 1
+            header = _HEADER.pack(self._calls, values.size)
+            room = 0 if exact else _bytes(parts[0].size, wire)
+            packed, other = np.empty(room, np.uint8), np.empty(room, np.uint8)
             for step in range(self._size - 1):
-                out = parts[(self._rank - step) % self._size]
-                into = parts[(self._rank - step - 1) % self._size]
-                self._move(_packed(out, wire), into, wire, functools.partial(combine, count=step + 2))
-            own = parts[(self._rank + 1) % self._size]
-            if wire != np.float32:
-                _unpack(_packed(own, wire), own, wire)  # as the others will have it
+                out, into = ((self._rank - step - behind) % self._size for behind in (0, 1))
+                sent = [parts[out]] if step else _taken(values, own, out * size, parts[out].size)
+                if not exact:
+                    sent = [_pack(sent, parts[out].size, wire, packed)]
+                take = functools.partial(add, into * size, step + 2)
+                incoming = self._incoming(parts[into], wire, other, take)
+                self._exchange(header, sent, itertools.chain(self._met(header), incoming))
+                header = b""
+            done = parts[(self._rank + 1) % self._size]
+            if not exact:
+                _unpack(_pack([done], done.size, wire, packed), done, wire)  # as the others will have it
             for step in range(self._size - 1):
-                out, into = (parts[(self._rank - step - ahead) % self._size] for ahead in (-1, 0))
-                self._move(_packed(out, wire), into, wire, None)
+                out, into = ((self._rank - step - ahead) % self._size for ahead in (-1, 0))
+                # What has come travels on as it is.
+                sent = [parts[out] if exact else packed[: _bytes(parts[out].size, wire)]]
+                self._exchange(b"", sent, self._incoming(parts[into], wire, other))
+                packed, other = other, packed
 
     def close(self) -> None:
         """Ends the connections."""
         self._to_next.close()
         self._from_previous.close()
 
-    def _meet(self, count: int) -> None:
-        """Makes sure that the process before this one is at the same call."""
-        self._calls += 1
-        own, theirs = _HEADER.pack(self._calls, count), bytearray(_HEADER.size)
-        self._exchange(memoryview(own), memoryview(theirs), lambda got: None)
-        if bytes(theirs) != own:
+    def _met(self, own: bytes) -> Iterator[memoryview]:
+        """Takes the header of the process before this one, and makes sure that it is at the same call."""
+        theirs = bytearray(len(own))
+        if own:
+            yield memoryview(theirs)
+        if theirs != own:
             raise LostPeerError(
-                f"the replicas are out of step: {(self._calls, count)} here, {_HEADER.unpack(theirs)} there "
+                f"the replicas are out of step: {_HEADER.unpack(own)} here, {_HEADER.unpack(theirs)} there "
                 "(calls, numbers)"
             )
 
-    def _move(
+    def _incoming(
         self,
-        out: npt.NDArray[Any],
-        into: npt.NDArray[Any],
+        part: Numbers,
         wire: np.dtype[Any],
-        combine: Callable[[npt.NDArray[Any], npt.NDArray[Any]], object] | None,
-    ) -> None:
-        """Sends bytes to the next process while it receives a part from the process before.
+        packed: Numbers,
+        take: Callable[[int, Numbers], None] | None = None,
+    ) -> Iterator[memoryview]:
+        """Gives room for a part as it travels, piece by piece, each when the one before has come.
 
-        `combine` takes, piece by piece, what is here and what has come; without it the part is replaced.
+        `take` gets the place of a piece's first number and its numbers; without it they replace the part's.
         """
-        whole = wire == np.float32 and combine is None
-        incoming = (
-            into.view(np.uint8) if whole else np.empty(_start(wire) + into.size * wire.itemsize, np.uint8)
-        )
-        taken = 0
+        if _start(wire):
+            yield packed[: _start(wire)].data
+        for first in range(0, part.size, _PIECE):
+            into = part[first : first + _PIECE]
+            values = self._scratch[: into.size] if take else into
+            if wire == np.float32:
+                yield values.data.cast("B")
+            else:
+                yield packed[_bytes(first, wire) : _bytes(first + into.size, wire)].data
+                _unpack(packed, values, wire, first)
+            if take:
+                take(first, values)
 
-        def take(got: int) -> None:
-            nonlocal taken
-            ready = max(0, got - _start(wire)) // wire.itemsize
-            while ready - taken >= _PIECE or (got == incoming.nbytes and taken < ready):
-                piece = slice(taken, min(taken + _PIECE, ready))
-                self._accept(incoming, piece, into[piece], wire, combine)
-                taken = piece.stop
-
-        self._exchange(out.data, incoming.data, (lambda got: None) if whole else take)
-
-    def _accept(
-        self,
-        incoming: npt.NDArray[Any],
-        piece: slice,
-        into: npt.NDArray[Any],
-        wire: np.dtype[Any],
-        combine: Callable[[npt.NDArray[Any], npt.NDArray[Any]], object] | None,
-    ) -> None:
-        if wire == np.float32 and combine is not None:
-            combine(into, incoming.view(np.float32)[piece])
-            return
-        values = into if combine is None else self._scratch[: into.size]
-        _unpack(incoming, values, wire, piece.start)
-        if combine is not None:
-            combine(into, values)
-
-    def _exchange(self, out: memoryview, into: memoryview, take: Callable[[int], None]) -> None:
-        sent = got = 0
+    def _exchange(self, header: bytes, out: Sequence[Numbers], incoming: Iterator[memoryview]) -> None:
+        """Sends a header and arrays to the next process while it fills what `incoming` gives."""
+        unsent = [memoryview(header)] * bool(header) + [one.data.cast("B") for one in out if one.size]
+        into = next(incoming, None)
         poll = select.poll()
-        while sent < len(out) or got < len(into):
-            before = sent + got
-            if sent < len(out):
-                sent += self._send(out[sent:])
-            if got < len(into):
-                got += self._receive(into[got : got + _BUFFER])
-                take(got)
-            if sent + got == before:
-                self._wait(poll, sending=sent < len(out), receiving=got < len(into))
+        while unsent or into:
+            sent = self._send(unsent) if unsent else 0
+            got = self._receive(into) if into else 0
+            if into and got:
+                into = into[got:] or next(incoming, None)
+            if not sent + got:
+                self._wait(poll, sending=bool(unsent), receiving=bool(into))
 
-    def _send(self, data: memoryview) -> int:
+    def _send(self, unsent: list[memoryview]) -> int:
+        """Sends what the kernel takes, of which nothing is left in the list."""
         try:
-            return self._to_next.send(data)
+            sent = self._to_next.sendmsg(unsent[:_AT_ONCE])
         except BlockingIOError:
             return 0
         except OSError as error:
             raise LostPeerError(f"the next replica is gone: {error.strerror}") from None
+        left = sent
+        while unsent and left >= len(unsent[0]):
+            left -= len(unsent.pop(0))
+        if left:
+            unsent[0] = unsent[0][left:]
+        return sent
 
     def _receive(self, into: memoryview) -> int:
         try:
@@ -229,52 +247,77 @@ class Ring:
             poll.unregister(connection)
 
 
+def _taken(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers]:
+    """Returns, as arrays one after the other, some of `values`, or what `own` has in their place."""
+    found, end = [], first + count
+    for start, array in own:
+        begin, stop = max(first, start), min(end, start + array.size)
+        if begin < stop:
+            found += [values[first:begin], array[begin - start : stop - start]]
+            first = stop
+    return [one for one in (*found, values[first:end]) if one.size]
+
+
 def _start(wire: np.dtype[Any]) -> int:
     """Bytes before the numbers of a part: those of float16 have the exponent of their scale there."""
     return _EXPONENT.size if wire == np.float16 else 0
 
 
-def _packed(part: npt.NDArray[Any], wire: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Returns a float32 part as the bytes that travel."""
-    # Types of ml_dtypes have no buffer format of their own.
-    if wire != np.float16:
-        return part.astype(wire, copy=False).view(np.uint8)
-    largest = float(max(part.max(), -part.min())) if part.size else 0.0
-    exponent = 0
-    if 0 < largest < np.inf:
-        mantissa, exponent = math.frexp(largest)
-        # Rounded as it will be on the way, or a part that is sent on would get another exponent.
-        exponent = _HALF_EXPONENT - exponent - (np.float16(mantissa) == 1)
-    packed = np.empty(_EXPONENT.size + 2 * part.size, np.uint8)
-    exponent = max(-_FINITE, min(_FINITE, exponent))
-    _EXPONENT.pack_into(packed.data, 0, exponent)
-    np.multiply(
-        part, np.float32(2.0**exponent), out=packed[_EXPONENT.size :].view(np.float16), casting="same_kind"
-    )
+def _bytes(count: int, wire: np.dtype[Any]) -> int:
+    """Bytes of a part of so many numbers as it travels."""
+    return _start(wire) + count * wire.itemsize
+
+
+def _pack(arrays: Sequence[Numbers], count: int, wire: np.dtype[Any], room: Numbers) -> Numbers:
+    """Returns a float32 part, of arrays with so many numbers, as the bytes that travel."""
+    packed, first = room[: _bytes(count, wire)], 0
+    numbers, factor = packed[_start(wire) :].view(wire), np.float32(1)
+    if wire == np.float16:
+        largest = max((float(max(one.max(), -one.min())) for one in arrays if one.size), default=0.0)
+        exponent = _HALF_EXPONENT - math.frexp(largest)[1] if 0 < largest < np.inf else 0
+        exponent = max(-_FINITE, min(_FINITE, exponent))
+        _EXPONENT.pack_into(packed.data, 0, exponent)
+        factor = np.float32(2.0**exponent)
+    for one in arrays:
+        place = numbers[first : first + one.size]
+        if wire == np.float16:
+            np.multiply(one, factor, out=place, casting="same_kind")
+        else:
+            place[:] = one
+        first += one.size
     return packed
 
 
-def _unpack(packed: npt.NDArray[Any], into: npt.NDArray[Any], wire: np.dtype[Any], first: int = 0) -> None:
+def _unpack(packed: Numbers, into: Numbers, wire: np.dtype[Any], first: int = 0) -> None:
     """Writes the numbers that begin with the one of number `first` as float32."""
-    begin = _start(wire) + first * wire.itemsize
-    into[:] = packed[begin : begin + into.size * wire.itemsize].view(wire)
+    into[:] = packed[_bytes(first, wire) : _bytes(first + into.size, wire)].view(wire)
     if wire == np.float16:
         into *= np.float32(2.0 ** -_EXPONENT.unpack_from(packed.data)[0])
 
 
+def on_one_machine(cluster: Cluster) -> bool:
+    """Whether all processes can meet at Unix sockets without a file, which Linux alone has."""
+    return sys.platform == "linux" and bool(cluster.own_host)
+
+
 def make_ring(
-    cluster: Cluster, total: Callable[[Sequence[float]], list[float]], check: Callable[[float], None]
+    cluster: Cluster,
+    total: Callable[[Sequence[float]], list[float]],
+    check: Callable[[float], None],
+    *,
+    unix: bool = False,
 ) -> Ring | None:
     """Connects the processes that train in a ring, or in none (None) where one cannot reach the next.
 
     A collective: every process listens on a free port and tells it to the others, with a random number of
     which, and of the job's secret, a connection brings a proof. `total` sums numbers over the processes,
-    `check` is the ring's.
+    `check` is the ring's. With `unix`, for processes `on_one_machine`, numbers of Unix sockets are its ports.
     """
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)
-    with listen(cluster.own_host) as listener:
-        own = (listener.getsockname()[1], secrets.randbits(53))  # which a float64 holds
+    number, proof = secrets.randbits(53), secrets.randbits(53)  # which a float64 holds
+    with _listen_unix(number) if unix else listen(cluster.own_host) as listener:
+        own = (number if unix else listener.getsockname()[1], proof)
         table = [0.0] * (2 * size)
         table[2 * rank : 2 * rank + 2] = own
         told = [int(value) for value in total(table)]
@@ -283,15 +326,29 @@ def make_ring(
         host = cluster.addresses[names[following]].rpartition(":")[0].strip("[]")
         made: list[socket.socket] = []
         with contextlib.suppress(OSError):
-            made.append(socket.create_connection((host, port), timeout=_TIMEOUT_S))
+            made.append(_connect_unix(port) if unix else socket.create_connection((host, port), _TIMEOUT_S))
             made[0].sendall(_greeting(cluster, rank, secret))
-            made.append(_accepted(listener, _greeting(cluster, (rank - 1) % size, own[1])))
+            made.append(_accepted(listener, _greeting(cluster, (rank - 1) % size, proof)))
     if total([len(made)])[0] < 2 * size:
         for connection in made:
             connection.close()
         return None
     to_next, from_previous = made
     return Ring(rank, size, to_next, from_previous, check)
+
+
+def _listen_unix(number: int) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(_UNIX_NAME % number)
+    listener.listen()
+    return listener
+
+
+def _connect_unix(number: int) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_TIMEOUT_S)
+    connection.connect(_UNIX_NAME % number)
+    return connection
 
 
 def listen(host: str = "", port: int = 0, backlog: int | None = None) -> socket.socket:
