@@ -13,6 +13,9 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reord
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
 PARAMS := $(filter-out PYTHON JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
 
+# Hundreds of processes import the same modules: where they may not keep the bytecode, each compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run test test-all test-quick lint compile docs audit lock clean
 
 help:  ## Show this help
@@ -27,7 +30,7 @@ test: $(BIN)/.test  ## Run the tests: every behaviour once; PYTEST_ARGS="tests/u
 test-all: $(BIN)/.test  ## Run the tests with every value of long matrices
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-quick: $(BIN)/.test  ## Run the tests that need no TensorFlow, in less than two minutes
+test-quick: $(BIN)/.test  ## Run the tests that need no TensorFlow, in about a minute
 	$(PYTEST) --quick tests/unit tests/compile $(PYTEST_ARGS)
 
 lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the compiled pipeline
