@@ -61,6 +61,12 @@ class Row:
     command: str
     leaves: tuple[str, ...] = ()
 
+    @property
+    def verb(self) -> str:
+        """The verb of the command line, or the module that is run."""
+        program, *words = [w for w in shlex.split(self.command) if not re.match(r"[A-Z_]+=", w)]
+        return words[0] if program == "shardline" else words[1]  # python -m MODULE
+
 
 @dataclass(frozen=True)
 class Outcome:

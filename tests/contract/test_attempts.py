@@ -102,6 +102,7 @@ def said(project: Path, number: int) -> str:
     return (project / f"job-{number}/log").read_text()
 
 
+@pytest.mark.matrix  # tests/unit/test_attempts.py has attempts without the platform
 def test_a_mistake_is_found_once(project: Path, attempt: Attempt) -> None:
     wrong = '--hparams={"compiled": false}'
     message = "train: error: model 'net_of_a_team:build' returned a model that is not compiled"

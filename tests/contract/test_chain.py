@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from shardline.pipelines.local.localize import localize
 from tests.contract import toy
 from tests.contract.fake.replicas import run_replicas
 from tests.contract.fake.vertex import fake_vertex
+from tests.helpers.execution import execute
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.e2e]
 
@@ -28,20 +26,10 @@ def test_a_compiled_pipeline_trains_through_the_api_and_gets_its_outputs_back(tm
     given = {"note": NOTE, "count": 3, "result": str(result)}
     text = yaml.safe_dump(localize(spec, given))
     assert text.count("shardline.pipelines.local.stand_ins") == 1
-    (tmp_path / "local.yaml").write_text(
-        text.replace("shardline.pipelines.local.stand_ins", "tests.contract.fake.launch")
-    )
-    (tmp_path / "given.json").write_text(json.dumps(given))
-    (tmp_path / "scratch").mkdir()
-    paths = [str(tmp_path / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
+    text = text.replace("shardline.pipelines.local.stand_ins", "tests.contract.fake.launch")
 
     with fake_vertex(tmp_path, lambda job: run_replicas(job, tmp_path / "job")) as vertex:
-        done = subprocess.run(
-            [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
-            env={**vertex.environment, "PYTHONPATH": os.getcwd()},
-            capture_output=True,
-            text=True,
-        )
+        done = execute(tmp_path, text, given, vertex.environment)
 
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(result.read_text())

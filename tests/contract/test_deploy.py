@@ -2,9 +2,7 @@
 
 import functools
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from shardline.components.register.tasks import batch_prediction_task
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
+from tests.helpers.execution import execute
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.e2e]
 
@@ -52,17 +51,7 @@ def run(vertex: FakeVertex, directory: Path, after_upload: Any) -> subprocess.Co
         command = executor.get("container", {}).get("command", [])
         if any("gcp_launcher" in part or part.endswith(".launcher") for part in command):
             command[3:] = ["tests.contract.fake.launch", "--marker=kfp.dsl.executor_main"]
-    (directory / "local.yaml").write_text(yaml.safe_dump(localize(spec)))
-    (directory / "given.json").write_text("{}")
-    (directory / "scratch").mkdir()
-    paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
-    return subprocess.run(
-        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
-        env={**vertex.environment, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return execute(directory, localize(spec), environment=vertex.environment)
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from tests.contract.fake.requests import PARENT, SPEC, job
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
 from tests.helpers import toy_pipeline
+from tests.helpers.execution import without_tensorflow
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -210,7 +211,8 @@ def test_a_token_expires(vertex_environ: FakeVertex, toy: Path) -> None:
 def test_a_pipeline_job_runs_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.Compiler().compile(toy_pipeline.toy, str(tmp_path / "toy.yaml"))
     spec = yaml.safe_load((tmp_path / "toy.yaml").read_text())
-    with fake_vertex(tmp_path, run_pipeline=LocalRuns(tmp_path / "jobs")) as vertex:
+    runs = LocalRuns(tmp_path / "jobs", {"PYTHONPATH": without_tensorflow(tmp_path)})
+    with fake_vertex(tmp_path, run_pipeline=runs) as vertex:
         enter(vertex.environment, monkeypatch)
         client = pipelines()
         for way in ("succeed", "mistake"):

@@ -2,9 +2,7 @@
 
 import functools
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.evaluations import EVALUATION
+from tests.helpers.execution import execute
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.e2e]
 
@@ -96,17 +95,7 @@ def compile_upload(path: Path, upload: ModelUpload) -> dict[str, Any]:
 def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str]:
     given = {"result": str(directory / "result.json")}
     spec = compile_upload(directory / "upload.yaml", upload)
-    (directory / "local.yaml").write_text(yaml.safe_dump(localize(spec, given)))
-    (directory / "given.json").write_text(json.dumps(given))
-    (directory / "scratch").mkdir()
-    paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
-    return subprocess.run(
-        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
-        env={**vertex.environment, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return execute(directory, localize(spec, given), given, vertex.environment)
 
 
 def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path) -> None:

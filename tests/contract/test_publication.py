@@ -101,7 +101,7 @@ def fail_once(where: str, how: dict[str, Any], vertex: FakeVertex, monkeypatch: 
     monkeypatch.setattr(Disk, step, failing)
 
 
-@pytest.mark.parametrize("parent", ["", PARENT])
+@pytest.mark.parametrize("parent", ["", pytest.param(PARENT, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(("where", "how"), FAULTS)
 def test_one_upload_and_one_champion_whatever_failed_before(
     where: str,

@@ -224,7 +224,9 @@ DEATHS = [
 
 
 @pytest.mark.parametrize(("method", "is_done"), DEATHS)
-@pytest.mark.parametrize("paused", [False, True], ids=["active", "paused"])
+@pytest.mark.parametrize(
+    "paused", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["active", "paused"]
+)
 def test_apply_that_died_anywhere_is_repaired_by_the_next(
     workplace: FakeVertex, method: str, is_done: bool, paused: bool
 ) -> None:

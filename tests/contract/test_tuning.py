@@ -243,6 +243,8 @@ def compile_steps(dataset: Path, path: Path) -> dict[str, Any]:
     return spec
 
 
+# The payload is compared above, and a study that trains here is in tests/e2e/test_tune.py.
+@pytest.mark.matrix
 @pytest.mark.e2e
 @pytest.mark.multiworker
 @pytest.mark.timeout(300)

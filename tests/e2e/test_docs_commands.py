@@ -16,14 +16,14 @@ import tensorflow as tf
 from shardline.pipelines.preflight import check_run
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers import programs
-from tests.helpers.exports import publish_next
+from tests.helpers.exports import publish_next, write_export
 from tests.helpers.images import encoded, scene
 from tests.helpers.markdown import ROOT, Command, commands, shown_files
 
 pytestmark = pytest.mark.e2e
 
-#: Pages that train what other tests train as well.
-LONG = ("migrating.md", "strategies.md")
+#: Pages that train and judge what other tests do as well.
+LONG = ("gate.md", "local-runs.md", "migrating.md", "own-model.md", "strategies.md")
 
 #: Verbs that need nothing but this machine. `run` is in other tests, and takes the longest.
 HERE = ("check", "champion", "compile", "dataset", "new", "preprocess", "settings", "train", "validate")
@@ -35,18 +35,19 @@ TYPED = [
 OWN = {
     "SOURCE": "digits",
     "DATASET": "out/digits",
-    "MODEL.keras": "out/model/model.keras",
+    "MODEL.keras": "out/trained/model.keras",
     "preprocess OUT": "out/own",
     "dataset OUT": "out/own",
     "train OUT": "out/trained",
     "validate OUT": "out/validation",
 }
+CHAMPIONS = "runs/champions/digits"
 _SHARDLINE = Path(sys.executable).with_name("shardline")
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the pages take for granted: data, code, a dataset, a model, a champion."""
+    """A directory with what the pages take for granted: data, code, a dataset, champions."""
     root = tmp_path_factory.mktemp("workspace")
     for name in ("compiled", "settings", "examples"):
         shutil.copytree(ROOT / name, root / name)
@@ -66,13 +67,20 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     shardline(root, "preprocess", "digits", "out/digits", "--readers", "2")
     shutil.copytree(root / "out/digits", root / "out/own")
-    shardline(root, "train", "out/digits", "out/model", "--epochs", "1")
-    shardline(
-        root, "validate", "out/model/model.keras", "out/digits", "out/blessed", "--rule", "accuracy >= 0"
-    )
+    write_export(root / "out/champion")
     for _ in range(1 + sum("rollback" in command.words for command in TYPED)):
-        publish_next(root / "out/blessed", root / "runs/champions/digits", accuracy=0.5)
+        publish_next(root / "out/champion", root / CHAMPIONS, accuracy=0.5)
     return root
+
+
+@pytest.fixture(scope="module")
+def judged(workspace: Path) -> None:
+    """A model, and a champion that can be measured."""
+    shutil.rmtree(workspace / "out/model", ignore_errors=True)  # of another page
+    shardline(workspace, "train", "out/digits", "out/model", "--epochs", "1")
+    judge = ("validate", "out/model/model.keras", "out/digits", "out/blessed", "--rule", "accuracy >= 0")
+    shardline(workspace, *judge)
+    publish_next(workspace / "out/blessed", workspace / CHAMPIONS, accuracy=0.5)
 
 
 def shardline(root: Path, *words: str, codes: tuple[int, ...] = (0,)) -> None:
@@ -189,7 +197,11 @@ def _trip(number: int) -> bytes:
         for page in sorted({c.page.name for c in TYPED})
     ],
 )
-def test_the_commands_of_a_page_do_what_it_says(workspace: Path, page: str) -> None:
+def test_the_commands_of_a_page_do_what_it_says(
+    workspace: Path, page: str, request: pytest.FixtureRequest
+) -> None:
+    if page == "gate.md":
+        request.getfixturevalue("judged")
     for command in TYPED:
         if command.page.name == page:
             _type(workspace, command)

@@ -1,9 +1,7 @@
 """A pipeline that deploys and predicts, on this machine: what would be done is said, and nothing is done."""
 
 import functools
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from shardline.components.register.settings import BatchPrediction, Deploy, Mode
 from shardline.components.register.tasks import batch_prediction_task, deploy_task, upload_task
 from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
+from tests.helpers.execution import execute
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -60,16 +59,7 @@ def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
 
     compiler.Compiler().compile(pipeline, str(directory / "deploy.yaml"))
     spec = yaml.safe_load((directory / "deploy.yaml").read_text())
-    (directory / "local.yaml").write_text(yaml.safe_dump(localize(spec)))
-    (directory / "given.json").write_text("{}")
-    (directory / "scratch").mkdir()
-    paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
-    return subprocess.run(
-        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-    )
+    return execute(directory, localize(spec))
 
 
 @pytest.mark.parametrize(

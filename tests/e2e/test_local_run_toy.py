@@ -26,6 +26,7 @@ from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
 from tests.helpers.anybodys_pipeline import MODEL, anybodys, usual, write_pipeline
+from tests.helpers.execution import without_tensorflow
 from tests.helpers.small_disk import small_disk
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
@@ -67,6 +68,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert left == []
     assert list(temporary.iterdir()) == []
     temporary.rmdir()
+
+
+@pytest.fixture
+def by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no fork server: nothing is forked from it in these tests, and it takes seconds to load."""
+    monkeypatch.setenv("PYTHONPATH", without_tensorflow(tmp_path))
 
 
 def _only(runs: Path) -> Path:
@@ -123,6 +130,7 @@ def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
     assert "a plain line\n" in (result.directory / "replicas" / "train" / "worker-0.log").read_text()
 
 
+@pytest.mark.usefixtures("by_themselves")
 def test_a_pipeline_of_anybody_s_components_runs(tmp_path: Path, runs: Path) -> None:
     """Lightweight components, one with packages, a container's command, and an importer; nothing of ours."""
     (tmp_path / "data.txt").write_text("imported")
@@ -136,6 +144,7 @@ def test_a_pipeline_of_anybody_s_components_runs(tmp_path: Path, runs: Path) -> 
     assert "container: runs sh of this machine, in no image" in stream.getvalue()
 
 
+@pytest.mark.usefixtures("by_themselves")
 def test_an_importer_finds_what_a_job_has_written_and_a_task_is_tried_again(
     tmp_path: Path, runs: Path
 ) -> None:
@@ -153,6 +162,7 @@ def test_an_importer_finds_what_a_job_has_written_and_a_task_is_tried_again(
     assert "'model' is not uploaded" in stream.getvalue()
 
 
+@pytest.mark.usefixtures("by_themselves")
 def test_what_a_model_function_prints_decides_nothing(toy: Path, runs: Path) -> None:
     """Neither forged events, nor an event of its own, nor a line in the words of kfp.local."""
     with pytest.raises(RunError, match="not blessed: no: too bad"):
@@ -169,7 +179,8 @@ def test_what_a_model_function_prints_decides_nothing(toy: Path, runs: Path) -> 
     assert (failure.task, failure.error) == ("judge", "")
 
 
-@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.usefixtures("by_themselves")
+@pytest.mark.parametrize("required", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_not_blessed_is_a_failure_only_where_a_blessing_is_required(
     toy: Path, runs: Path, required: bool
 ) -> None:
@@ -188,7 +199,10 @@ def test_not_blessed_is_a_failure_only_where_a_blessing_is_required(
     assert _record(runs)["state"] == "succeeded"
 
 
-@pytest.mark.parametrize("free", [32, 100], ids=["at its start", "in its course"])
+@pytest.mark.usefixtures("by_themselves")
+@pytest.mark.parametrize(
+    "free", [pytest.param(32, marks=pytest.mark.matrix), 100], ids=["at its start", "in its course"]
+)
 def test_a_full_disk_ends_a_run_with_one_line(toy: Path, tmp_path: Path, free: int) -> None:
     stream = io.StringIO()
     with small_disk(tmp_path / "small", 200) as disk:
@@ -199,11 +213,12 @@ def test_a_full_disk_ends_a_run_with_one_line(toy: Path, tmp_path: Path, free: i
         assert RunRecord.read(_only(disk / "runs")).state == "failed"
 
 
+@pytest.mark.usefixtures("by_themselves")
 @pytest.mark.parametrize(
     ("way", "message", "code"),
     [
         ("mistake", "^no such model 'nosuch'; there are: toy$", EXIT_BAD_INPUT),
-        ("crash", "^worker-0 ended with exit code 1 ", EXIT_FAILED),
+        pytest.param("crash", "^worker-0 ended with exit code 1 ", EXIT_FAILED, marks=pytest.mark.matrix),
         ("kill", "^worker-0 was killed by SIGKILL ", EXIT_FAILED),
     ],
 )
@@ -220,6 +235,7 @@ def test_a_replica_that_fails(toy: Path, runs: Path, way: str, message: str, cod
     assert record["error"] == str(caught.value)
 
 
+@pytest.mark.usefixtures("by_themselves")
 @pytest.mark.parametrize(
     ("tasks", "facts"), [(1, {}), (3, {"parts": "[0, 1, 2] ['part-0', 'part-1', 'part-2']"})]
 )
@@ -231,6 +247,7 @@ def test_loops_conditions_and_pipelines_inside_pipelines(
     assert result.facts == facts
 
 
+@pytest.mark.usefixtures("by_themselves")
 def test_a_condition_that_cannot_be_evaluated_is_no_success(tmp_path: Path, runs: Path) -> None:
     compiler.Compiler().compile(free_text, str(tmp_path / "free-text.yaml"))
     with pytest.raises(RunError, match="could not evaluate a condition and skipped its tasks") as error:
@@ -239,6 +256,7 @@ def test_a_condition_that_cannot_be_evaluated_is_no_success(tmp_path: Path, runs
     assert _record(runs)["state"] == "failed"
 
 
+@pytest.mark.usefixtures("by_themselves")
 def test_a_task_without_an_error_of_its_own_is_named(toy: Path, runs: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text(toy.read_text().replace("Path(out.path).write_text(source)", "print(1/0)"))
@@ -291,7 +309,12 @@ def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[p
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("signum", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix),
+        (signal.SIGTERM, 143),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum: int, code: int) -> None:
     process, started = _start_hanging(toy, runs)
@@ -306,6 +329,7 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     assert RunRecord.read(_only(runs)).state == state
 
 
+@pytest.mark.usefixtures("by_themselves")
 def test_the_next_run_removes_the_temporary_files_of_a_killed_one(toy: Path, runs: Path) -> None:
     process, started = _start_hanging(toy, runs)
     executor = next(item for item in started if "shardline.pipelines.local.execute" in item.cmdline())
@@ -331,9 +355,9 @@ def _kill(started: list[psutil.Process], victim: str) -> None:
 @pytest.mark.parametrize(
     "victim",
     [
-        "shardline.pipelines.local.execute",
+        pytest.param("shardline.pipelines.local.execute", marks=pytest.mark.matrix),
         "shardline.pipelines.local.warm",
-        "shardline.pipelines.local.start",
+        pytest.param("shardline.pipelines.local.start", marks=pytest.mark.matrix),
     ],
 )
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
@@ -346,7 +370,10 @@ def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str)
     assert _record(runs)["state"] == "failed"
 
 
-@pytest.mark.parametrize("victim", ["guardian.py", "kfp.dsl.executor_main"])
+@pytest.mark.usefixtures("by_themselves")
+@pytest.mark.parametrize(
+    "victim", [pytest.param("guardian.py", marks=pytest.mark.matrix), "kfp.dsl.executor_main"]
+)
 def test_a_killed_process_of_a_replica_starts_it_again(toy: Path, runs: Path, victim: str) -> None:
     process, started = _start_hanging(toy, runs)
     _kill(started, victim)
@@ -358,6 +385,8 @@ def test_a_killed_process_of_a_replica_starts_it_again(toy: Path, runs: Path, vi
     assert not _of_run(runs)
 
 
+@pytest.mark.matrix  # tests/components/test_custom_job_restarts.py has injections and restarts
+@pytest.mark.usefixtures("by_themselves")
 def test_an_injected_failure_is_rehearsed(toy: Path, runs: Path) -> None:
     stream = io.StringIO()
     with pytest.raises(ProcessFailedError, match=r"^worker-0 was killed by SIGKILL "):

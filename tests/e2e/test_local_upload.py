@@ -1,10 +1,7 @@
 """A pipeline that uploads a model, on this machine: the upload is said, and nothing is uploaded."""
 
 import functools
-import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from shardline.components.register.settings import ModelUpload
 from shardline.components.register.tasks import upload_task
 from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
+from tests.helpers.execution import execute
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -50,16 +48,7 @@ def run(directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str
 
     compiler.Compiler().compile(pipeline, str(directory / "upload.yaml"))
     spec = yaml.safe_load((directory / "upload.yaml").read_text())
-    (directory / "local.yaml").write_text(yaml.safe_dump(localize(spec)))
-    (directory / "given.json").write_text(json.dumps({}))
-    (directory / "scratch").mkdir()
-    paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
-    return subprocess.run(
-        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-    )
+    return execute(directory, localize(spec))
 
 
 @pytest.mark.parametrize(

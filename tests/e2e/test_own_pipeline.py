@@ -13,6 +13,8 @@ from tests.helpers.markdown import own_pipeline_cells
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 
+# A run of the same tasks as the main job's; tests/compile compares its pipeline with that of the page.
+@pytest.mark.matrix
 def test_the_notebook_ends_with_a_champion(tmp_path: Path) -> None:
     program = tmp_path / "notebook.py"
     program.write_text("\n\n".join(own_pipeline_cells()))

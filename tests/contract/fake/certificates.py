@@ -89,9 +89,9 @@ def write_service_account(path: Path, token_uri: str) -> Path:
     return path
 
 
-@functools.cache  # a key takes longer than a test
+@functools.cache  # a key takes longer than a test; each client loads it, and a longer one takes longer
 def _account_key() -> str:
-    return _private(rsa.generate_private_key(65537, 2048)).decode()
+    return _private(rsa.generate_private_key(65537, 1024)).decode()
 
 
 def _name(text: str) -> x509.Name:
