@@ -133,11 +133,15 @@ class Rows:
 
     def paths(self) -> Sequence[bytes]:
         """Returns the path of each row."""
+        if not self.heads["paths"].any():
+            return [b""] * self.count
         ends = np.stack([self.heads["keys"], self.heads["keys"] + self.heads["paths"]], 1).tolist()
         return [text[start:end] for text, (start, end) in zip(self.texts, ends, strict=True)]
 
     def features(self) -> Sequence[bytes]:
         """Returns the further features of each row."""
+        if not self.heads["features"].any():
+            return [b""] * self.count
         starts = (self.heads["keys"] + self.heads["paths"]).tolist()
         return [text[start:] for text, start in zip(self.texts, starts, strict=True)]
 

@@ -22,6 +22,7 @@ from shardline.components.preprocess.example import varint
 from shardline.trainer.errors import BadRecordError, SourceError
 
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+_MASK = 0xA282EAD8
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
 _IMAGE_NAME = b"\x0a\x05image"
 
@@ -43,7 +44,7 @@ _LARGEST_RECORD = 1 << 29
 
 def mask(crc: int) -> bytes:
     """Returns a CRC-32C as TFRecord stores it."""
-    return _CHECKSUM.pack(((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return _CHECKSUM.pack((crc >> 15 | crc << 17) + _MASK & 0xFFFFFFFF)
 
 
 @lru_cache(_KNOWN_LENGTHS)
@@ -110,16 +111,15 @@ def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iter
 
 
 def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | BadRecordError]:
-    unpack_length, checksum = _LENGTH.unpack_from, google_crc32c.value
+    unpack_checksum, checksum = _CHECKSUM.unpack_from, google_crc32c.value
     rest, number, wanted, offset = b"", 0, _BLOCK, 0  # offset: of `buffer` in the file
     while block := _read(stream, wanted):
         buffer = rest + block
         size, position, wanted = len(buffer), 0, _BLOCK
         while size - position >= _HEADER_BYTES:
-            (length,) = unpack_length(buffer, position)
             start = position + _HEADER_BYTES
-            crc = checksum(buffer[position : position + 8])
-            if buffer[position + 8 : start] != mask(crc):
+            length = _record_length(buffer[position:start])
+            if length < 0:
                 raise _damaged(name, number, "its length does not match its checksum")
             if length > _LARGEST_RECORD:
                 most = f"more than {_LARGEST_RECORD >> 20} MiB, which no example has"
@@ -130,7 +130,8 @@ def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | B
                 break
             data = buffer[start:end]
             position = end + 4
-            if buffer[end:position] == mask(checksum(data)):
+            crc = checksum(data)
+            if unpack_checksum(buffer, end)[0] == (crc >> 15 | crc << 17) + _MASK & 0xFFFFFFFF:
                 yield Record(offset + start, data, number)
             else:
                 yield BadRecordError(f"{name} record {number}", "the data do not match their checksum")
@@ -139,6 +140,13 @@ def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | B
         offset += position
     if rest:
         raise _damaged(name, number, "the file ends in the middle of it")
+
+
+@lru_cache(_KNOWN_LENGTHS)
+def _record_length(header: bytes) -> int:
+    """Returns the length that a record's header states, -1 if that does not match its checksum."""
+    length = header[: _LENGTH.size]
+    return _LENGTH.unpack(length)[0] if header[_LENGTH.size :] == mask(google_crc32c.value(length)) else -1
 
 
 def _read(stream: BinaryIO | gzip.GzipFile, wanted: int) -> bytes:

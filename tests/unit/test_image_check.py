@@ -66,6 +66,14 @@ def test_a_file_that_was_cut_off_is_called_so() -> None:
             assert find_fault(data[:end]) == TRUNCATED
 
 
+def test_a_marker_is_found_wherever_it_is_in_a_long_scan() -> None:
+    photo = SOUND["usual"][:-2]
+    assert find_fault(photo + bytes(70_000) + b"\xff\xd9") == ""
+    for before in range((1 << 16) - len(photo), (1 << 16) + 4):
+        spoiled = photo + bytes(before) + b"\xff\xc4" + bytes(100) + b"\xff\xd9"
+        assert find_fault(spoiled) == DAMAGED, before
+
+
 def test_grey_pixels_below_a_gap_are_found_by_decoding() -> None:
     photo = MISWRITTEN["usual: half a scan and an end"]
     header = read_header(photo)

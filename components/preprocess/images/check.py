@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 
 from shardline.components.preprocess.images.header import DAMAGED, JPEG_START, PNG_FIRST, TRUNCATED
 
@@ -28,14 +29,19 @@ _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4),
 _LAST_FILTER = 4
 #: The name of the second chunk, and length, name and checksum of the last one, as numbers.
 _IDAT, _IEND = int.from_bytes(b"IDAT"), (0, int.from_bytes(b"IEND"), 0xAE426082)
+_IDAT_SUM = zlib.crc32(b"IDAT")
 _SMALLEST_FILE = 57
 # Deflate makes at most 1,032 bytes of one: less than this cannot fill the memory.
 _SURELY_SMALL = 16_384
 _INFLATED_AT_ONCE = 1 << 24
+# Of a large photo no more than this, so that what is searched does not leave the processor's cache.
+_SEARCHED_AT_ONCE = 1 << 16
+# What is shorter is searched as quickly by `re` alone.
+_SHORT = 8192
 
 # A marker that is neither a stuffed byte, a fill byte nor a restart.
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
-_NOT_MARKERS = frozenset({0x00, 0xFF, *range(0xD0, 0xD8)})
+_MARKERS = frozenset(range(0x01, 0xFF)) - frozenset(range(0xD0, 0xD8))
 _END, _SCAN, _QUANTIZATION, _HUFFMAN, _INTERVAL = 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
 _TEMPORARY, _ARITHMETIC, _LINES, _COMMENT = 0x01, 0xCC, 0xDC, 0xFE
 _FRAMES, _PROGRESSIVE = (0xC0, 0xC1, 0xC2), 0xC2
@@ -79,18 +85,19 @@ def are_whole_pngs(images: Sequence[bytes]) -> bool:
     """
     import numpy as np
 
-    starts, sizes = {image[PNG_FIRST] for image in images}, set(map(len, images))
+    starts, sizes = {image[PNG_FIRST] for image in images}, list(map(len, images))
     if len(starts) > 1 or not _SMALLEST_FILE <= min(sizes) <= max(sizes) <= _SURELY_SMALL:
         return False
     lengths = np.frombuffer(b"".join([image[33:41] for image in images]), ">u4").reshape(-1, 2)
     ends = np.frombuffer(b"".join([image[-16:] for image in images]), ">u4").reshape(-1, 4)
-    sums = np.fromiter(map(zlib.crc32, [image[37:-16] for image in images]), np.uint32)
-    if (lengths[:, 0] != np.fromiter(map(len, images), np.int64) - 57).any():
+    streams = [image[41:-16] for image in images]
+    sums = np.fromiter(map(zlib.crc32, streams, repeat(_IDAT_SUM)), np.uint32)
+    if (lengths[:, 0] != np.array(sizes) - 57).any():
         return False
     if (lengths[:, 1] != _IDAT).any() or (ends[:, 1:] != _IEND).any():
         return False
     try:
-        pixels = list(map(zlib.decompress, [image[41:-16] for image in images]))
+        pixels = list(map(zlib.decompress, streams))
     except zlib.error:
         return False
     (passes,) = map(_png_rows, starts)
@@ -195,30 +202,47 @@ def _are_filters(raw: bytes | bytearray, passes: tuple[tuple[int, int], ...]) ->
 
 
 def _check_jpeg(data: bytes) -> None:
-    position, segments = 2, list[tuple[int, bytes]]()
+    position, segments, size = 2, list[tuple[int, bytes]](), len(data)
     while True:
-        if data[position] == 0xFF and data[position + 1] not in _NOT_MARKERS:
-            position += 2
-        else:  # the pixels of a scan, or what a camera leaves between two segments
-            found = _MARKER.search(data, position)
+        marker = data[position + 1]
+        if data[position] != 0xFF or marker not in _MARKERS:
+            # The pixels of a scan, or what a camera leaves between two segments.
+            found = _MARKER.search(data, _first_suspect(data, position))
             if found is None:
                 raise _FaultError(TRUNCATED)
-            position = found.end()
-        marker = data[position - 1]
+            position = found.start()
+            marker = data[position + 1]
+        position += 2
         if marker == _END:
             break
         if marker == _TEMPORARY:
             continue
         length = data[position] << 8 | data[position + 1]
-        if length < 2 or position + length > len(data):
+        end = position + length
+        if length < 2 or end > size:
             raise _FaultError(TRUNCATED if length >= 2 else DAMAGED)
         if marker not in _PASSED_OVER:  # of a frame without its precision and size, which the header has
-            start = position + (7 if marker in _FRAMES else 2)
-            segments.append((marker, data[start : position + length]))
-        position += length
+            segments.append((marker, data[position + (7 if marker in _FRAMES else 2) : end]))
+        position = end
     fault = _segments_fault(tuple(segments))
     if fault:
         raise _FaultError(fault)
+
+
+def _first_suspect(data: bytes, position: int) -> int:
+    """Returns a place that no marker is before: in a photo that of the end, in a third of a search's time."""
+    if len(data) - position < _SHORT:
+        return position
+    import numpy as np
+
+    found = np.frombuffer(data, np.uint8)
+    for start in range(position, len(data) - 1, _SEARCHED_AT_ONCE):
+        block = found[start : start + _SEARCHED_AT_ONCE + 1]
+        suspects = (block[:-1] == 0xFF) & (block[1:] != 0)
+        first = int(suspects.argmax())
+        if suspects[first]:
+            return start + first
+    return len(data)
 
 
 @lru_cache(256)
